@@ -1,0 +1,43 @@
+# One command each. Every target sets up what it needs: a virtual environment, pinned packages, redis-server, Java.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PY := .venv/bin/python
+TRIALS ?= 20
+URL ?=
+export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
+
+.PHONY: help setup demo test lint bench chaos docs clean
+help:  ## show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .setup-stamp  ## make .venv, install pinned packages, redis-server and Java where they are absent
+
+.setup-stamp: pyproject.toml constraints.txt scripts/setup.sh
+	@bash scripts/setup.sh
+	@touch $@
+
+demo: setup  ## the whole product in under two minutes; URL=redis://... runs it on Redis
+	@$(PY) -m millstream demo $(if $(URL),--url $(URL))
+
+test: setup  ## everything, with a few trials of each fault
+	@$(PY) -m pytest -q tests
+
+lint: setup  ## ruff, mypy --strict, import directions
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --config .importlinter
+
+bench: setup  ## every benchmark, ours and the peer in the same run
+	@$(PY) -m pip install -q -c constraints.txt --group bench
+	@$(PY) -m millstream bench
+
+chaos: setup  ## the faults at length; TRIALS=20 by default; prints the ledger
+	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -m chaos -o timeout=3600 tests
+
+docs: setup  ## the documentation as a site under site/
+	@$(PY) -m pip install -q -c constraints.txt --group docs
+	@$(PY) -m mkdocs build -q --strict
+
+clean:  ## remove what set-up and tests made
+	rm -rf .venv .venv-* .setup-stamp site .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse

@@ -1,0 +1,5 @@
+"""The semantics of Redis Streams, and of the few key commands that we use, as a pure state machine.
+
+In: a session's command and the time. Out: a reply, and what others must be told because of it.
+No clock, no socket and no waiting here: a blocked reader is a value in a queue, and whoever drives the engine wakes it.
+"""

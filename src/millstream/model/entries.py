@@ -1,0 +1,54 @@
+"""What a stream holds and what a group hands out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millstream.model.entry_id import EntryId
+
+
+class Entry(NamedTuple):
+    """One entry. Where a producer wrote a field name twice, the last value is the one that is kept here."""
+
+    id: EntryId
+    fields: dict[bytes, bytes]
+
+    def text(self, field: str) -> str:
+        """The field as text; KeyError where the entry has no such field."""
+        return self.fields[field.encode()].decode()
+
+
+class Delivery(NamedTuple):
+    """An entry as a consumer group handed it out.
+
+    ``fields`` is None when the entry was deleted or trimmed while it was pending: only its id is left, and it can
+    still be acknowledged. ``times_delivered`` is None where the command does not tell (XREADGROUP, XAUTOCLAIM).
+    """
+
+    id: EntryId
+    fields: dict[bytes, bytes] | None
+    times_delivered: int | None = None
+
+
+class PendingEntry(NamedTuple):
+    id: EntryId
+    consumer: str
+    idle_ms: int
+    times_delivered: int
+
+
+class PendingSummary(NamedTuple):
+    """XPENDING without a range. ``smallest`` and ``greatest`` are None when nothing is pending."""
+
+    count: int
+    smallest: EntryId | None
+    greatest: EntryId | None
+    consumers: dict[str, int]
+
+
+class Claimed(NamedTuple):
+    """One step of XAUTOCLAIM. Pass ``cursor`` to the next call; 0-0 means that the scan has come round."""
+
+    cursor: EntryId
+    deliveries: list[Delivery]
+    deleted: list[EntryId]

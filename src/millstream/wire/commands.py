@@ -1,0 +1,44 @@
+"""What an operation asks of a link: one command, or several that travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+R = TypeVar("R")
+
+Args = tuple[bytes, ...]
+"""A command's words, name first, exactly as they travel."""
+
+
+class Command(NamedTuple):
+    """One command and what a link must know to send it well."""
+
+    args: Args
+    key: bytes | None = None
+    """Decides the node in a cluster; None goes to any node."""
+    repeatable: bool = False
+    """True when executing it twice leaves the same state and the same answer as once, so that a link may send it again
+    after a connection broke before the answer came."""
+    block_ms: int | None = None
+    """How long the server may hold the answer back (0: for ever). Such a command gets a connection of its own."""
+
+
+class Batch(NamedTuple):
+    """Commands that travel in one go, all for the node of ``key``. Replies come back in order, errors as values."""
+
+    commands: Sequence[Args]
+    key: bytes | None = None
+    atomic: bool = False
+    """One MULTI/EXEC: nothing of anybody else's comes in between, and a refusal refuses all of them."""
+    repeatable: bool = False
+    same_connection: bool = False
+    """The order of arrival on one connection matters (WAIT after a write). Pipelines without it may still share one."""
+
+
+Conversation = Generator[Command | Batch, Any, R]
+"""An operation, written once: it yields what it asks, receives replies, and returns its result.
+
+An error reply to a Command is thrown in as the typed error; in the replies to a Batch it is an item of the list.
+A driver of a dozen lines runs it over a blocking link, another over an async link; a test runs it over a list.
+"""
