@@ -1,0 +1,176 @@
+"""The broker's speed and memory: embedded, served, and over the link to Redis, each beside its peer."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+
+import fakeredis
+import redis
+
+from millstream import open_blocking_broker, open_broker
+from millstream.bench import broker_growth, broker_memory
+from millstream.bench.processes import millstream_server, redis_server
+from millstream.bench.result import Progress, Result
+from millstream.bench.rounds import interleaved, rate
+from millstream.engine.engine import Engine
+
+PAYLOAD = b'{"id": 123456, "customer": "c-8471", "total": 129.95, "currency": "EUR", "lines": 3}x'
+assert len(PAYLOAD) == 85
+
+FIELDS = {b"event": PAYLOAD}
+
+
+def run(rounds: int, progress: Progress) -> list[Result]:
+    """All of it, in about three minutes with three rounds."""
+    results: list[Result] = []
+    for suite in (_embedded, _server, _link):
+        results += suite(rounds, progress)
+    results += broker_growth.run(progress)
+    results += broker_memory.run(progress)
+    return results
+
+
+# --- embedded, against fakeredis ---
+
+
+def _embedded(rounds: int, progress: Progress) -> list[Result]:
+    progress("embedded broker and fakeredis: XADD")
+    embedded, engine, fake = interleaved(rounds, _embedded_xadd, _engine_xadd, _fake_xadd)
+    progress("embedded broker and fakeredis: XREADGROUP and XACK by 100")
+    reading, fake_reading = interleaved(rounds, _embedded_readgroup_ack, _fake_readgroup_ack)
+    return [
+        Result("embedded_xadd", embedded, "entries/s", "fakeredis", fake, ">= 10 x"),
+        Result("engine_xadd", engine, "entries/s", "fakeredis", fake, ">= 25 x"),
+        Result("embedded_readgroup_ack", reading, "entries/s", "fakeredis", fake_reading, ">= 3 x"),
+    ]
+
+
+def _embedded_xadd(count: int = 200_000) -> float:
+    async def work() -> float:
+        async with open_broker(f"local://{uuid.uuid4()}") as broker:
+            began = time.perf_counter()
+            for _ in range(count):
+                await broker.xadd("s", FIELDS)
+            return count / (time.perf_counter() - began)
+
+    return asyncio.run(work())
+
+
+def _engine_xadd(count: int = 300_000) -> float:
+    engine = Engine()
+    session = engine.session(trusted=True)
+    args = (b"XADD", b"s", b"*", b"event", PAYLOAD)
+
+    def work() -> None:
+        for _ in range(count):
+            engine.execute(session, args, time.time_ns() // 1_000_000)
+
+    return rate(count, work)
+
+
+def _fake_xadd(count: int = 20_000) -> float:
+    fake = fakeredis.FakeRedis(server=fakeredis.FakeServer())
+
+    def work() -> None:
+        for _ in range(count):
+            fake.xadd("s", FIELDS)  # type: ignore[arg-type]  # redis-py's field type is invariant
+
+    return rate(count, work)
+
+
+def _embedded_readgroup_ack(count: int = 200_000) -> float:
+    async def work() -> float:
+        async with open_broker(f"local://{uuid.uuid4()}", max_stream_len=None) as broker:
+            await broker.create_group("s", "g", start="0")
+            await broker.xadd_many("s", [FIELDS] * count)
+            began = time.perf_counter()
+            done = 0
+            while done < count:
+                deliveries = await broker.xreadgroup("s", "g", "c", count=100)
+                done += await broker.xack("s", "g", [delivery.id for delivery in deliveries])
+            return count / (time.perf_counter() - began)
+
+    return asyncio.run(work())
+
+
+def _fake_readgroup_ack(count: int = 50_000) -> float:
+    fake = fakeredis.FakeRedis(server=fakeredis.FakeServer())
+    fake.xgroup_create("s", "g", id="0", mkstream=True)
+    for _ in range(count):
+        fake.xadd("s", FIELDS)  # type: ignore[arg-type]  # redis-py's field type is invariant
+
+    def work() -> None:
+        done = 0
+        while done < count:
+            [(_, entries)] = fake.xreadgroup("g", "c", {"s": ">"}, count=100)
+            done += fake.xack("s", "g", *[entry_id for entry_id, _ in entries])
+
+    return rate(count, work)
+
+
+# --- our server, against redis-server, both under redis-benchmark ---
+
+
+def redis_benchmark(port: int, *, count: int, clients: int, pipeline: int) -> float:
+    """XADDs a second, as redis-benchmark counts them."""
+    words = ["redis-benchmark", "-p", str(port), "-n", str(count), "-c", str(clients), "-P", str(pipeline), "--csv"]
+    words += ["XADD", "bench", "MAXLEN", "~", "100000", "*", "event", PAYLOAD.decode()]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
+    return float(printed.strip().splitlines()[-1].rsplit('","', 7)[1])
+
+
+def _server(rounds: int, progress: Progress) -> list[Result]:
+    with redis_server() as theirs, millstream_server() as ours:
+
+        def side(port: int, count: int, clients: int, pipeline: int) -> Callable[[], float]:
+            return lambda: redis_benchmark(port, count=count, clients=clients, pipeline=pipeline)
+
+        progress("our server and redis-server under redis-benchmark, 50 clients")
+        plain, redis_plain = interleaved(rounds, side(ours, 100_000, 50, 1), side(theirs, 100_000, 50, 1))
+        progress("our server and redis-server under redis-benchmark, pipeline of 50")
+        piped, redis_piped = interleaved(rounds, side(ours, 300_000, 50, 50), side(theirs, 1_000_000, 50, 50))
+    return [
+        Result("server_xadd", plain, "entries/s", "redis-server", redis_plain, ">= 0.4 x"),
+        Result("server_xadd_pipelined", piped, "entries/s", "redis-server", redis_piped, ">= 0.15 x"),
+    ]
+
+
+# --- the redis link, against redis-py and against the server's ceiling ---
+
+
+def _link(rounds: int, progress: Progress, count: int = 300_000, depth: int = 1000) -> list[Result]:
+    with redis_server() as port:
+        url = f"redis://127.0.0.1:{port}"
+        plain = redis.Redis.from_url(url)
+
+        def ours() -> float:
+            plain.flushall()
+            with open_blocking_broker(url) as broker:
+                return rate(count, lambda: broker.xadd_many("s", [FIELDS] * count))
+
+        def redis_py() -> float:
+            plain.flushall()
+
+            def work() -> None:
+                pipeline = plain.pipeline(transaction=False)
+                for _ in range(count // depth):
+                    for _ in range(depth):
+                        pipeline.xadd("s", FIELDS)  # type: ignore[arg-type]  # invariant field type
+                    pipeline.execute()
+
+            return rate(count, work)
+
+        def ceiling() -> float:
+            plain.flushall()
+            return redis_benchmark(port, count=1_000_000, clients=1, pipeline=depth)
+
+        progress("xadd_many, a redis-py pipeline, and redis-benchmark with the same depth")
+        many, peer, limit = interleaved(rounds, ours, redis_py, ceiling)
+    return [
+        Result("xadd_many", many, "entries/s", "redis-py pipeline", peer, ">= 3.5 x"),
+        Result("xadd_many_ceiling", many, "entries/s", "redis-benchmark", limit, ">= 0.5 x"),
+    ]
