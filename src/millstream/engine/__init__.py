@@ -3,3 +3,11 @@
 In: a session's command and the time. Out: a reply, and what others must be told because of it.
 No clock, no socket and no waiting here: a blocked reader is a value in a queue, and whoever drives the engine wakes it.
 """
+
+from millstream.engine.blocking import BLOCKED, Block
+from millstream.engine.engine import Effect, Engine
+from millstream.engine.hooks import Hooks
+from millstream.engine.scripts import Call, Twin
+from millstream.engine.session import Session
+
+__all__ = ["BLOCKED", "Block", "Call", "Effect", "Engine", "Hooks", "Session", "Twin"]

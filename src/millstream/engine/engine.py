@@ -4,32 +4,36 @@ Whoever drives it (the embedded link, the server) holds the lock, the clock and 
 
     reply = engine.execute(session, args, now_ms)
     engine.take_units()   -> what must be in the journal before anything is answered
-    engine.take_outbox()  -> replies to sessions that were blocked, and messages to subscribers
+    engine.take_outbox()  -> replies to sessions that were blocked, and pushes to subscribers, in order
 
-``execute`` never raises an ErrorReply: it returns it. BLOCKED means that the answer will come through the outbox.
+``execute`` never raises an ErrorReply: it returns it. BLOCKED means that the answer will come through the outbox. A
+session of the outbox whose ``closing`` is set is to be closed after its replies have left.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import random
 from collections.abc import Sequence
 from typing import Final
 
-from millstream.engine.blocking import Block
+import millstream.engine.commands  # noqa: F401  # importing the handlers registers them
+from millstream.engine import admission
+from millstream.engine.blocking import BLOCKED, Block, WaitingRoom
+from millstream.engine.config import Config
+from millstream.engine.expiry import ExpirySchedule
+from millstream.engine.hooks import Hooks
 from millstream.engine.keyspace import Database
-from millstream.engine.registry import COMMANDS, Flag, Spec
+from millstream.engine.memory import MemoryAccount
+from millstream.engine.notifications import EXPIRED, KEYEVENT, KEYSPACE
+from millstream.engine.pubsub import PubSub
+from millstream.engine.registry import Spec, Table, wrong_arity
+from millstream.engine.scripts import Twin, sha1_hex
 from millstream.engine.session import Session
-from millstream.wire.replies import NIL_ARRAY, ErrorReply, Reply
+from millstream.engine.stats import Stats
+from millstream.wire.replies import ErrorReply, Reply, Several
 
 DATABASES: Final = 16
-
-
-class _Blocked:
-    def __repr__(self) -> str:
-        return "BLOCKED"
-
-
-BLOCKED: Final = _Blocked()
+EXPIRIES_PER_TICK: Final = 500
 
 Effect = tuple[int, tuple[bytes, ...]]
 """A database's number, and a command that brings about the change wherever it is replayed: explicit ids and times."""
@@ -38,18 +42,47 @@ Effect = tuple[int, tuple[bytes, ...]]
 class Engine:
     """Not thread-safe by itself: the driver serialises. ``now_ms`` is the time of the command being executed."""
 
-    def __init__(self, *, password: bytes | None = None, recording: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        password: bytes | None = None,
+        recording: bool = False,
+        debug_enabled: bool = False,
+        hooks: Hooks | None = None,
+        seed: int | None = None,
+    ) -> None:
         self.now_ms = 0
         self.password = password
-        self.databases = [Database(self, index) for index in range(DATABASES)]
-        self.sessions: dict[int, Session] = {}
-        self.table: dict[bytes, Spec] = {name.encode(): spec.copy() for name, spec in COMMANDS.items()}
-        self.monitors: set[Session] = set()
+        self.recording = recording
+        """Whether changes are recorded as effects, for ``take_units``."""
+        self.loading = False
+        """Set while a journal is replayed: then keys do not expire by themselves, because the journal says when."""
+        self.debug_enabled = debug_enabled
+        self.hooks = hooks or Hooks()
+        self.random = random.Random(seed)  # noqa: S311  # SPOP and RANDOMKEY draw lots, nothing secret
         self.outbox: list[tuple[Session, Reply]] = []
-        self._effects: list[Effect] | None = [] if recording else None
+        self.databases: list[Database] = []
+        self.expiry = ExpirySchedule(self.databases)
+        self.memory = MemoryAccount(self.databases)
+        self.databases += [Database(self, index) for index in range(DATABASES)]
+        self.sessions: dict[int, Session] = {}
+        self.table = Table()
+        self.config = Config(self)
+        self.pubsub = PubSub(self.outbox)
+        self.stats = Stats()
+        self.scripts: dict[bytes, Twin] = {}
+        self.loaded_scripts: set[bytes] = set()
+        self.monitors: set[Session] = set()
+        self.guarded = False
+        """Whether every command takes the long way: somebody monitors, or memory is limited."""
+        self.notify_flags = 0
+        self.dirty = 0
+        """Counts changes since the start."""
+        self.waiting = WaitingRoom()
+        self._fast = self.table.fast
+        self._unit: list[Effect] = []
         self._units: list[list[Effect]] = []
-        self._ready: list[tuple[Database, bytes]] = []
-        self._waiting: set[Session] = set()
+        self._ready: dict[tuple[int, bytes], None] = {}
         self._next_session = 1
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -59,49 +92,210 @@ class Engine:
         session = Session(self, self._next_session, self.databases[0])
         self._next_session += 1
         session.address = address
-        if self.password is not None and not trusted:
-            session.authenticated = False
-            session.special = True
+        session.authenticated = trusted or self.password is None
+        session.refresh()
         self.sessions[session.id] = session
+        self.stats.connections += 1
         return session
 
     def drop(self, session: Session) -> None:
-        """The client is gone: it waits for nothing, watches nothing, hears nothing."""
+        """The client is gone: it waits for nothing, watches nothing, hears nothing. Dropping twice is harmless."""
         self.sessions.pop(session.id, None)
-        self._forget_wait(session)
+        self.waiting.leave(session)
         self.unwatch(session)
-        self.monitors.discard(session)
-        session.channels.clear()
-        session.patterns.clear()
+        self.pubsub.forget(session)
+        if session in self.monitors:
+            self.monitors.discard(session)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """To be called after a change of anything that concerns every session's way."""
+        self.guarded = bool(self.monitors) or self.memory.limit > 0
+        for session in self.sessions.values():
+            session.refresh()
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def execute(self, session: Session, args: Sequence[bytes], now_ms: int) -> Reply:
         """Runs one command to its end, and then everything that it made possible for blocked sessions."""
-        self.now_ms = now_ms
-        spec = self.table.get(args[0]) or self.table.get(args[0].upper())
+        self.now_ms = session.seen_ms = now_ms
+        spec = self._fast.get(args[0])
         if spec is None:
-            return self._refuse(session, None, unknown_command(args))
-        arity = spec.arity
-        if len(args) != arity if arity >= 0 else len(args) < -arity:
-            return self._refuse(session, spec, f"ERR wrong number of arguments for '{spec.name.lower()}' command")
-        if (session.special or self.monitors) and (early := self._special(session, spec, args)) is not None:
-            return early
-        reply = self.run(session, spec, args)
-        if self._ready:
-            self._serve_ready()
-        if type(reply) is Block:
-            return self._wait(session, reply)
-        return reply
-
-    def run(self, session: Session, spec: Spec, args: Sequence[bytes]) -> Reply:
-        """The command itself: also what EXEC calls for each queued command."""
+            try:
+                spec = self.table.look_up(args)
+            except ErrorReply as error:
+                return admission.reject(session, None, error.text)
+        if not spec.least <= len(args) <= spec.most:
+            return admission.reject(session, spec, wrong_arity(spec))
+        if session.special and (answer := admission.answer(session, spec, args)) is not None:
+            return answer
         spec.calls += 1
+        session.last = spec
         try:
-            return spec.handler(session, args)
+            reply = spec.handler(session, args)
         except ErrorReply as error:
             spec.failed += 1
+            self.stats.count_error(error.text)
+            reply = error
+        if self._unit or self._ready:
+            self._settle()
+        if type(reply) is Block:
+            self.waiting.enter(session, reply)
+            return BLOCKED
+        return reply
+
+    def call(self, session: Session, spec: Spec, args: Sequence[bytes]) -> Reply:
+        """Runs one command inside another (EXEC, a script): nothing is served, no unit ends, nobody waits."""
+        spec.calls += 1
+        may_block, session.may_block = session.may_block, False
+        try:
+            reply = spec.handler(session, args)
+        except ErrorReply as error:
+            spec.failed += 1
+            self.stats.count_error(error.text)
             return error
         finally:
-            if self._effects and session.may_block:
-                self._close_unit()
+            session.may_block = may_block
+        return reply.timeout_reply if type(reply) is Block else reply
+
+    # --- what handlers say ------------------------------------------------------------------------------------------
+
+    def modified(self, db: Database, key: bytes) -> None:
+        """The key's value was changed, added or taken away: those who watch it or wait for it will be told."""
+        self.dirty += 1
+        if db.attended:
+            self._attend(db, key)
+
+    def _attend(self, db: Database, key: bytes) -> None:
+        for session in db.watchers.get(key, ()):
+            session.dirty = True
+        if key in db.blocked:
+            self._ready[db.index, key] = None
+        if self.memory.limit:
+            self.memory.touch(db.index, key)
+
+    def notify(self, db: Database, kind: int, event: bytes, key: bytes) -> None:
+        """A keyspace notification, where its kind is on."""
+        flags = self.notify_flags
+        if not flags & kind:
+            return
+        if flags & KEYSPACE:
+            self.pubsub.publish(b"__keyspace@%d__:%b" % (db.index, key), event)
+        if flags & KEYEVENT:
+            self.pubsub.publish(b"__keyevent@%d__:%b" % (db.index, event), key)
+
+    def record(self, db: Database, *words: bytes) -> None:
+        """An effect for the journal. Callers test ``recording`` first where building the words costs something."""
+        if self.recording:
+            self._unit.append((db.index, words))
+
+    def expire(self, db: Database, key: bytes) -> None:
+        """The key's time is over: it goes, and everybody is told."""
+        db.remove(key)
+        self.stats.expired_keys += 1
+        self.record(db, b"DEL", key)
+        self.notify(db, EXPIRED, b"expired", key)
+        self.modified(db, key)
+
+    def unwatch(self, session: Session) -> None:
+        for index, key in session.watched:
+            db = self.databases[index]
+            watchers = db.watchers.get(key)
+            if watchers is not None:
+                watchers.discard(session)
+                if not watchers:
+                    del db.watchers[key]
+                    db.refresh()
+        session.watched.clear()
+        session.dirty = False
+
+    # --- after a command --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Ends the unit of effects, and serves blocked sessions: key by key, and at each key in order of arrival."""
+        self._end_unit()
+        while self._ready:
+            ready, self._ready = self._ready, {}
+            for index, key in ready:
+                for session in list(self.databases[index].blocked.get(key, ())):
+                    self._serve(session, key)
+
+    def _serve(self, session: Session, key: bytes) -> None:
+        block = session.blocked
+        if block is None:
+            return
+        try:
+            reply = block.serve(key)
+        except ErrorReply as error:
+            self.stats.count_error(error.text)
+            reply = error
+        if reply is not None:
+            self.waiting.leave(session)
+            self._send(session, reply)
+        self._end_unit()
+
+    def _send(self, session: Session, reply: Reply) -> None:
+        self.outbox.append((session, Several() if session.muted else reply))
+
+    def _end_unit(self) -> None:
+        if self._unit:
+            self._units.append(self._unit)
+            self._unit = []
+
+    def take_units(self) -> list[list[Effect]]:
+        """What changed since the last call: one list per command, EXEC, script or service of a blocked session."""
+        units, self._units = self._units, []
+        return units
+
+    def take_outbox(self) -> list[tuple[Session, Reply]]:
+        outbox = self.outbox[:]
+        self.outbox.clear()
+        return outbox
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> int | None:
+        """When ``tick`` has something to do next: a wait ends, or a key expires. None: never, as things are."""
+        wait, expiry = self.waiting.next_deadline(), self.expiry.next_deadline()
+        if wait is None or expiry is None:
+            return wait if expiry is None else expiry
+        return min(wait, expiry)
+
+    def tick(self, now_ms: int) -> None:
+        """Ends waits whose time is over, and removes keys whose time is over: at most EXPIRIES_PER_TICK of them."""
+        self.now_ms = now_ms
+        for session in self.waiting.overdue(now_ms):
+            block = self.waiting.leave(session)
+            if block is not None:
+                self._send(session, block.timeout_reply)
+        if not self.loading:
+            for db, key in self.expiry.due(now_ms, EXPIRIES_PER_TICK):
+                self.expire(db, key)
+                self._end_unit()
+        if self._ready:
+            self._settle()
+
+    def cancel(self, session: Session) -> bool:
+        """The session's client no longer waits. False: it did not wait, and an answer may be in the outbox."""
+        return self.waiting.leave(session) is not None
+
+    def unblock(self, session: Session, error: ErrorReply | None = None) -> bool:
+        """Ends a wait as its time-out would, or with an error (CLIENT UNBLOCK)."""
+        block = self.waiting.leave(session)
+        if block is None:
+            return False
+        self._send(session, block.timeout_reply if error is None else error)
+        return True
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def register_script(self, source: bytes, twin: Twin) -> bytes:
+        """Makes ``twin`` the meaning of the script ``source``. Returns the SHA1 by which EVALSHA calls it."""
+        sha = sha1_hex(source)
+        self.scripts[sha] = twin
+        self.loaded_scripts.add(sha)
+        return sha
+
+    def used_memory(self) -> int:
+        """An estimate of what keys and values take, in bytes."""
+        return self.memory.used()

@@ -1,12 +1,18 @@
-"""The table of commands: a handler says what it is called, how many words it takes and which of them are keys."""
+"""The table of commands: a handler says what it is called, how many words it takes and which of them are keys.
+
+A subcommand registers as ``CONTAINER|SUB`` (``CLIENT|ID``) and counts the container's name as one of its words; the
+container itself appears by its first subcommand. A container with a handler of its own (no ``|``) splits its words
+itself.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from millstream.wire.replies import Reply
+from millstream.wire.replies import ErrorReply, Reply
 
 if TYPE_CHECKING:
     from millstream.engine.session import Session
@@ -41,35 +47,130 @@ class Flag(IntFlag):
 class Spec:
     """One command of one engine, with its counters."""
 
-    __slots__ = ("arity", "calls", "failed", "flags", "handler", "keys", "name", "rejected")
+    __slots__ = (
+        "arity",
+        "bits",
+        "calls",
+        "failed",
+        "flags",
+        "handler",
+        "keys",
+        "least",
+        "most",
+        "name",
+        "rejected",
+        "subs",
+    )
 
     def __init__(self, name: str, handler: Handler, arity: int, flags: Flag, keys: tuple[int, int, int]) -> None:
         self.name = name
         self.handler = handler
         self.arity = arity
         """The number of words, the name included; negative means at least that many."""
+        self.least = abs(arity)
+        self.most = arity if arity >= 0 else sys.maxsize
         self.flags = flags
+        self.bits = int(flags)
+        """The same as a plain int: an IntFlag is slow to test."""
         self.keys = keys
         """First key, last key, step; (0, 0, 0) for none."""
+        self.subs: dict[bytes, Spec] = {}
+        """Of a container: its subcommands by their upper-case names."""
         self.calls = 0
         self.rejected = 0
         self.failed = 0
 
+    @property
+    def spoken(self) -> str:
+        """The name as Redis writes it in errors and statistics: ``xadd``, ``client|id``."""
+        return self.name.lower()
+
     def copy(self) -> Spec:
-        return Spec(self.name, self.handler, self.arity, self.flags, self.keys)
+        twin = Spec(self.name, self.handler, self.arity, self.flags, self.keys)
+        twin.subs = {name: sub.copy() for name, sub in self.subs.items()}
+        return twin
+
+    def keys_of(self, args: Sequence[bytes]) -> list[bytes]:
+        """The words of a call that are keys, where their places are fixed."""
+        first, last, step = self.keys
+        if not first:
+            return []
+        end = last if last >= 0 else len(args) + last
+        return list(args[first : end + 1 : step])
 
 
-COMMANDS: dict[str, Spec] = {}
+COMMANDS: Final[dict[str, Spec]] = {}
+
+
+def _container(session: Session, args: Sequence[bytes]) -> Reply:
+    """Never reached: the engine looks a container's subcommand up before it runs anything."""
+    raise ErrorReply(f"ERR unknown subcommand of {args[0]!r}")
 
 
 def command(
     name: str, *, arity: int, flags: Flag = Flag.NONE, keys: tuple[int, int, int] = (0, 0, 0)
 ) -> Callable[[Any], Any]:
-    """Registers a handler under ``name`` (upper case)."""
+    """Registers a handler under ``name`` (upper case; ``CONTAINER|SUB`` for a subcommand)."""
 
     def register(handler: Handler) -> Handler:
-        assert name not in COMMANDS, name
-        COMMANDS[name] = Spec(name, handler, arity, flags, keys)
+        spec = Spec(name, handler, arity, flags, keys)
+        container, bar, sub = name.partition("|")
+        if bar:
+            parent = COMMANDS.setdefault(container, Spec(container, _container, -2, Flag.NONE, (0, 0, 0)))
+            assert sub.encode() not in parent.subs, name
+            parent.subs[sub.encode()] = spec
+        else:
+            assert name not in COMMANDS, name
+            COMMANDS[name] = spec
         return handler
 
     return register
+
+
+class Table:
+    """The commands of one engine. ``fast`` answers for the spellings that clients use; ``look_up`` for every other."""
+
+    __slots__ = ("fast", "specs")
+
+    def __init__(self) -> None:
+        self.specs: dict[bytes, Spec] = {name.encode(): spec.copy() for name, spec in COMMANDS.items()}
+        self.fast: dict[bytes, Spec] = {}
+        for name, spec in self.specs.items():
+            if not spec.subs:
+                self.fast[name] = self.fast[name.lower()] = spec
+
+    def look_up(self, args: Sequence[bytes]) -> Spec:
+        """The command that ``args`` call; ErrorReply with Redis's words where there is none."""
+        spec = self.specs.get(args[0].upper())
+        if spec is None:
+            raise ErrorReply(unknown_command(args))
+        if spec.subs and len(args) > 1:
+            found = spec.subs.get(args[1].upper())
+            if found is None:
+                raise ErrorReply(f"ERR unknown subcommand '{_shown(args[1], 128)}'. Try {spec.name} HELP.")
+            spec = found
+        return spec
+
+    def all(self) -> list[Spec]:
+        """Every command and subcommand that can be called."""
+        return [one for spec in self.specs.values() for one in (spec.subs.values() or (spec,))]
+
+
+def wrong_arity(spec: Spec) -> str:
+    return f"ERR wrong number of arguments for '{spec.spoken}' command"
+
+
+def unknown_command(args: Sequence[bytes]) -> str:
+    """Redis's text: the name and the first arguments, each and all of them cut at 128 bytes."""
+    preview = ""
+    for word in args[1:]:
+        if len(preview) >= 128:
+            break
+        preview += f"'{_shown(word, 128 - len(preview))}' "
+    return f"ERR unknown command '{_shown(args[0], 128)}', with args beginning with: {preview}"
+
+
+def _shown(word: bytes, limit: int) -> str:
+    """As C prints it (up to a zero byte), and without the line ends that would break the error's own line."""
+    text = word[:limit].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+    return text.replace("\r", " ").replace("\n", " ")

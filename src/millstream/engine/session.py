@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from millstream.engine.blocking import Block
     from millstream.engine.engine import Engine
     from millstream.engine.keyspace import Database
+    from millstream.engine.registry import Spec
 
 
 class Session:
@@ -25,14 +26,18 @@ class Session:
         "dirty",
         "engine",
         "id",
+        "last",
         "library",
         "may_block",
         "monitoring",
+        "muted",
         "name",
         "patterns",
         "protocol",
         "queue",
         "queue_failed",
+        "seen_ms",
+        "skips",
         "special",
         "tag",
         "watched",
@@ -47,24 +52,50 @@ class Session:
         self.address = b""
         self.library: dict[bytes, bytes] = {}
         self.created_ms = engine.now_ms
+        self.seen_ms = engine.now_ms
+        """When its last command ran."""
+        self.last: Spec | None = None
+        """Its last command."""
         self.authenticated = True
         """False until AUTH where the engine has a password; then almost everything is refused."""
         self.special = False
-        """True when the next command cannot take the short way: in MULTI, subscribed, or not authenticated."""
-        self.queue: list[Sequence[bytes]] | None = None
+        """True when the next command cannot take the short way; ``refresh`` says why."""
+        self.queue: list[tuple[Spec, Sequence[bytes]]] | None = None
         """Commands between MULTI and EXEC."""
         self.queue_failed = False
         self.watched: set[tuple[int, bytes]] = set()
         self.dirty = False
         """A watched key has changed: the next EXEC is aborted."""
-        self.channels: set[bytes] = set()
-        self.patterns: set[bytes] = set()
+        self.channels: dict[bytes, None] = {}
+        """In order of subscription, as the other two."""
+        self.patterns: dict[bytes, None] = {}
         self.monitoring = False
+        self.muted = False
+        """CLIENT REPLY OFF: it wants no answers."""
+        self.skips = False
+        """CLIENT REPLY SKIP: it wants no answer to its next command."""
         self.blocked: Block | None = None
-        """What it waits for. The driver sends it no further command until the answer has left through the outbox."""
+        """What it waits for. The driver sends it no further command until this is None again: then the answer is in
+        the outbox."""
         self.may_block = True
         """False inside EXEC and inside a script, where Redis does not block either."""
         self.closing = False
-        """QUIT was answered: the driver closes the connection after the replies have left."""
+        """The driver closes the connection after the replies that are on their way to it (QUIT, CLIENT KILL)."""
         self.tag: Any = None
         """The driver's own mark (a connection, a future). The engine never looks at it."""
+
+    @property
+    def subscriptions(self) -> int:
+        return len(self.channels) + len(self.patterns)
+
+    def refresh(self) -> None:
+        """To be called after a change of anything that decides whether commands take the short way."""
+        self.special = (
+            self.queue is not None
+            or not self.authenticated
+            or bool(self.channels)
+            or bool(self.patterns)
+            or self.muted
+            or self.skips
+            or self.engine.guarded
+        )

@@ -32,6 +32,11 @@ class Push(list[Any]):
     """Out-of-band data: an array in RESP2, a push in RESP3 (messages of pub/sub)."""
 
 
+class Several(list[Any]):
+    """Several replies in a row to one command (SUBSCRIBE with many channels); empty where no reply at all is sent
+    (CLIENT REPLY OFF). The encoder writes them one after the other, without a header."""
+
+
 class Double(float):
     """A double: a bulk string in RESP2, a double in RESP3 (ZSCORE)."""
 

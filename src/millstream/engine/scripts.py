@@ -1,0 +1,55 @@
+"""Scripts and their twins. The engine runs no Lua: a script that it knows by its SHA1 means a Python function."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from millstream.engine.registry import Flag
+from millstream.wire.replies import ErrorReply, Reply
+
+if TYPE_CHECKING:
+    from millstream.engine.session import Session
+
+Call = Callable[..., Reply]
+"""``call(*words)`` runs one command as ``redis.call`` would: an error is raised, as ErrorReply."""
+
+Twin = Callable[[Call, list[bytes], list[bytes]], Reply]
+"""What a script means: given ``call``, KEYS and ARGV, it returns what EVALSHA answers."""
+
+FOREIGN = (
+    "ERR millstream's embedded server runs only its own scripts, and this is not one of them: "
+    "it has no Lua interpreter. Run foreign scripts on a real Redis."
+)
+
+
+def sha1_hex(source: bytes) -> bytes:
+    return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+
+def run_twin(session: Session, twin: Twin, keys: list[bytes], argv: list[bytes]) -> Reply:
+    """One atomic step: nothing of anybody else's comes in between, and its effects are one unit.
+
+    Like a script of Redis's it does not roll back what it did before an error.
+    """
+    engine = session.engine
+
+    def call(*words: bytes) -> Reply:
+        spec = engine.table.look_up(words)
+        if not spec.least <= len(words) <= spec.most:
+            raise ErrorReply("ERR Wrong number of args calling Redis command from script")
+        if spec.bits & Flag.NO_SCRIPT:
+            raise ErrorReply("ERR This Redis command is not allowed from script")
+        if spec.bits & Flag.DENY_OOM and engine.memory.exceeded():
+            raise ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
+        reply = engine.call(session, spec, words)
+        if type(reply) is ErrorReply:
+            raise reply
+        return reply
+
+    db = session.db
+    try:
+        return twin(call, keys, argv)
+    finally:
+        session.db = db  # a SELECT inside a script lasts no longer than the script
