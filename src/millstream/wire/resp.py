@@ -23,6 +23,7 @@ from millstream.wire.replies import (
     Pairs,
     Push,
     Reply,
+    Several,
     Status,
     Verbatim,
 )
@@ -35,7 +36,8 @@ _COMMON: Final = {id(status): b"+%b\r\n" % bytes(status) for status in (OK, QUEU
 
 def pack(words: Sequence[bytes]) -> bytes:
     """A command's words as a client sends them and as the journal keeps them: an array of bulk strings."""
-    return hiredis.pack_command(words if type(words) is tuple else tuple(words))  # type: ignore[arg-type] # stub: 1-tuple
+    packed: bytes = hiredis.pack_command(tuple(words))  # type: ignore[arg-type]  # the stub allows one word only
+    return packed
 
 
 def encode(reply: Reply, protocol: int = 2) -> bytes:
@@ -170,6 +172,7 @@ _ENCODERS: Final[dict[type, Callable[[Add, Any, int], None]]] = {
     Pairs: _encode_pairs,
     Members: _encode_members,
     Push: _encode_push,
+    Several: _encode_items,
     Double: _encode_double,
     float: _encode_double,
     Verbatim: _encode_verbatim,

@@ -14,6 +14,7 @@ from millstream.wire.replies import (
     Members,
     Pairs,
     Push,
+    Several,
     Status,
     Verbatim,
 )
@@ -47,6 +48,9 @@ ENTRY = [b"1-1", [b"f", b"v"]]
         (Members([b"a"]), b"*1\r\n$1\r\na\r\n", b"~1\r\n$1\r\na\r\n"),
         (Push([b"message", b"c", b"x"]), b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n",
          b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n"),
+        (Several([Push([b"subscribe", b"c", 1]), OK]), b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n+OK\r\n",
+         b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n+OK\r\n"),
+        (Several(), b"", b""),
         (Double(0.1), b"$19\r\n0.10000000000000001\r\n", b",0.10000000000000001\r\n"),
         (Double(3), b"$1\r\n3\r\n", b",3\r\n"),
         (Double(-math.inf), b"$4\r\n-inf\r\n", b",-inf\r\n"),
