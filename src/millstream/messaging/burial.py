@@ -1,0 +1,78 @@
+"""How a dead letter is written: the entry's own fields, and beside them what happened, under names that start with
+``dlq.``. Whoever replays it takes those away again, and has the entry as it was. Pure.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+PREFIX = b"dlq."
+_TRACEBACK_LIMIT = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """Why and where from. ``deliveries`` counts handler starts."""
+
+    stream: str
+    original_id: str
+    group: str
+    consumer: str
+    deliveries: int
+    error: str
+    error_type: str
+    traceback: str
+    buried_at_ms: int
+
+    def fields(self) -> dict[bytes, bytes]:
+        """As it lies beside the entry's own fields."""
+        return {
+            PREFIX + name.encode(): str(getattr(self, name)).encode("utf-8", "surrogateescape")
+            for name in self.__slots__
+        }
+
+
+def describe(error: BaseException) -> tuple[str, str, str]:
+    """Message, type and traceback of an error; the end of a long traceback is the part that tells most."""
+    text = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return str(error) or repr(error), name, text[-_TRACEBACK_LIMIT:]
+
+
+def bury_with(fields: dict[bytes, bytes], burial: Burial) -> dict[bytes, bytes]:
+    """The dead letter's fields. Burying a dead letter again keeps the entry's fields and the latest reason."""
+    return {**original(fields), **burial.fields()}
+
+
+def original(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """The entry's own fields, as its producer wrote them."""
+    return {name: value for name, value in fields.items() if not name.startswith(PREFIX)}
+
+
+def read_burial(fields: dict[bytes, bytes]) -> Burial | None:
+    """What a dead letter tells about itself; None where it carries no such fields."""
+    told = {
+        name[len(PREFIX) :].decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+        for name, value in fields.items()
+        if name.startswith(PREFIX)
+    }
+    if "original_id" not in told:
+        return None
+
+    def number(name: str) -> int:
+        text = told.get(name, "0")
+        return int(text) if text.isdecimal() else 0
+
+    return Burial(
+        stream=told.get("stream", ""),
+        original_id=told["original_id"],
+        group=told.get("group", ""),
+        consumer=told.get("consumer", ""),
+        deliveries=number("deliveries"),
+        error=told.get("error", ""),
+        error_type=told.get("error_type", ""),
+        traceback=told.get("traceback", ""),
+        buried_at_ms=number("buried_at_ms"),
+    )

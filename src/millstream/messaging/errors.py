@@ -1,0 +1,80 @@
+"""What can go wrong with messages, beyond what can go wrong with the broker."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from millstream.errors import MillstreamError
+
+
+class Undecodable(MillstreamError):
+    """An entry is not what the codec reads. ``reason`` says what is missing or broken; the entry is buried with it."""
+
+    reason: str
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}. Choose the codec that the producer writes with.", reason=reason)
+
+
+class AlreadySettled(MillstreamError):
+    """A message was acknowledged, nacked or rejected twice. ``first`` names what it was settled with."""
+
+    first: str
+
+    def __init__(self, uuid: str, first: str) -> None:
+        super().__init__(
+            f"message {uuid} was settled already ({first}). Settle each delivery once.", uuid=uuid, first=first
+        )
+
+
+class NothingToSettle(MillstreamError):
+    """A message that belongs to no group was nacked or rejected: nobody holds it, so it cannot come back."""
+
+    def __init__(self, uuid: str, wanted: str) -> None:
+        super().__init__(
+            f"message {uuid} came without a group, so there is nothing to {wanted}. "
+            "Subscribe with a group if messages must come back.",
+            uuid=uuid,
+            wanted=wanted,
+        )
+
+
+class AlreadySubscribed(MillstreamError):
+    """This subscriber reads the topic already, under the same group and consumer."""
+
+    def __init__(self, topic: str, group: str, consumer: str) -> None:
+        super().__init__(
+            f"consumer {consumer!r} of group {group!r} reads {topic!r} already. "
+            "Use a second Subscriber with another consumer name, or raise max_in_flight.",
+            topic=topic,
+            group=group,
+            consumer=consumer,
+        )
+
+
+class SubscriberClosed(MillstreamError):
+    """The subscriber was closed and reads no more."""
+
+
+class PublisherClosed(MillstreamError):
+    """The publisher was closed and takes no more messages."""
+
+
+class Rejected(MillstreamError):
+    """Raised by a handler: this message can never be handled. It is buried at once, whatever the ack policy."""
+
+    retryable: ClassVar[bool] = False
+    reason: str
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, reason=reason)
+
+
+class RetryLater(MillstreamError):
+    """Raised by a handler: not now. It comes back after ``delay_ms``, or after the backoff where that is None."""
+
+    retryable: ClassVar[bool] = True
+    delay_ms: int | None
+
+    def __init__(self, reason: str = "asked to come back later", *, delay_ms: int | None = None) -> None:
+        super().__init__(reason, delay_ms=delay_ms)

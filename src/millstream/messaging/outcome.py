@@ -1,0 +1,99 @@
+"""What becomes of a delivered message, as a value: acknowledged, retried or buried. Pure.
+
+A handler's end enters (a result or an error), an outcome leaves; whoever settles the delivery acts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.errors import Rejected, RetryLater
+
+if TYPE_CHECKING:
+    from millstream.messaging.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Done. ``outputs`` are published in the same atomic step where the streams share a slot, before it elsewhere."""
+
+    outputs: Sequence[Message] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Once more, after ``delay_ms`` (None: the subscriber's backoff). ``error`` is what went wrong, where known."""
+
+    delay_ms: int | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Never again: into the dead-letter stream, with the reason."""
+
+    error: BaseException
+
+
+Outcome = Ack | Retry | Bury
+
+ACKED = Ack()
+
+
+class AckPolicy(Enum):
+    """When a message that a handler received counts as done. The names are those that FastStream users know."""
+
+    ACK_FIRST = "ack_first"
+    """Before the handler starts: at most once."""
+    ACK = "ack"
+    """After the handler, whether it failed or not."""
+    REJECT_ON_ERROR = "reject_on_error"
+    """After success; a failure buries the message at once."""
+    NACK_ON_ERROR = "nack_on_error"
+    """After success; a failure brings it back, until ``max_deliveries``. The default."""
+    MANUAL = "manual"
+    """Only when the handler says so."""
+
+    @classmethod
+    def parse(cls, value: AckPolicy | str) -> AckPolicy:
+        """Takes the member, its name or its value; anything else is an InvalidArgument that lists the names."""
+        if isinstance(value, cls):
+            return value
+        for member in cls:
+            if isinstance(value, str) and value.lower() == member.value:
+                return member
+        raise InvalidArgument("ack_policy", value, ", ".join(member.name for member in cls))
+
+
+def after_success(policy: AckPolicy, outputs: Sequence[Message]) -> Outcome | None:
+    """None leaves it to the handler (MANUAL without outputs). Outputs always travel with an acknowledgement."""
+    if outputs:
+        return Ack(outputs)
+    return None if policy is AckPolicy.MANUAL else ACKED
+
+
+def after_error(policy: AckPolicy, error: BaseException) -> Outcome:
+    """What an error that left the handler means. ``Rejected`` and ``RetryLater`` mean the same under every policy."""
+    if isinstance(error, Rejected):
+        return Bury(error)
+    if isinstance(error, RetryLater):
+        return Retry(error.delay_ms, error)
+    match policy:
+        case AckPolicy.ACK | AckPolicy.ACK_FIRST:
+            return ACKED
+        case AckPolicy.REJECT_ON_ERROR:
+            return Bury(error)
+        case AckPolicy.NACK_ON_ERROR | AckPolicy.MANUAL:
+            # MANUAL too: a handler that raised has not settled, and nobody else is left who could.
+            return Retry(None, error)
+
+
+def limit_deliveries(outcome: Outcome, times_delivered: int, max_deliveries: int) -> Outcome:
+    """A retry that would exceed the limit is a burial."""
+    if isinstance(outcome, Retry) and times_delivered >= max_deliveries:
+        return Bury(outcome.error if outcome.error is not None else Rejected(f"nacked {times_delivered} times"))
+    return outcome
