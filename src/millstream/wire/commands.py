@@ -34,6 +34,8 @@ class Batch(NamedTuple):
     repeatable: bool = False
     same_connection: bool = False
     """The order of arrival on one connection matters (WAIT after a write). Pipelines without it may still share one."""
+    keys: Sequence[bytes] | None = None
+    """One key a command, instead of ``key``: in a cluster each node gets its share in one go. Never atomic."""
 
 
 Conversation = Generator[Command | Batch, Any, R]
