@@ -1,0 +1,35 @@
+"""Middleware: a function from handler to handler, one a file. Options are checked when it is made, not at a message.
+
+The first one given is the outermost. An order that works: recoverer, metrics, correlation, poison_queue, deduplicate,
+circuit_breaker, retry, throttle, timeout.
+"""
+
+from millstream.messaging.middleware.circuit_breaker import Circuit, circuit_breaker
+from millstream.messaging.middleware.correlation import correlated, correlation
+from millstream.messaging.middleware.deduplicate import deduplicate
+from millstream.messaging.middleware.duplicate import duplicate
+from millstream.messaging.middleware.fail_randomly import fail_randomly
+from millstream.messaging.middleware.metrics import metrics
+from millstream.messaging.middleware.poison_queue import poison_queue
+from millstream.messaging.middleware.recoverer import recoverer
+from millstream.messaging.middleware.retry import Backoff, retry
+from millstream.messaging.middleware.throttle import Pace, throttle
+from millstream.messaging.middleware.timeout import timeout
+
+__all__ = [
+    "Backoff",
+    "Circuit",
+    "Pace",
+    "circuit_breaker",
+    "correlated",
+    "correlation",
+    "deduplicate",
+    "duplicate",
+    "fail_randomly",
+    "metrics",
+    "poison_queue",
+    "recoverer",
+    "retry",
+    "throttle",
+    "timeout",
+]

@@ -1,0 +1,109 @@
+"""Stops calling a handler that keeps failing, and tries one message now and then until it works again.
+
+By default a message that meets an open circuit waits, kept alive by the heartbeat: refusing it would use up one of its
+deliveries, and a long outage would bury every message that came along meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Literal
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.durations import Seconds, seconds
+from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.message import Message
+from millstream.messaging.middleware.errors import CircuitOpen
+
+
+class State(Enum):
+    CLOSED = "closed"
+    """Everything passes; consecutive failures are counted."""
+    OPEN = "open"
+    """Nothing passes until the reset time."""
+    HALF_OPEN = "half open"
+    """One trial is under way; it decides."""
+
+
+class Circuit:
+    """The decisions, given the time. Pure."""
+
+    def __init__(self, failures: int, reset_after: float) -> None:
+        self._limit = failures
+        self._reset_after = reset_after
+        self._failed = 0
+        self._opens_until = 0.0
+        self.state = State.CLOSED
+
+    def enter(self, now: float) -> float:
+        """0.0: go ahead (and then say ``succeeded`` or ``failed``). Otherwise how long to wait before asking again."""
+        if self.state is State.CLOSED:
+            return 0.0
+        if self.state is State.OPEN and now >= self._opens_until:
+            self.state = State.HALF_OPEN
+            return 0.0
+        # Someone else's trial is under way: its end is not known, so ask again after at most the reset time.
+        return self._opens_until - now if self.state is State.OPEN else self._reset_after
+
+    def succeeded(self) -> None:
+        self._failed = 0
+        self.state = State.CLOSED
+
+    def failed(self, now: float) -> None:
+        self._failed += 1
+        if self.state is State.HALF_OPEN or self._failed >= self._limit:
+            self.state = State.OPEN
+            self._opens_until = now + self._reset_after
+
+    def gave_up(self, now: float) -> None:
+        """A call ended without telling anything (it was cancelled): a trial must not stay under way for ever."""
+        if self.state is State.HALF_OPEN:
+            self.state = State.OPEN
+            self._opens_until = now
+
+
+def circuit_breaker(
+    failures: int = 5,
+    reset_after: Seconds = 30.0,
+    *,
+    when_open: Literal["wait", "raise"] = "wait",
+    ignore: tuple[type[Exception], ...] = (),
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> Middleware:
+    """Opens after ``failures`` failures in a row. ``ignore`` names errors that say nothing about the service behind
+    (a bad message). One circuit per wrapped handler."""
+    if failures < 1:
+        raise InvalidArgument("circuit_breaker.failures", failures, "a number of at least 1")
+    if when_open not in ("wait", "raise"):
+        raise InvalidArgument("circuit_breaker.when_open", when_open, "'wait' or 'raise'")
+    after = seconds(reset_after, "circuit_breaker.reset_after", allow_zero=False)
+
+    def middleware(handler: Handler) -> Handler:
+        circuit = Circuit(failures, after)
+
+        async def handle(message: Message) -> Output:
+            while (wait := circuit.enter(now())) > 0:
+                if when_open == "raise":
+                    raise CircuitOpen(wait)
+                await sleep(min(wait, after / 4) if circuit.state is State.HALF_OPEN else wait)
+            try:
+                output = await handler(message)
+            except ignore:
+                circuit.succeeded()
+                raise
+            except Exception:
+                circuit.failed(now())
+                raise
+            except BaseException:
+                circuit.gave_up(now())
+                raise
+            circuit.succeeded()
+            return output
+
+        return handle
+
+    return middleware

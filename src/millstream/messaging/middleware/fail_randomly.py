@@ -1,0 +1,32 @@
+"""For tests: makes handlers fail now and then, before they run or after. The same seed gives the same failures."""
+
+from __future__ import annotations
+
+import random
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.message import Message
+from millstream.messaging.middleware.errors import InjectedFailure
+
+
+def fail_randomly(probability: float, *, seed: int, after: bool = False) -> Middleware:
+    """Fails with InjectedFailure. ``after=True`` lets the handler do its work first, which is the harder case: its
+    effects are there, and the message comes again. ``seed`` must be given, so that a failing run can be replayed."""
+    if not 0 <= probability <= 1:
+        raise InvalidArgument("fail_randomly.probability", probability, "a number between 0 and 1")
+    dice = random.Random(seed)  # noqa: S311 (a test's dice, which must be repeatable)
+
+    def middleware(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            fails = dice.random() < probability
+            if fails and not after:
+                raise InjectedFailure(seed)
+            output = await handler(message)
+            if fails:
+                raise InjectedFailure(seed)
+            return output
+
+        return handle
+
+    return middleware

@@ -1,0 +1,36 @@
+"""Tells the observer how each handler fared. What counts and draws lives in ``observe``; here are only facts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from millstream.messaging.context import current_handler
+from millstream.messaging.handler import Handler, Middleware, Output, as_messages
+from millstream.messaging.message import Message
+from millstream.model import Observer
+
+HANDLED = "messaging.handled"
+FAILED = "messaging.failed"
+
+
+def metrics(observer: Observer, *, now: Callable[[], float] = time.monotonic) -> Middleware:
+    """Facts: ``messaging.handled`` (handler, topic, group, seconds, outputs) and ``messaging.failed`` (handler, topic,
+    group, seconds, error: the class's name, never its text, because labels must stay few)."""
+
+    def middleware(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            running = current_handler()
+            labels = {"handler": running.handler, "topic": running.topic, "group": running.group}
+            started = now()
+            try:
+                output = await handler(message)
+            except BaseException as error:
+                observer(FAILED, **labels, seconds=now() - started, error=type(error).__name__)
+                raise
+            observer(HANDLED, **labels, seconds=now() - started, outputs=len(as_messages(output)))
+            return output
+
+        return handle
+
+    return middleware

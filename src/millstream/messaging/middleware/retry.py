@@ -1,0 +1,97 @@
+"""Tries a failed handler again, here and now, with growing pauses; what is still failing then goes the usual way.
+
+For faults that pass in seconds. The message stays in flight meanwhile (the heartbeat keeps it); for longer waits let
+the handler fail, and the subscriber hands it out again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.durations import Seconds, seconds
+from millstream.messaging.errors import Rejected, RetryLater
+from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to pause after the n-th failure (the first is 1): pure, given a number in [0, 1)."""
+
+    initial_interval: float
+    max_interval: float
+    multiplier: float
+    randomization_factor: float
+
+    def pause(self, failures: int, chance: float) -> float:
+        try:
+            plain = self.initial_interval * self.multiplier ** (failures - 1)
+        except OverflowError:  # a multiplier above 1 and thousands of failures
+            plain = self.max_interval
+        # Spread around the plain value: many workers that failed together shall not come back together.
+        spread = 1 + self.randomization_factor * (2 * chance - 1)
+        return min(self.max_interval, plain) * spread
+
+
+def retry(
+    max_retries: int = 3,
+    *,
+    initial_interval: Seconds = 0.1,
+    max_interval: Seconds = 10.0,
+    multiplier: float = 2.0,
+    randomization_factor: float = 0.5,
+    max_elapsed_time: Seconds | None = None,
+    permanent: tuple[type[Exception], ...] = (),
+    on_retry: Callable[[Message, Exception, int], None] | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    now: Callable[[], float] = time.monotonic,
+    chance: Callable[[], float] = random.random,
+) -> Middleware:
+    """At most ``1 + max_retries`` calls of the handler for one delivery, and none after ``max_elapsed_time``.
+
+    The ``permanent`` kinds are never retried, neither here nor later: the message is buried at once. ``Rejected`` and
+    ``RetryLater`` say themselves what is to happen, and pass. Raises the handler's last error.
+    """
+    if max_retries < 0:
+        raise InvalidArgument("retry.max_retries", max_retries, "a number that is not negative")
+    if multiplier < 1:
+        raise InvalidArgument("retry.multiplier", multiplier, "a number of at least 1")
+    if not 0 <= randomization_factor <= 1:
+        raise InvalidArgument("retry.randomization_factor", randomization_factor, "a number between 0 and 1")
+    backoff = Backoff(
+        seconds(initial_interval, "retry.initial_interval"),
+        seconds(max_interval, "retry.max_interval"),
+        multiplier,
+        randomization_factor,
+    )
+    limit = None if max_elapsed_time is None else seconds(max_elapsed_time, "retry.max_elapsed_time")
+
+    def middleware(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            started = now()
+            failures = 0
+            while True:
+                try:
+                    return await handler(message)
+                except (Rejected, RetryLater):
+                    raise
+                except permanent as error:
+                    raise Rejected(f"{type(error).__name__}: {error}") from error
+                except Exception as error:
+                    failures += 1
+                    pause = backoff.pause(failures, chance())
+                    too_late = limit is not None and now() - started + pause > limit
+                    if failures > max_retries or too_late:
+                        raise
+                    if on_retry is not None:
+                        on_retry(message, error, failures)
+                await sleep(pause)
+
+        return handle
+
+    return middleware

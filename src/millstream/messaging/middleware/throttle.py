@@ -1,0 +1,53 @@
+"""Starts handlers at a bounded rate. Nothing is refused: a message waits for its turn, and that slows the reading."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.durations import Seconds, seconds
+from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.message import Message
+
+
+class Pace:
+    """Decides when the next start may be: evenly spaced, after a burst that idle time has earned. Pure."""
+
+    def __init__(self, interval: float, burst: int) -> None:
+        self._interval = interval
+        self._credit = interval * (burst - 1)
+        self._next = float("-inf")
+
+    def reserve(self, now: float) -> float:
+        """Takes the next place; returns how long to wait for it."""
+        place = max(self._next, now)
+        self._next = place + self._interval
+        return max(0.0, place - self._credit - now)
+
+
+def throttle(
+    count: int,
+    per: Seconds = 1.0,
+    *,
+    burst: int = 1,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> Middleware:
+    """At most ``count`` starts ``per`` seconds in this process, over all handlers that this one middleware wraps."""
+    if count < 1:
+        raise InvalidArgument("throttle.count", count, "a number of at least 1")
+    if burst < 1:
+        raise InvalidArgument("throttle.burst", burst, "a number of at least 1")
+    pace = Pace(seconds(per, "throttle.per", allow_zero=False) / count, burst)
+
+    def middleware(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            if (wait := pace.reserve(now())) > 0:
+                await sleep(wait)
+            return await handler(message)
+
+        return handle
+
+    return middleware

@@ -1,0 +1,32 @@
+"""Ends a handler that takes too long: it is cancelled, and its message counts as failed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream.messaging.durations import Seconds, seconds
+from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.message import Message
+from millstream.messaging.middleware.errors import HandlerTimedOut
+
+
+def timeout(limit: Seconds) -> Middleware:
+    """Raises HandlerTimedOut after ``limit`` seconds. A TimeoutError of the handler's own passes as it is.
+
+    A handler that runs in a thread goes on there until it returns: threads cannot be cancelled.
+    """
+    after = seconds(limit, "timeout.limit", allow_zero=False)
+
+    def middleware(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            try:
+                async with asyncio.timeout(after) as scope:
+                    return await handler(message)
+            except TimeoutError as error:
+                if not scope.expired():
+                    raise
+                raise HandlerTimedOut(after) from error
+
+        return handle
+
+    return middleware
