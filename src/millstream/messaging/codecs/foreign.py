@@ -1,0 +1,59 @@
+"""Entries that somebody else wrote: what is the payload, and what is said about it? Every entry gets an answer.
+
+In this order: the wire formats that we know by a field of theirs, Debezium's two forms, Benthos's body, a ``payload``
+of any kind; and for a plain XADD, all fields as one JSON object, each of them also as metadata.
+"""
+
+from __future__ import annotations
+
+import json
+
+from millstream.messaging.message import Message
+
+_UUID_FIELDS = (b"uuid", b"event_id", b"idempotency_key")
+
+
+def decode_foreign(fields: dict[bytes, bytes]) -> Message:
+    if b"_watermill_message_uuid" in fields:
+        from millstream.messaging.codecs.watermill import WatermillCodec
+
+        return WatermillCodec().decode(fields)
+    if b"_natricine_message_uuid" in fields:
+        from millstream.messaging.codecs.natricine import NatricineCodec
+
+        return NatricineCodec().decode(fields)
+    if fields.keys() == {b"key", b"value"}:  # Debezium, extended
+        return Message(fields[b"value"], {"key": _text(fields[b"key"])})
+    if len(fields) == 1:
+        (name, value), *_ = fields.items()
+        if name.startswith(b"{") and value.startswith(b"{"):  # Debezium, compact: the record's key is the field's name
+            return Message(value, {"key": _text(name)})
+    for body in (b"payload", b"body", b"df-event"):  # ours without a uuid, Benthos, DeltaForge
+        if body in fields:
+            return Message(fields[body], _metadata(fields, without=body), _uuid(fields))
+    return Message(_as_json(fields), _metadata(fields), _uuid(fields))
+
+
+def _metadata(fields: dict[bytes, bytes], without: bytes | None = None) -> dict[str, str]:
+    metadata = {_text(name): _text(value) for name, value in fields.items() if name not in (without, b"uuid")}
+    if "df-key" in metadata:
+        metadata.setdefault("key", metadata["df-key"])
+    return metadata
+
+
+def _uuid(fields: dict[bytes, bytes]) -> str | None:
+    return next((_text(fields[name]) for name in _UUID_FIELDS if fields.get(name)), None)
+
+
+def _as_json(fields: dict[bytes, bytes]) -> bytes:
+    """Values stay text: nobody can tell whether ``007`` was meant as a number. Bytes that are not UTF-8 become
+    ``\\xNN`` in this view; ``message.fields`` has them as they are."""
+    readable = {
+        name.decode("utf-8", "backslashreplace"): value.decode("utf-8", "backslashreplace")
+        for name, value in fields.items()
+    }
+    return json.dumps(readable, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
