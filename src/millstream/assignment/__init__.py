@@ -1,0 +1,40 @@
+"""Whole streams handed to workers: announced on a load-balancer stream, held by lease, fenced by token, taken over.
+
+In: announcements. Out: notifications through one bounded queue. Nothing here reads a data stream by itself (messaging
+does), and nothing depends on a notification of the server: a sweep finds whatever was missed.
+"""
+
+from millstream.assignment.announcement import Announcement
+from millstream.assignment.client import AssignmentClient
+from millstream.assignment.errors import (
+    MalformedAnnouncement,
+    MemberClosed,
+    NotTheOwner,
+    StreamIsOwned,
+)
+from millstream.assignment.guarded import GuardedBroker, guarded
+from millstream.assignment.notifications import (
+    Notification,
+    StreamAdded,
+    StreamDisowned,
+    StreamExpired,
+    StreamTerminated,
+)
+from millstream.assignment.tokens import Token
+
+__all__ = [
+    "Announcement",
+    "AssignmentClient",
+    "GuardedBroker",
+    "MalformedAnnouncement",
+    "MemberClosed",
+    "NotTheOwner",
+    "Notification",
+    "StreamAdded",
+    "StreamDisowned",
+    "StreamExpired",
+    "StreamIsOwned",
+    "StreamTerminated",
+    "Token",
+    "guarded",
+]

@@ -1,0 +1,64 @@
+"""The wire format of the load-balancer stream, as the Go client writes and reads it, and the names of its keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream.assignment.errors import MalformedAnnouncement
+from millstream.errors import InvalidArgument
+from millstream.model import EntryId
+from millstream.wire.names import to_bytes
+
+FIELD = b"lbs-input"
+_LOCK_SEPARATOR = "MUTEX_KEY_SEP"
+MAX_BYTES = 1 << 20
+"""An announcement names a stream and carries a little information; a larger one is a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A data stream that wants an owner, and whatever its announcer wants the owner to know."""
+
+    stream: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self) -> dict[bytes, bytes]:
+        if not self.stream:
+            raise InvalidArgument("stream", self.stream, "a name that is not empty")
+        return {FIELD: json.dumps({"DataStreamName": self.stream, "Info": dict(self.info)}).encode()}
+
+    @classmethod
+    def parse(cls, fields: Mapping[bytes, bytes]) -> Announcement:
+        raw = fields.get(FIELD)
+        if raw is None:
+            raise MalformedAnnouncement("there is no field lbs-input")
+        if len(raw) > MAX_BYTES:
+            raise MalformedAnnouncement(f"lbs-input holds {len(raw)} bytes, and may hold {MAX_BYTES}")
+        try:
+            data = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise MalformedAnnouncement("lbs-input is not JSON") from None
+        if not isinstance(data, dict):
+            raise MalformedAnnouncement("lbs-input is not a JSON object")
+        stream, info = data.get("DataStreamName"), data.get("Info")
+        if not isinstance(stream, str) or not stream:
+            raise MalformedAnnouncement("DataStreamName is not a text, or empty")
+        if not (info is None or isinstance(info, dict)):
+            raise MalformedAnnouncement("Info is not a JSON object")
+        return cls(stream, info or {})
+
+
+def balancer_stream(service: str) -> str:
+    return f"{service}-input"
+
+
+def balancer_group(service: str) -> str:
+    return f"{service}-group"
+
+
+def lock_key(stream: str, lbs_id: EntryId) -> bytes:
+    """The Go client's mutex. It lies where its name hashes to, not beside the stream: Go members look for it there."""
+    return to_bytes(f"{stream}{_LOCK_SEPARATOR}{lbs_id}")

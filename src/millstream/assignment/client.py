@@ -1,0 +1,175 @@
+"""The loops around a member's steps, and the one bounded queue through which it is told what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from millstream.assignment.announcement import Announcement, balancer_stream
+from millstream.assignment.errors import MemberClosed
+from millstream.assignment.guarded import GuardedBroker
+from millstream.assignment.member import AssignmentMember
+from millstream.assignment.notifications import Notification, StreamAdded, StreamDisowned, StreamExpired
+from millstream.assignment.settings import Settings, default_member
+from millstream.assignment.tokens import Token
+from millstream.broker.broker import Broker
+from millstream.errors import InvalidArgument, MillstreamError
+from millstream.model import EntryId, Observer, quiet
+
+log = logging.getLogger(__name__)
+
+
+class AssignmentClient:
+    """A member of a service. ``async for notification in client.start()`` until ``close()``.
+
+    Streams that were announced are placed evenly over the members, up to each one's capacity. A lease is held by
+    beating; when a member falls silent for ``lease_ms``, the others take its streams over.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        service: str,
+        *,
+        member: str | None = None,
+        settings: Settings | None = None,
+        observer: Observer = quiet,
+    ) -> None:
+        self.settings = settings or Settings()
+        self._broker = broker
+        self._service = service
+        self._tell = observer
+        self._waiting: deque[Notification] = deque()
+        self._arrived = asyncio.Event()
+        self._steps = AssignmentMember(
+            broker, service, default_member() if member is None else member, self.settings, self._emit, observer
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+        self._changes = asyncio.Lock()
+        self._beat_at_ms = 0.0
+
+    @property
+    def id(self) -> str:
+        return self._steps.name
+
+    @property
+    def owned(self) -> dict[str, Token]:
+        """What this member owns now, as far as it knows."""
+        return {stream: lease.token for stream, lease in self._steps.owned.items()}
+
+    @property
+    def ready(self) -> bool:
+        """Whether the last beat was heard within the lease: a member that is not ready may have lost its streams."""
+        loop = asyncio.get_running_loop()
+        return bool(self._tasks) and not self._closed and loop.time() * 1000 - self._beat_at_ms < self.settings.lease_ms
+
+    def guarded(self, token: Token) -> GuardedBroker:
+        """A broker whose xadd and xack are refused, atomically, once ``token`` is not the owner's any more."""
+        return GuardedBroker(self._broker, token)
+
+    # --- the walk of a member's life ---
+
+    def start(self) -> AsyncIterator[Notification]:
+        """Joins, and gives the notifications. Ends after ``close()``, when all of them have been taken."""
+        if self._tasks or self._closed:
+            raise MemberClosed("this member was started or closed before. Make a new AssignmentClient.")
+        self._tasks = [
+            asyncio.create_task(self._repeat(self._renew_step, self.settings.renew_interval_ms)),
+            asyncio.create_task(self._repeat(self._place_step, self.settings.sweep_interval_ms)),
+        ]
+        return self._notifications()
+
+    async def close(self) -> None:
+        """Hands every stream back at once, unfinished, and leaves. The iterator ends when it is drained."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            async with self._changes:
+                if self._tasks:
+                    await self._steps.leave()
+        finally:
+            self._arrived.set()
+
+    async def announce(self, stream: str, info: Mapping[str, Any] | None = None) -> EntryId:
+        """Asks for an owner of ``stream``. Any process may, a member or not."""
+        return await announce(self._broker, self._service, stream, info)
+
+    async def claim(self, what: StreamExpired) -> StreamAdded:
+        """Takes over a stream whose lease has run out; StreamIsOwned where another was quicker."""
+        async with self._changes:
+            return await self._steps.claim(what.stream, what.lbs_id)
+
+    async def finish(self, stream: str) -> None:
+        """The stream's work is done: it is announced no more. NotTheOwner, and nothing changed, if it is not owned."""
+        async with self._changes:
+            await self._steps.finish(stream)
+
+    async def release(self, stream: str) -> None:
+        """Gives the stream back, unfinished, for another member."""
+        async with self._changes:
+            await self._steps.release(stream)
+
+    # --- the loops ---
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]], interval_ms: int) -> None:
+        """A failing step is reported and tried again: the server may be away for a while."""
+        while True:
+            try:
+                await step()
+            except MillstreamError as error:
+                log.warning("member %r: %s", self.id, error)
+                self._tell("assignment.step_failed", member=self.id, step=step.__name__, error=str(error))
+            await asyncio.sleep(interval_ms / 1000)
+
+    async def _renew_step(self) -> None:
+        async with self._changes:
+            await self._beat()
+            await self._steps.renew()
+
+    async def _place_step(self) -> None:
+        moved = 1
+        while moved:
+            async with self._changes:
+                if not self._steps.view.members:
+                    await self._steps.join()
+                await self._beat()
+                moved = await self._steps.place(self.settings.queue_size - len(self._waiting))
+            await asyncio.sleep(0)
+
+    async def _beat(self) -> None:
+        await self._steps.beat()
+        self._beat_at_ms = asyncio.get_running_loop().time() * 1000
+
+    # --- the queue ---
+
+    def _emit(self, notification: Notification) -> None:
+        """Bounded without dropping: taking stops while the queue is full, and only what is owned can be disowned."""
+        self._waiting.append(notification)
+        self._arrived.set()
+        self._tell("assignment.notification", member=self.id, kind=type(notification).__name__)
+        if isinstance(notification, StreamDisowned):
+            log.info("member %r does not own %r any more", self.id, notification.stream)
+
+    async def _notifications(self) -> AsyncIterator[Notification]:
+        while True:
+            self._arrived.clear()
+            while self._waiting:
+                yield self._waiting.popleft()
+            if self._closed:
+                return
+            await self._arrived.wait()
+
+
+async def announce(broker: Broker, service: str, stream: str, info: Mapping[str, Any] | None = None) -> EntryId:
+    """Announces a data stream on a service's load-balancer stream."""
+    if not service:
+        raise InvalidArgument("service", service, "a name that is not empty")
+    return await broker.xadd(balancer_stream(service), Announcement(stream, info or {}).fields())

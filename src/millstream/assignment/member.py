@@ -1,0 +1,404 @@
+"""One member's steps: beat, renew, place, claim, release, finish, leave. Each runs to its end; no loop, no clock.
+
+The owner record beside a data stream decides who owns it. The load-balancer stream's pending list only says where to
+look: entries of dead consumers, and of the consumer that stands for nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
+from millstream.assignment.errors import MalformedAnnouncement, NotTheOwner, StreamIsOwned
+from millstream.assignment.notifications import (
+    Notification,
+    StreamAdded,
+    StreamDisowned,
+    StreamExpired,
+    StreamTerminated,
+)
+from millstream.assignment.placement import Member as Row
+from millstream.assignment.placement import living, targets
+from millstream.assignment.settings import Settings
+from millstream.assignment.tokens import OwnerRecord, Token
+from millstream.broker.broker import Broker
+from millstream.errors import InvalidArgument, NoSuchGroup
+from millstream.model import Entry, EntryId, Observer, quiet
+from millstream.wire.names import to_name
+
+log = logging.getLogger(__name__)
+
+NOBODY = "millstream:unowned"
+"""The consumer under which released entries wait, so that a sweep finds them without looking at everybody's."""
+STEP = 500
+"""How many streams travel together while they are taken: small enough that renewals get their turn in between."""
+TOUCH_EVERY = 8
+"""Renewals between two repairs of the pending list; a Go member that starts claims what was idle for 40 s."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A stream that this member owns."""
+
+    token: Token
+    lbs_id: EntryId
+    info: Mapping[str, Any]
+
+    @property
+    def stream(self) -> str:
+        return self.token.stream
+
+
+class Candidate(NamedTuple):
+    """An announcement that may be without an owner. ``holder`` is the consumer in whose pending list it lies."""
+
+    lbs_id: EntryId
+    announcement: Announcement
+    holder: str
+
+
+class View(NamedTuple):
+    """What the last beat told: the server's time, how many streams are announced, and who is a member."""
+
+    now_ms: int
+    announced: int
+    members: dict[str, Row]
+
+
+def is_free(record: bytes | None, lock: bytes | None, me: str, alive: Mapping[str, Row]) -> bool:
+    """Whether a stream may be taken: no living member's record beside it, and nobody else's lock."""
+    owner = OwnerRecord.parse(record).member
+    if owner and owner != me and owner in alive:
+        return False
+    return lock is None or to_name(lock) == me
+
+
+class AssignmentMember:
+    def __init__(
+        self,
+        broker: Broker,
+        service: str,
+        name: str,
+        settings: Settings,
+        emit: Callable[[Notification], None],
+        observer: Observer = quiet,
+    ) -> None:
+        if not service:
+            raise InvalidArgument("service", service, "a name that is not empty")
+        if not name:
+            raise InvalidArgument("member", name, "a name that is not empty")
+        self.broker = broker
+        self.name = name
+        self.settings = settings
+        self.stream = balancer_stream(service)
+        self.group = balancer_group(service)
+        self.owned: dict[str, Lease] = {}
+        self.view = View(0, 0, {})
+        self._emit = emit
+        self._tell = observer
+        self._cursors: dict[str, str] = {}
+        self._expired_told: set[tuple[EntryId, int]] = set()
+        self._renewals = 0
+
+    # --- being a member ---
+
+    async def join(self) -> None:
+        """From the start of the stream: what was announced before the first member came is handed out too."""
+        await self.broker.create_group(self.stream, self.group, start="0")
+        await self.beat()
+
+    async def beat(self) -> None:
+        """Says that this member is alive, and learns who else is."""
+        self.view = await self._beat(self.settings.lease_ms)
+
+    async def _beat(self, lease_ms: int) -> View:
+        now_ms, announced, rows = await self.broker.member_beat(
+            self.stream, self.name, lease_ms=lease_ms, owned=len(self.owned), capacity=self.settings.capacity
+        )
+        return View(now_ms, announced, {name: Row.parse(row) for name, row in rows.items()})
+
+    async def leave(self) -> None:
+        """Hands every stream back at once; nothing has to time out."""
+        for start in range(0, len(leases := list(self.owned.values())), STEP):
+            await self._give_back(leases[start : start + STEP])
+        await self._beat(0)
+
+    # --- keeping what one owns ---
+
+    async def renew(self) -> None:
+        """Renews every lease in one round trip a node, and disowns what is another's by now."""
+        leases = list(self.owned.values())
+        if not leases:
+            return
+        records, locks = await self._read([lease.stream for lease in leases], [lease.lbs_id for lease in leases], True)
+        vanished: list[Lease] = []
+        unlocked: list[Lease] = []
+        for lease, record, lock in zip(leases, records, locks, strict=True):
+            if self.owned.get(lease.stream) is not lease:
+                continue  # finished or released while the answer was on its way
+            if record != lease.token.record():
+                self._disown(lease)
+                if record is None:
+                    vanished.append(lease)
+            elif self.settings.go_locks and lock is None:
+                unlocked.append(lease)
+            elif self.settings.go_locks and lock is not None and to_name(lock) != self.name:
+                await self.broker.release_lease(lease.stream, lease.token.record())
+                self._disown(lease)
+        if unlocked:
+            await self._lock(unlocked)
+        if vanished:
+            await self._announce_again(vanished)
+        self._renewals += 1
+        if self._renewals % TOUCH_EVERY == 0:
+            await self._hold_entries([lease.lbs_id for lease in self.owned.values()])
+        self._tell("assignment.renewed", member=self.name, leases=len(leases))
+
+    def _disown(self, lease: Lease) -> None:
+        del self.owned[lease.stream]
+        self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
+        self._tell("assignment.disowned", member=self.name, stream=lease.stream)
+
+    async def _announce_again(self, leases: Sequence[Lease]) -> None:
+        """The server lost its data (FLUSHALL, a failover): whoever owned a stream is the one who still knows of it."""
+        entries = await self.broker.entries_at(self.stream, [lease.lbs_id for lease in leases])
+        gone = [lease for lease, entry in zip(leases, entries, strict=True) if entry is None]
+        if gone:
+            log.warning("the records of %d streams have vanished from the server; announcing them again", len(gone))
+            await self.broker.xadd_many(self.stream, [Announcement(x.stream, x.info).fields() for x in gone])
+
+    async def _hold_entries(self, ids: Sequence[EntryId]) -> None:
+        """Keeps the pending list in step with the records: these entries are this member's, and not idle."""
+        for start in range(0, len(ids), STEP):
+            await self.broker.xclaim_ids(self.stream, self.group, self.name, ids[start : start + STEP], min_idle_ms=0)
+
+    # --- taking and handing over ---
+
+    async def place(self, room: int) -> int:
+        """Moves towards this member's share: hands over what is too much, or takes up to ``room`` streams."""
+        alive = living(self.view.members, self.view.now_ms)
+        target = targets(alive, self.view.announced).get(self.name, 0)
+        if len(self.owned) > target:
+            excess = list(self.owned.values())[target:][:STEP]
+            await self._give_back(excess)
+            for lease in excess:
+                self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
+            self._tell("assignment.handed_over", member=self.name, streams=len(excess))
+            return -len(excess)
+        allowed = min(target - len(self.owned), room, STEP)
+        if allowed <= 0:
+            return 0
+        try:
+            taken = await self._adopt(allowed, alive)
+            if taken < allowed:
+                taken += await self._take_new(allowed - taken, alive)
+        except NoSuchGroup:
+            log.warning("the group %r of %r has vanished; making it again", self.group, self.stream)
+            await self.broker.create_group(self.stream, self.group, start="0")
+            return 0
+        return taken
+
+    async def _take_new(self, count: int, alive: Mapping[str, Row]) -> int:
+        deliveries = await self.broker.xreadgroup(self.stream, self.group, self.name, count=count)
+        found = [Entry(item.id, item.fields) for item in deliveries if item.fields is not None]
+        candidates = await self._understand(found, dict.fromkeys((entry.id for entry in found), self.name))
+        return await self._take(candidates, alive)
+
+    async def _adopt(self, count: int, alive: Mapping[str, Row]) -> int:
+        """Takes what lies in the pending list without an owner: of the dead, of nobody, and this member's leftovers."""
+        holders = (await self.broker.xpending(self.stream, self.group)).consumers
+        mine = holders.pop(self.name, 0)
+        names = [name for name in holders if name not in alive]
+        if mine > len(self.owned):
+            names.append(self.name)
+        taken = 0
+        for holder in names:
+            if taken >= count:
+                break
+            taken += await self._adopt_from(holder, count - taken, alive)
+        return taken
+
+    async def _adopt_from(self, holder: str, count: int, alive: Mapping[str, Row]) -> int:
+        # The cursor stays between sweeps: entries that cannot be taken yet must not hide those behind them.
+        start = self._cursors.get(holder, "-")
+        pending = await self.broker.xpending_range(
+            self.stream, self.group, start=start, count=max(count, STEP), consumer=holder
+        )
+        if len(pending) < max(count, STEP):
+            self._cursors.pop(holder, None)
+        else:
+            self._cursors[holder] = f"({pending[-1].id}"
+        held = {lease.lbs_id for lease in self.owned.values()}
+        ids = [item.id for item in pending if item.id not in held]
+        if not ids:
+            return 0
+        entries = await self.broker.entries_at(self.stream, ids)
+        gone = [entry_id for entry_id, entry in zip(ids, entries, strict=True) if entry is None]
+        if gone:
+            await self.broker.xack(self.stream, self.group, gone)
+        found = [entry for entry in entries if entry is not None]
+        candidates = await self._understand(found, dict.fromkeys((entry.id for entry in found), holder))
+        return await self._take(candidates, alive, at_most=count)
+
+    async def _understand(self, entries: Sequence[Entry], holders: Mapping[EntryId, str]) -> list[Candidate]:
+        candidates = []
+        for entry in entries:
+            try:
+                announcement = Announcement.parse(entry.fields)
+            except MalformedAnnouncement as error:
+                await self._bury(entry, error)
+            else:
+                candidates.append(Candidate(entry.id, announcement, holders[entry.id]))
+        return candidates
+
+    async def _bury(self, entry: Entry, error: MalformedAnnouncement) -> None:
+        """To the dead letters beside the load-balancer stream, then out of it: the reader goes on."""
+        log.warning("entry %s of %r was buried: %s", entry.id, self.stream, error)
+        await self.broker.bury_announcement(self.stream, self.group, entry.id, entry.fields, str(error))
+        self._tell("assignment.malformed", stream=self.stream, id=str(entry.id), error=str(error))
+
+    async def _take(self, candidates: Sequence[Candidate], alive: Mapping[str, Row], at_most: int = STEP) -> int:
+        """Takes the leases of those that are free. Of two rivals the record beside the stream lets one win."""
+        first_of_each = {
+            c.announcement.stream: c for c in reversed(candidates) if c.announcement.stream not in self.owned
+        }
+        wanted = list(first_of_each.values())[::-1]
+        records, locks = await self._read([c.announcement.stream for c in wanted], [c.lbs_id for c in wanted], False)
+        free = []
+        for candidate, record, lock in zip(wanted, records, locks, strict=True):
+            if not is_free(record, lock, self.name, alive):
+                continue
+            if self.settings.takeover == "notify" and candidate.holder not in (self.name, NOBODY):
+                self._tell_expired(candidate, record)
+            elif len(free) < at_most:
+                free.append((candidate, record))
+        taken = await self._win(free)
+        kept = {candidate.lbs_id for candidate, _ in taken}
+        # What this member read and may not have (yet) waits under nobody's name, where every member's sweep looks.
+        parked = [c.lbs_id for c in candidates if c.holder == self.name and c.lbs_id not in kept]
+        if parked:
+            await self.broker.xclaim_ids(self.stream, self.group, NOBODY, parked, min_idle_ms=0)
+        return len(taken)
+
+    def _tell_expired(self, candidate: Candidate, record: bytes | None) -> None:
+        owner = OwnerRecord.parse(record)
+        if (candidate.lbs_id, owner.number) in self._expired_told:
+            return
+        self._expired_told.add((candidate.lbs_id, owner.number))
+        stream, info = candidate.announcement.stream, candidate.announcement.info
+        self._emit(StreamExpired(stream, candidate.lbs_id, info, Token(stream, owner.member, owner.number)))
+
+    async def _win(self, free: Sequence[tuple[Candidate, bytes | None]]) -> list[tuple[Candidate, Lease]]:
+        if not free:
+            return []
+        numbers = await self.broker.take_leases(self.name, [(c.announcement.stream, record) for c, record in free])
+        won = [
+            (c, Lease(Token(c.announcement.stream, self.name, number), c.lbs_id, c.announcement.info), record)
+            for (c, record), number in zip(free, numbers, strict=True)
+            if number is not None
+        ]
+        if self.settings.go_locks:
+            refused = set(await self._lock([lease for _, lease, _ in won]))
+            won = [item for item in won if item[1].stream not in refused]
+        # The lease first, the pending list after: a crash in between leaves an entry of a dead consumer, which a
+        # sweep judges by the record; the other way round, a stream could lie with a consumer that has no lease.
+        moved = [c.lbs_id for c, _, _ in won if c.holder != self.name]
+        if moved:
+            await self._hold_entries(moved)
+        for candidate, lease, record in won:
+            before = OwnerRecord.parse(record).member
+            self.owned[lease.stream] = lease
+            self._emit(StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, before or None))
+            self._tell("assignment.taken", member=self.name, stream=lease.stream, taken_from=before)
+            self._expired_told.discard((candidate.lbs_id, OwnerRecord.parse(record).number))
+        return [(candidate, lease) for candidate, lease, _ in won]
+
+    async def _lock(self, leases: Sequence[Lease]) -> list[str]:
+        """Takes the Go client's locks; gives back, and names, the streams that a Go member holds."""
+        keys = [lock_key(lease.stream, lease.lbs_id) for lease in leases]
+        granted = await self.broker.lock_keys(keys, self.name, ttl_ms=self.settings.lease_ms)
+        refused = [lease for lease, ok in zip(leases, granted, strict=True) if not ok]
+        for lease in refused:
+            await self.broker.release_lease(lease.stream, lease.token.record())
+            if self.owned.get(lease.stream) is lease:
+                self._disown(lease)
+        return [lease.stream for lease in refused]
+
+    async def _give_back(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self.owned.pop(lease.stream, None)
+        # The records first: they decide. Then the entries go to nobody, where the others' sweeps find them.
+        released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in leases])
+        if self.settings.go_locks:
+            await self.broker.unlock_keys([lock_key(lease.stream, lease.lbs_id) for lease in leases], self.name)
+        ids = [lease.lbs_id for lease, ok in zip(leases, released, strict=True) if ok]
+        if ids:
+            await self.broker.xclaim_ids(self.stream, self.group, NOBODY, ids, min_idle_ms=0)
+
+    async def _read(
+        self, streams: Sequence[str], ids: Sequence[EntryId], renew: bool
+    ) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Owner records and locks; with ``renew``, their times to live start anew in the same round trip."""
+        locks = [lock_key(s, i) for s, i in zip(streams, ids, strict=True)] if self.settings.go_locks else []
+        records, values = await self.broker.read_leases(
+            streams, locks, lock_ttl_ms=self.settings.lease_ms if renew else None
+        )
+        return records, values or [None] * len(records)
+
+    # --- what the application asks for ---
+
+    async def claim(self, stream: str, lbs_id: EntryId) -> StreamAdded:
+        """Takes one stream over now, whatever this member's share is; StreamIsOwned while a living member holds it."""
+        if stream in self.owned:
+            raise StreamIsOwned(stream, self.name)
+        await self.beat()
+        alive = living(self.view.members, self.view.now_ms)
+        [entry] = await self.broker.entries_at(self.stream, [lbs_id])
+        if entry is None:
+            raise NotTheOwner(stream)
+        [records, locks] = await self._read([stream], [lbs_id], False)
+        owner = OwnerRecord.parse(records[0]).member
+        if not is_free(records[0], locks[0], self.name, alive):
+            raise StreamIsOwned(stream, owner if owner in alive else to_name(locks[0] or b""))
+        candidate = Candidate(lbs_id, Announcement.parse(entry.fields), "")
+        won = await self._win([(candidate, records[0])])
+        if not won:
+            [records, _] = await self._read([stream], [lbs_id], False)
+            raise StreamIsOwned(stream, OwnerRecord.parse(records[0]).member)
+        lease = won[0][1]
+        return StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, owner or None)
+
+    async def finish(self, stream: str) -> None:
+        """The stream is done: its announcement is acknowledged and deleted. Nothing else does that."""
+        lease = self._lease(stream)
+        if not await self._still_mine(lease):
+            self._disown(lease)
+            raise NotTheOwner(stream)
+        if not await self.broker.finish_announcement(self.stream, self.group, self.name, lease.lbs_id):
+            # A failover may have lost the last claim; the record still says that the entry is this member's.
+            await self._hold_entries([lease.lbs_id])
+            await self.broker.finish_announcement(self.stream, self.group, self.name, lease.lbs_id)
+        self.owned.pop(stream, None)
+        await self.broker.release_lease(stream, lease.token.record())
+        if self.settings.go_locks:
+            await self.broker.unlock_keys([lock_key(stream, lease.lbs_id)], self.name)
+        self._emit(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
+        self._tell("assignment.finished", member=self.name, stream=stream)
+
+    async def release(self, stream: str) -> None:
+        """Gives one stream back, unfinished: another member takes it."""
+        lease = self._lease(stream)
+        await self._give_back([lease])
+        self._emit(StreamDisowned(stream, lease.lbs_id, lease.info, lease.token))
+
+    async def _still_mine(self, lease: Lease) -> bool:
+        [records, _] = await self._read([lease.stream], [lease.lbs_id], False)
+        return records[0] == lease.token.record()
+
+    def _lease(self, stream: str) -> Lease:
+        if stream not in self.owned:
+            raise NotTheOwner(stream)
+        return self.owned[stream]
