@@ -6,33 +6,71 @@ In: commands of sessions, from any thread. Out: replies, but never one whose cha
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
+from millstream.broker.persistence import Persistence
+from millstream.engine.admission import reject
+from millstream.engine.blocking import BLOCKED
 from millstream.engine.engine import Engine
+from millstream.engine.journal.files import DiskFiles, Files
+from millstream.engine.journal.journal import JournalUnwritable, Policy
+from millstream.engine.registry import Flag
 from millstream.engine.session import Session
+from millstream.errors import BrokerClosed, DurabilityUnavailable, ServerError
 from millstream.model.clock import Clock, SystemClock
 from millstream.wire.commands import Args
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire.replies import ErrorReply, Push, Reply
 
 Deliver = Callable[[Reply], Any]
 
 _MULTI: Final = (b"MULTI",)
 _EXEC: Final = (b"EXEC",)
+_WRITES: Final = int(Flag.WRITE)
 
 
 class Embedded:
-    """One engine for all threads of this process. Every method may be called from any of them."""
+    """One engine for all threads of this process. Every method may be called from any of them.
+
+    With ``directory`` it is durable: what is there is loaded, and the directory is this process's until ``close``.
+    """
 
     def __init__(
-        self, *, clock: Clock | None = None, password: bytes | None = None, debug_enabled: bool = False
+        self,
+        *,
+        directory: Path | None = None,
+        appendfsync: Policy = "everysec",
+        clock: Clock | None = None,
+        password: bytes | None = None,
+        debug_enabled: bool = False,
+        housekeeping: bool = True,
+        rewrite_min_bytes: int = 64 << 20,
+        files: Files | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         self._now_ms = self.clock.now_ms
-        self._lock = threading.Lock()
-        self.engine = Engine(password=password, debug_enabled=debug_enabled)
-        self._closed = False
+        self._lock: threading.Lock | _Barred = threading.Lock()
+        self.engine = Engine(password=password, debug_enabled=debug_enabled, recording=directory is not None)
+        self.persistence: Persistence | None = None
+        self._held: list[tuple[Session, Reply]] = []
+        """Answers to waiters whose change is not in the journal yet."""
+        if directory is not None:
+            self.persistence = Persistence(
+                self.engine,
+                directory,
+                policy=appendfsync,
+                clock=self.clock,
+                files=files or DiskFiles(),
+                rewrite_min_bytes=rewrite_min_bytes,
+            )
+        _ALIVE.add(self)
+        if housekeeping:
+            _start_keeper(self)
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
@@ -60,10 +98,12 @@ class Embedded:
     def execute(self, session: Session, args: Sequence[bytes]) -> Reply:
         """One command. BLOCKED means that the answer will be delivered; errors are returned, never raised."""
         with self._lock:
+            if self.persistence is not None:
+                return self._execute_all(session, (args,))[0]
             engine = self.engine
             reply = engine.execute(session, args, self._now_ms())
             if engine.outbox:
-                self._deliver()
+                self._deliver(engine.take_outbox())
             return reply
 
     def execute_many(self, session: Session, commands: Sequence[Args], *, atomic: bool = False) -> list[Reply]:
@@ -72,27 +112,50 @@ class Embedded:
         With ``atomic`` they are one MULTI/EXEC: if it is refused, every reply is the error that refused it.
         """
         with self._lock:
-            engine = self.engine
-            if atomic:
-                replies = self._transaction(session, commands)
-            else:
-                execute, now_ms = engine.execute, self._now_ms
-                replies = [execute(session, args, now_ms()) for args in commands]
+            if not atomic:
+                return self._execute_all(session, commands)
+            *queued, reply = self._execute_all(session, (_MULTI, *commands, _EXEC))[1:]
+            if isinstance(reply, list):
+                return reply
+            # Refused as a whole. A command that could not even be queued tells why; the others share EXEC's answer.
+            return [one if isinstance(one, ErrorReply) else reply for one in queued]
+
+    def _execute_all(self, session: Session, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
+        engine, now_ms = self.engine, self._now_ms
+        if self.persistence is None:
+            execute = engine.execute
+            replies = [execute(session, args, now_ms()) for args in commands]
             if engine.outbox:
-                self._deliver()
+                self._deliver(engine.take_outbox())
             return replies
+        turn = Turn(self)
+        replies = []
+        changed = []
+        for args in commands:
+            replies.append(turn.execute(session, args))
+            if turn.changed:
+                changed.append(len(replies) - 1)
+        if (failure := turn.end()) is not None:
+            for index in changed:
+                if replies[index] is BLOCKED:
+                    engine.cancel(session)
+                replies[index] = failure
+        return replies
 
-    def _transaction(self, session: Session, commands: Sequence[Args]) -> list[Reply]:
-        execute, now_ms = self.engine.execute, self._now_ms()
-        execute(session, _MULTI, now_ms)
-        queued = [execute(session, args, now_ms) for args in commands]
-        reply = execute(session, _EXEC, now_ms)
-        if isinstance(reply, list):
-            return reply
-        # Refused as a whole. A command that could not even be queued tells why; the others share EXEC's answer.
-        return [one if isinstance(one, ErrorReply) else reply for one in queued]
+    def turn(self) -> Turn:
+        """For a server: ``with embedded.turn() as turn`` holds the lock over the commands of many sessions."""
+        return Turn(self)
 
-    # --- time -------------------------------------------------------------------------------------------------------
+    # --- durability and time ----------------------------------------------------------------------------------------
+
+    def fsync(self) -> None:
+        """Everything that was answered before the call is on the disk when it returns."""
+        if self.persistence is None:
+            raise DurabilityUnavailable("fsynced", "this broker lives in memory. Open local:///path instead.")
+        try:
+            self.persistence.journal.sync()
+        except JournalUnwritable as error:
+            raise ServerError(error.text) from error
 
     def next_deadline(self) -> int | None:
         """When ``tick`` has something to do, on the wall clock; None: never, unless commands come."""
@@ -103,17 +166,172 @@ class Embedded:
         """Ends the waits whose time is over, and removes keys whose time is over."""
         with self._lock:
             self.engine.tick(self._now_ms())
-            if self.engine.outbox:
-                self._deliver()
+            if self.persistence is not None:
+                Turn(self).end()
+            elif self.engine.outbox:
+                self._deliver(self.engine.take_outbox())
+
+    def keep_house(self) -> None:
+        """What must be done now and then: expiry, fsync, another try after a failed write, rewriting. Called ten times
+        a second by a thread of our own, unless ``housekeeping`` is off."""
+        self.tick()
+        if self.persistence is not None:
+            self.persistence.keep_house(self._lock)
+            with self._lock:
+                if self._held and self.persistence.journal.trouble is None:
+                    held, self._held = self._held, []
+                    self._deliver(held)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Idempotent. Whoever still waits is told nothing more."""
-        with self._lock:
-            self._closed = True
+        """Writes and syncs what is outstanding, and lets go of the directory. Idempotent. Waiters stay unanswered."""
+        lock = self._lock
+        if isinstance(lock, _Barred):
+            return
+        with lock:
+            self._lock = _Barred("this broker was closed. Open another one.")
+            if self.persistence is not None:
+                self.persistence.close()
 
-    def _deliver(self) -> None:
-        for session, reply in self.engine.take_outbox():
+    @property
+    def closed(self) -> bool:
+        return isinstance(self._lock, _Barred)
+
+    def _deliver(self, outbox: list[tuple[Session, Reply]]) -> None:
+        for session, reply in outbox:
             if session.tag is not None:
                 session.tag(reply)
+
+    def _disown(self) -> None:
+        self._lock = _Barred("this broker belongs to the process that was forked. Open one in each process.")
+        if self.persistence is not None:
+            self.persistence.disown()
+
+
+class Turn:
+    """Commands whose changes are written together, and whose answers may leave only when ``end`` has written them.
+
+    Where there is no journal, answers to waiters are delivered as they come. With one, they are delivered at the end;
+    messages (pushes) are no answers, and are delivered as they come, so that they keep their place among the replies.
+    """
+
+    __slots__ = ("_answers", "_embedded", "_engine", "_now_ms", "_persistence", "changed")
+
+    def __init__(self, embedded: Embedded) -> None:
+        self._embedded = embedded
+        self._engine = embedded.engine
+        self._persistence = embedded.persistence
+        self._now_ms = embedded._now_ms
+        self._answers: list[tuple[Session, Reply]] = []
+        self.changed = False
+        """Whether the last command changed something: its reply becomes void if ``end`` fails."""
+
+    def execute(self, session: Session, args: Sequence[bytes]) -> Reply:
+        engine = self._engine
+        persistence = self._persistence
+        if persistence is None:
+            reply = engine.execute(session, args, self._now_ms())
+            if engine.outbox:
+                self._embedded._deliver(engine.take_outbox())
+            return reply
+        trouble = persistence.journal.trouble
+        if trouble is not None and (refused := _refuse(session, args, trouble)) is not None:
+            self.changed = False
+            return refused
+        reply = engine.execute(session, args, self._now_ms())
+        self._collect(persistence)
+        return reply
+
+    def _collect(self, persistence: Persistence) -> None:
+        units = self._engine.take_units()
+        self.changed = bool(units)
+        persistence.units += units
+        if self._engine.outbox:
+            for session, reply in self._engine.take_outbox():
+                if type(reply) is Push and session.tag is not None:
+                    session.tag(reply)
+                else:
+                    self._answers.append((session, reply))
+
+    def end(self) -> ErrorReply | None:
+        """Writes, then delivers. An error: it could not be written, and the changes are not to be confirmed."""
+        persistence = self._persistence
+        if persistence is None:
+            return None
+        self._collect(persistence)
+        answers, self._answers = self._answers, []
+        try:
+            persistence.write_units()
+        except JournalUnwritable as error:
+            self._embedded._held += answers
+            return ErrorReply(error.text)
+        if answers:
+            self._embedded._deliver(answers)
+        return None
+
+    def __enter__(self) -> Turn:
+        self._embedded._lock.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._embedded._lock.__exit__(kind, error, tb)
+
+
+def _refuse(session: Session, args: Sequence[bytes], trouble: str) -> Reply | None:
+    """The answer to a command that would write while nothing can be written; None where it only reads."""
+    try:
+        spec = session.engine.table.look_up(args)
+    except ErrorReply:
+        return None
+    writes = spec.bits & _WRITES or spec.name in ("EVAL", "EVALSHA")
+    if spec.name == "EXEC" and session.queue is not None:
+        writes = any(one.bits & _WRITES or one.name in ("EVAL", "EVALSHA") for one, _ in session.queue)
+    return reject(session, spec, trouble) if writes else None
+
+
+class _Barred:
+    """Stands in for the lock where nothing may enter any more, so that the way in costs nobody a test."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __enter__(self) -> None:
+        raise BrokerClosed(self._why)
+
+    def __exit__(self, *_: object) -> None:
+        raise BrokerClosed(self._why)
+
+
+# --- the keeper, and forks ------------------------------------------------------------------------------------------
+
+
+def _start_keeper(embedded: Embedded) -> None:
+    """A thread that keeps house until the broker is closed, or nobody has it any more."""
+    own = weakref.ref(embedded)
+    pause = threading.Event()
+
+    def keep() -> None:
+        while not pause.wait(0.1):
+            one = own()
+            if one is None or one.closed:
+                return
+            try:
+                one.keep_house()
+            except BrokerClosed:
+                return
+            del one
+
+    threading.Thread(target=keep, name="millstream-keeper", daemon=True).start()
+
+
+_ALIVE: weakref.WeakSet[Embedded] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    """In a forked child: the parent goes on with these, and two writers would tear the journal to pieces."""
+    for embedded in list(_ALIVE):
+        embedded._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

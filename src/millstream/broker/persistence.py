@@ -1,0 +1,227 @@
+"""An engine's directory: locked, loaded, and kept in order. The journal is written by turns; this is all the rest."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from millstream.engine.engine import Effect, Engine
+from millstream.engine.journal.files import DirectoryLock, Files
+from millstream.engine.journal.journal import JOURNAL_NAME, POLICIES, REWRITE_NAME, Journal, JournalUnwritable, Policy
+from millstream.engine.journal.load import load
+from millstream.engine.journal.replacement import Replacement
+from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
+from millstream.engine.journal.snapshot import snapshot
+from millstream.errors import InvalidArgument
+from millstream.model.clock import Clock
+from millstream.wire.replies import ErrorReply
+
+logger = logging.getLogger("millstream.journal")
+
+SYNC_INTERVAL_MS: Final = 1000
+RETRY_INTERVAL_MS: Final = 1000
+REWRITE_PAUSE_MS: Final = 60_000
+"""After a rewrite that failed, the next one that nobody asked for waits this long."""
+
+
+class Persistence:
+    def __init__(
+        self,
+        engine: Engine,
+        directory: Path,
+        *,
+        policy: Policy,
+        clock: Clock,
+        files: Files,
+        rewrite_min_bytes: int,
+    ) -> None:
+        if policy not in POLICIES:
+            raise InvalidArgument("appendfsync", policy, "always, everysec or no")
+        self.directory = directory
+        self.units: list[list[Effect]] = []
+        """What the turn that is under way has changed so far."""
+        self._unwritten: JournalUnwritable | None = None
+        self.rewrite_min_bytes = rewrite_min_bytes
+        self.rewrite_growth_percent = 100
+        self.load_seconds = 0.0
+        self._engine = engine
+        self._clock = clock
+        self._files = files
+        self._rewrite: Rewrite | None = None
+        self._rewrite_failed = False
+        self._no_rewrite_before_ms = 0
+        self._last_sync_ms = self._last_retry_ms = clock.monotonic_ms()
+        self._lock = DirectoryLock(directory)
+        self._lock.take()
+        try:
+            self.journal = Journal(directory / JOURNAL_NAME, files, policy)
+            files.remove(directory / REWRITE_NAME)
+            self._load()
+        except BaseException:
+            self._lock.release()
+            raise
+        engine.hooks.rewrite_journal = self._rewrite_on_request
+        engine.hooks.reload_journal = self._reload
+        engine.hooks.configure = self._configure
+        engine.hooks.persistence = self._info
+
+    def _load(self) -> None:
+        began = time.perf_counter()
+        loaded = load(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
+        self.journal.open(end=loaded.end, chain=loaded.chain, database=loaded.database)
+        self.load_seconds = time.perf_counter() - began
+
+    def write_units(self) -> None:
+        """The turn's changes are in the journal when it returns. JournalUnwritable: some are not."""
+        units, self.units = self.units, []
+        unwritten, self._unwritten = self._unwritten, None
+        if units:
+            self.journal.append(units)
+        if unwritten is not None:
+            raise unwritten
+
+    # --- housekeeping -----------------------------------------------------------------------------------------------
+
+    def keep_house(self, lock: AbstractContextManager[Any]) -> None:
+        """``lock`` keeps others from writing; it is held for moments only."""
+        now_ms = self._clock.monotonic_ms()
+        if self.journal.trouble is not None and now_ms - self._last_retry_ms >= RETRY_INTERVAL_MS:
+            self._last_retry_ms = now_ms
+            with lock:
+                self._mend()
+        if self.journal.policy == "everysec" and now_ms - self._last_sync_ms >= SYNC_INTERVAL_MS:
+            self._last_sync_ms = now_ms
+            self._sync()
+        self._keep_short(now_ms, lock)
+
+    def _sync(self) -> None:
+        try:
+            if self.journal.unsynced:
+                self.journal.sync()
+        except JournalUnwritable:
+            pass  # logged, and kept as the journal's trouble: writes are refused from now on
+
+    def _mend(self) -> None:
+        """Another try after a failure. After a failed fsync only a new file, made from memory, can be trusted."""
+        try:
+            if self.journal.sync_failed:
+                self._abandon_rewrite()
+                replacement = Replacement(self.directory / REWRITE_NAME, self._files)
+                replacement.add(snapshot(self._engine))
+                replacement.sync()
+                self.journal.switch(replacement)
+            else:
+                self.journal.flush()
+            logger.warning("the journal %s can be written again", self.journal.path)
+        except (JournalUnwritable, OSError):
+            pass  # still in trouble: writes stay refused, and the next try comes in a moment
+
+    # --- rewriting --------------------------------------------------------------------------------------------------
+
+    def _grown(self) -> bool:
+        size, base = self.journal.size, max(self.journal.base_size, 1)
+        return (
+            self.rewrite_growth_percent > 0
+            and size >= self.rewrite_min_bytes
+            and (size - base) * 100 >= base * self.rewrite_growth_percent
+        )
+
+    def _keep_short(self, now_ms: int, lock: AbstractContextManager[Any]) -> None:
+        if self.journal.trouble is not None:
+            return
+        if self._rewrite is None:
+            if self._grown() and now_ms >= self._no_rewrite_before_ms:
+                with lock:
+                    self._start_rewrite()
+            return
+        try:
+            if self._rewrite.catch_up():
+                with lock:
+                    if not self.journal.outstanding:
+                        self._rewrite.finish()
+                        self._rewrite, self._rewrite_failed = None, False
+                        logger.info("the journal %s was rewritten: %d bytes", self.journal.path, self.journal.size)
+        except (RewriteFailed, OSError) as error:
+            logger.warning("the journal %s could not be rewritten: %s", self.journal.path, error)
+            self._rewrite_failed = True
+            self._no_rewrite_before_ms = now_ms + REWRITE_PAUSE_MS
+            self._abandon_rewrite()
+
+    def _start_rewrite(self) -> None:
+        self._rewrite = Rewrite(self.journal, self._files)
+
+    def _abandon_rewrite(self) -> None:
+        rewrite, self._rewrite = self._rewrite, None
+        if rewrite is not None:
+            rewrite.abandon()
+
+    # --- what the engine asks ---------------------------------------------------------------------------------------
+
+    def _rewrite_on_request(self) -> None:
+        """BGREWRITEAOF. Runs under the lock."""
+        if self._rewrite is not None:
+            raise ErrorReply("ERR Background append only file rewriting already in progress")
+        self._write_units()
+        self._start_rewrite()
+
+    def _reload(self) -> None:
+        """DEBUG LOADAOF. Runs under the lock."""
+        self._write_units()
+        for database in self._engine.databases:
+            database.values.clear()
+            database.expires.clear()
+        self._load()
+        self._engine.memory.recount()
+
+    def _write_units(self) -> None:
+        """In the middle of a turn. A failure also voids the answers that the turn has given so far."""
+        self.units += self._engine.take_units()
+        try:
+            self.write_units()
+        except JournalUnwritable as error:
+            self._unwritten = error
+            raise ErrorReply(error.text) from error
+
+    def _configure(self, name: str, value: str) -> None:
+        if name == "appendfsync":
+            assert value in POLICIES
+            self.journal.policy = value  # type: ignore[assignment]  # checked in the line above
+        elif name == "auto-aof-rewrite-percentage":
+            self.rewrite_growth_percent = int(value)
+        elif name == "auto-aof-rewrite-min-size":
+            self.rewrite_min_bytes = int(value)
+
+    def _info(self) -> Mapping[str, object]:
+        failed = self.journal.trouble is not None
+        return {
+            "loading": 0,
+            "aof_enabled": 1,
+            "aof_rewrite_in_progress": int(self._rewrite is not None),
+            "aof_last_bgrewrite_status": "err" if self._rewrite_failed else "ok",
+            "aof_last_write_status": "err" if failed else "ok",
+            "aof_current_size": self.journal.size,
+            "aof_base_size": self.journal.base_size,
+        }
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        try:
+            self._abandon_rewrite()
+            self.journal.close()
+        except JournalUnwritable as error:
+            logger.error(
+                "the journal %s was closed with changes that could not be written: %s", self.journal.path, error
+            )
+        finally:
+            self._lock.release()
+
+    def disown(self) -> None:
+        """In a forked child: lets go of the files without touching what the parent still uses."""
+        self._rewrite = None
+        self.journal.abandon()
+        self._lock.release()

@@ -1,0 +1,134 @@
+"""How the journal's bytes are guarded. A frame is what was written in one go: a seal, then commands.
+
+The seal is a PING whose argument is three numbers of eight hexadecimal digits: how many bytes of commands follow, their
+CRC-32 (begun with the CRC of the frame before, so that a frame that is missing is found too), and the CRC of these two.
+A real Redis that is fed with the file answers the PINGs and takes the commands. See docs/decisions on the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+from zlib import crc32
+
+from millstream.errors import JournalCorrupt
+from millstream.wire.resp import pack
+
+HEAD: Final = pack((b"PING", b"millstream-journal-1"))
+"""The first bytes of every journal: what it is, and in which version."""
+FIRST_CHAIN: Final = crc32(HEAD)
+MAX_PAYLOAD: Final = 0xFFFF_FFFF
+
+_SEAL_START: Final = b"*2\r\n$4\r\nPING\r\n$24\r\n"
+SEAL_SIZE: Final = len(_SEAL_START) + 24 + 2
+
+
+def seal(payload: bytes, chain: int) -> tuple[bytes, int]:
+    """The seal to be written before ``payload``, and the chain's next value."""
+    crc = crc32(payload, chain)
+    numbers = b"%08x%08x" % (len(payload), crc)
+    return b"%b%b%08x\r\n" % (_SEAL_START, numbers, crc32(numbers, chain)), crc
+
+
+def _open_seal(raw: bytes, chain: int) -> tuple[int, int] | None:
+    """The payload's length and CRC; None if these bytes are not a seal at this place of the chain."""
+    numbers = raw[len(_SEAL_START) : -10]
+    if raw != b"%b%b%08x\r\n" % (_SEAL_START, numbers, crc32(numbers, chain)):
+        return None
+    try:
+        return int(numbers[:8], 16), int(numbers[8:], 16)
+    except ValueError:
+        return None
+
+
+def _may_be_cut_short(raw: bytes) -> bool:
+    """Whether a write of a seal that did not come to its end can leave these bytes. One changed byte cannot: it would
+    have to shorten the file, or be two zeros."""
+    written = raw.rstrip(b"\0")
+    if len(written) > SEAL_SIZE - 2:
+        return len(raw) < SEAL_SIZE
+    start, digits = written[: len(_SEAL_START)], written[len(_SEAL_START) :]
+    return _SEAL_START.startswith(start) and (not digits or digits.isalnum())
+
+
+class FrameReader:
+    """Goes through a journal once. Afterwards ``end`` is the byte after the last whole frame, ``chain`` its CRC, and
+    ``torn`` says whether something follows that a crash cut off in mid-write.
+
+    A torn tail is one that could come from a write that was cut short: less than the seal promises, or nothing but the
+    zeros of blocks that never reached the disk. Whatever else does not fit is JournalCorrupt.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path, size: int) -> None:
+        self._file = file
+        self._path = path
+        self._size = size
+        self.end = 0
+        self.chain = FIRST_CHAIN
+        self.torn = False
+
+    @classmethod
+    def resume(cls, file: IO[bytes], path: Path, size: int, *, end: int, chain: int) -> FrameReader:
+        """Goes on behind a frame that ended at ``end`` with the CRC ``chain``."""
+        reader = cls(file, path, size)
+        reader.end, reader.chain = end, chain
+        file.seek(end)
+        return reader
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """Each frame's offset and its payload."""
+        if self.end == 0 and not self._head():
+            return
+        while self.end < self._size:
+            payload = self._frame()
+            if payload is None:
+                self.torn = True
+                return
+            offset = self.end
+            self.end += SEAL_SIZE + len(payload)
+            yield offset, payload
+
+    def _head(self) -> bool:
+        head = self._file.read(min(len(HEAD), self._size))
+        if head == HEAD:
+            self.end = len(HEAD)
+            return True
+        if HEAD.startswith(head) or not head.strip(b"\0"):
+            self.torn = bool(head)
+            return False
+        raise self.corrupt(0, "it does not begin as a journal of this version does")
+
+    def _frame(self) -> bytes | None:
+        left = self._size - self.end
+        raw = self._file.read(min(SEAL_SIZE, left))
+        found = _open_seal(raw, self.chain)
+        if found is None:
+            if _may_be_cut_short(raw) and self._only_zeros_follow():
+                return None
+            raise self.corrupt(self.end, "a frame's seal is damaged")
+        length, crc = found
+        payload = self._file.read(min(length, left - SEAL_SIZE))
+        if len(payload) < length:
+            return None
+        if crc32(payload, self.chain) != crc:
+            # A payload ends with CRLF: zeros up to the end of the file are blocks that a power cut kept from the disk.
+            if payload.endswith(b"\0\0") and self._only_zeros_follow():
+                return None
+            raise self.corrupt(self.end, "a frame's checksum does not match")
+        self.chain = crc
+        return payload
+
+    def _only_zeros_follow(self) -> bool:
+        while raw := self._file.read(1 << 20):
+            if raw.strip(b"\0"):
+                return False
+        return True
+
+    def corrupt(self, offset: int, what: str) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"the journal {self._path} is damaged at byte {offset}: {what}. Nothing was loaded. Restore the file "
+            f"from a backup, or give up what was written after that byte with `truncate -s {offset} {self._path}`.",
+            path=str(self._path),
+            offset=offset,
+        )
