@@ -1,0 +1,46 @@
+"""Exit codes, so that scripts can tell what went wrong. ``docs/reference/cli.md`` lists them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millstream.errors import (
+    AuthenticationFailed,
+    BrokerUnavailable,
+    InvalidArgument,
+    MillstreamError,
+    NoSuchGroup,
+    NoSuchStream,
+    PermissionDenied,
+)
+
+FAILED: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 3
+DENIED: Final = 4
+NOT_FOUND: Final = 5
+DECLINED: Final = 6
+FINDINGS: Final = 7
+
+LEGEND: Final = {
+    0: "done",
+    FAILED: "the operation failed; the message says why",
+    USAGE: "an argument is missing or not allowed",
+    UNREACHABLE: "no server answered at the URL within the deadline",
+    DENIED: "the server refused the user or the password",
+    NOT_FOUND: "there is no such stream, group, consumer or entry",
+    DECLINED: "nothing was changed: the question was answered with no, or --yes was missing",
+    FINDINGS: "doctor found something that needs attention",
+}
+
+
+def exit_code(error: MillstreamError) -> int:
+    if isinstance(error, InvalidArgument):
+        return USAGE
+    if isinstance(error, BrokerUnavailable):
+        return UNREACHABLE
+    if isinstance(error, (AuthenticationFailed, PermissionDenied)):
+        return DENIED
+    if isinstance(error, (NoSuchStream, NoSuchGroup)):
+        return NOT_FOUND
+    return FAILED

@@ -1,0 +1,87 @@
+"""The command ``millstream``: imports the chosen command's module alone, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NamedTuple
+
+import typer
+
+from millstream import __version__
+from millstream.cli.exits import exit_code
+from millstream.errors import MillstreamError
+
+
+class Chapter(NamedTuple):
+    """A module with a group of commands (its ``app``) or with one command (its ``command``)."""
+
+    module: str
+    help: str
+    is_group: bool = True
+
+
+CHAPTERS = {
+    "streams": Chapter("streams", "Look at streams, add to them, trim and remove them."),
+    "groups": Chapter("groups", "Look at consumer groups, make, move and remove them."),
+    "consumers": Chapter("consumers", "Look at consumers, and remove dead ones without losing their work."),
+    "pending": Chapter("pending", "See what was handed out and not acknowledged; claim or acknowledge it."),
+    "dlq": Chapter("dlq", "Work on dead letters: list, group by error, replay, purge."),
+    "retention": Chapter("retention", "Keep streams short without dropping what a group still needs."),
+    "assignments": Chapter("assignments", "See who owns which stream; announce and release streams."),
+    "pipeline": Chapter("pipeline", "Validate, plan and run pipelines on Spark."),
+    "serve": Chapter("serve", "Serve an embedded broker to other processes, over Redis's protocol.", False),
+    "migrate": Chapter("migrate", "Move an embedded broker's data to Redis.", False),
+    "top": Chapter("top", "Watch streams, rates, lag, pending entries and memory, live.", False),
+    "doctor": Chapter("doctor", "Check a server, or one stream, and say what to do.", False),
+    "bench": Chapter("bench", "Measure this installation, beside peers, in the same run.", False),
+    "demo": Chapter("demo", "See the whole product at work in under two minutes.", False),
+}
+
+
+def build(words: list[str]) -> typer.Typer:
+    """The command line with the chapter in ``words`` loaded, and the others as their one line of help."""
+    app = typer.Typer(
+        name="millstream",
+        help="Reliable event streams on Redis, from an embedded broker in one process to a Spark cluster.",
+        epilog="The broker is named by --url or MILLSTREAM_URL; exit codes are listed in docs/reference/cli.md.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def millstream(
+        version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+    ) -> None:
+        if version:
+            typer.echo(__version__)
+            raise typer.Exit
+
+    completing = any(name.endswith("_COMPLETE") for name in os.environ)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, chapter in CHAPTERS.items():
+        if completing or name == chosen:
+            module = importlib.import_module(f"millstream.cli.{chapter.module}")
+            if chapter.is_group:
+                app.add_typer(module.app, name=name, help=chapter.help, no_args_is_help=True)
+            else:
+                app.command(name, help=chapter.help)(module.command)
+        else:
+            app.command(name, help=chapter.help)(_not_loaded)
+    return app
+
+
+def _not_loaded() -> None:
+    """Stands in the list of commands for a chapter that this call did not choose."""
+
+
+def main() -> None:
+    try:
+        build(sys.argv[1:])()
+    except MillstreamError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,100 @@
+"""How results look: tables for people, JSON for programs, and foreign text that cannot touch the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millstream.cli.exits import DECLINED
+from millstream.cli.options import OutputKind
+
+_SPECIAL = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
+
+
+def printable(text: str | bytes) -> str:
+    """The text with every byte that is not plain print shown as an escape: a name can hold anything."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    return "".join(_escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    if char in _SPECIAL:
+        return _SPECIAL[char]
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    if char.isprintable():
+        return char
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """Numbers to the right, everything else to the left; cells are taken as they are, never as markup."""
+    rows = [list(row) for row in rows]
+    shown = Table(title=title, title_justify="left", header_style="bold", pad_edge=False, box=None)
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
+        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*[_cell(value) for value in row])
+    console().print(shown)
+
+
+def _cell(value: Any) -> Text:
+    if value is None:
+        return Text("-", style="dim")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, int):
+        return Text(f"{value:,}")
+    if isinstance(value, float):
+        return Text(f"{value:,.2f}")
+    return Text(printable(value) if isinstance(value, (str, bytes)) else printable(str(value)))
+
+
+def as_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=_jsonable, ensure_ascii=True))
+
+
+def _jsonable(value: Any) -> Any:
+    return printable(value) if isinstance(value, bytes) else str(value)
+
+
+def rows(
+    output: OutputKind, columns: Sequence[str], items: Sequence[Mapping[str, Any]], *, title: str | None = None
+) -> None:
+    """The same rows as a table or as JSON; ``columns`` are the keys to show, in order."""
+    if output is OutputKind.json:
+        as_json([dict(item) for item in items])
+    elif not items:
+        typer.secho("nothing to show", dim=True, err=True)
+    else:
+        table(
+            [column.replace("_", " ") for column in columns],
+            [[item.get(c) for c in columns] for item in items],
+            title=title,
+        )
+
+
+def console() -> Console:
+    return Console(soft_wrap=False)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Goes on after a yes. Without a terminal to ask on, ``--yes`` is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        typer.secho(f"{question} Nothing was changed: pass --yes to do it.", fg="yellow", err=True)
+        raise typer.Exit(DECLINED)
+    if not typer.confirm(question):
+        typer.secho("Nothing was changed.", fg="yellow", err=True)
+        raise typer.Exit(DECLINED)
