@@ -1,0 +1,201 @@
+"""What clients send, as commands. Strict: arrays of bulk strings, or one line of words; anything else is Redis's error.
+
+Well-formed requests go through hiredis, whose reader is meant for replies and would let more pass: so each chunk is
+packed again and compared. What differs or is not complete goes the slow way, byte by byte, where the limits are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import hiredis
+
+from millstream.wire.inline import split_words
+
+pack_command: Any = hiredis.pack_command  # its stub allows one word only
+
+LINE_LIMIT: Final = 64 * 1024
+"""The longest line: an inline command, or a number after ``*`` or ``$``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    bulk_bytes: int = 512 << 20
+    words: int = 1 << 20
+    request_bytes: int = 1 << 30
+    """All words of one request together."""
+
+
+UNAUTHENTICATED: Final = RequestLimits(bulk_bytes=16384, words=10, request_bytes=LINE_LIMIT)
+
+
+class ProtocolError(Exception):
+    """The client does not speak RESP: it is told so with ``text``, and its connection is closed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.text = f"ERR Protocol error: {what}"
+
+
+class RequestParser:
+    """One connection's input. ``feed`` returns the requests that became complete; after an error it takes no more.
+
+    ``limits`` may be changed between two calls, when a client has authenticated. ``fault`` is set at the first byte
+    that does not fit; requests that came before it are returned all the same.
+    """
+
+    __slots__ = ("_buffer", "_bulk", "_reader", "_request_bytes", "_words", "_words_left", "fault", "limits")
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self.limits = limits
+        self.fault: ProtocolError | None = None
+        self._reader = hiredis.Reader()
+        """Empty between two calls: it never keeps the beginning of a request."""
+        self._buffer = bytearray()
+        self._words: list[bytes] = []
+        self._words_left = 0
+        self._bulk = -1
+        """The length of the word that is being read; -1 while its length is not known."""
+        self._request_bytes = 0
+
+    def feed(self, data: bytes) -> list[list[bytes]]:
+        if self.fault is not None:
+            return []
+        if self._buffer or self._words_left:
+            self._buffer += data
+            requests: list[list[bytes]] = []
+        else:
+            requests, taken = self._whole_requests(data)
+            if taken == len(data):
+                return requests
+            self._buffer += data[taken:] if taken else data
+        try:
+            self._slowly(requests)
+        except ProtocolError as fault:
+            self.fault = fault
+            self._buffer.clear()
+        return requests
+
+    def _whole_requests(self, data: bytes) -> tuple[list[list[bytes]], int]:
+        """The requests at the beginning of ``data`` that are whole and strictly well-formed, and how many bytes they
+        take. None of them is taken where something is odd, or may exceed a limit: then the slow way decides."""
+        limits = self.limits
+        if limits is UNAUTHENTICATED or len(data) > limits.bulk_bytes or len(data) > limits.request_bytes:
+            return [], 0
+        requests: list[list[bytes]] = []
+        gets = self._reader.gets
+        try:
+            self._reader.feed(data)
+            while (request := gets()) is not False:
+                requests.append(request)
+            packed = b"".join([pack_command(tuple(request)) for request in requests])
+        except (hiredis.ProtocolError, TypeError, ValueError, MemoryError, RecursionError):
+            packed = b""
+        if len(packed) == len(data) and packed == data:
+            return requests, len(data)
+        self._reader = hiredis.Reader()  # one that holds the beginning of something cannot be emptied, only replaced
+        return (requests, len(packed)) if packed and data.startswith(packed) else ([], 0)
+
+    def _slowly(self, requests: list[list[bytes]]) -> None:
+        while self._buffer or self._words_left:
+            if not self._words_left:
+                if self._buffer[0] != 0x2A:  # an asterisk
+                    if not self._inline(requests):
+                        return
+                    continue
+                if not self._count():
+                    return
+                continue
+            if not self._next_words():
+                return
+            requests.append(self._words)
+            self._words, self._request_bytes = [], 0
+            # What follows a long request is most likely whole again.
+            if len(self._buffer) > 512:
+                more, taken = self._whole_requests(bytes(self._buffer))
+                requests += more
+                del self._buffer[:taken]
+
+    def _line(self, too_long: str) -> bytes | None:
+        end = self._buffer.find(b"\r\n", 0, LINE_LIMIT + 2)
+        if end < 0:
+            if len(self._buffer) > LINE_LIMIT:
+                raise ProtocolError(too_long)
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 2]
+        return line
+
+    def _count(self) -> bool:
+        line = self._line("too big mbulk count string")
+        if line is None:
+            return False
+        count = _number(line[1:])
+        if count is None or count > (1 << 31) - 1:
+            raise ProtocolError("invalid multibulk length")
+        if count > self.limits.words:
+            raise ProtocolError("unauthenticated multibulk length" if self._unknown else "invalid multibulk length")
+        self._words_left = max(count, 0)
+        return True
+
+    def _next_words(self) -> bool:
+        while self._words_left:
+            if self._bulk < 0 and not self._bulk_length():
+                return False
+            end = self._bulk + 2
+            if len(self._buffer) < end:
+                return False
+            if self._buffer[end - 2 : end] != b"\r\n":
+                raise ProtocolError("expected CRLF after a bulk string")
+            self._words.append(bytes(self._buffer[: end - 2]))
+            del self._buffer[:end]
+            self._bulk = -1
+            self._words_left -= 1
+        return True
+
+    def _bulk_length(self) -> bool:
+        if not self._buffer:
+            return False
+        if self._buffer[0] != 0x24:  # a dollar sign
+            raise ProtocolError(f"expected '$', got '{chr(self._buffer[0])}'")
+        line = self._line("too big bulk count string")
+        if line is None:
+            return False
+        length = _number(line[1:])
+        if length is None or length < 0:
+            raise ProtocolError("invalid bulk length")
+        if length > self.limits.bulk_bytes:
+            raise ProtocolError("unauthenticated bulk length" if self._unknown else "invalid bulk length")
+        self._request_bytes += length
+        if self._request_bytes > self.limits.request_bytes:
+            raise ProtocolError(f"request over the limit of {self.limits.request_bytes} bytes")
+        self._bulk = length
+        return True
+
+    def _inline(self, requests: list[list[bytes]]) -> bool:
+        end = self._buffer.find(b"\n", 0, LINE_LIMIT + 1)
+        if end < 0:
+            if len(self._buffer) > LINE_LIMIT:
+                raise ProtocolError("too big inline request")
+            return False
+        line = bytes(self._buffer[:end]).removesuffix(b"\r")
+        del self._buffer[: end + 1]
+        words = split_words(line)
+        if words is None:
+            raise ProtocolError("unbalanced quotes in request")
+        if words:
+            requests.append(words)
+        return True
+
+    @property
+    def _unknown(self) -> bool:
+        return self.limits is UNAUTHENTICATED
+
+
+def _number(text: bytes) -> int | None:
+    """As Redis reads one: a minus at most, digits, no leading zero, 64 bits."""
+    digits = text.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > 19 or (digits[0] == 0x30 and text != b"0"):
+        return None
+    return int(text)
