@@ -31,7 +31,7 @@ def reject(session: Session, spec: Spec | None, text: str) -> Reply:
     if session.queue is not None:
         session.queue_failed = True
         if spec is not None and spec.name == "EXEC":
-            text = f"EXECABORT Transaction discarded because of: {text}"
+            text = f"EXECABORT Transaction discarded because of: {text.removeprefix('ERR ')}"
             discard(session)
     if spec is not None:
         spec.rejected += 1

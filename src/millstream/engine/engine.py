@@ -24,9 +24,10 @@ from millstream.engine.expiry import ExpirySchedule
 from millstream.engine.hooks import Hooks
 from millstream.engine.keyspace import Database
 from millstream.engine.memory import MemoryAccount
-from millstream.engine.notifications import EXPIRED, KEYEVENT, KEYSPACE
+from millstream.engine.notifications import EXPIRED, GENERIC, KEYEVENT, KEYSPACE
 from millstream.engine.pubsub import PubSub
 from millstream.engine.registry import Spec, Table, wrong_arity
+from millstream.engine.scan import ScanOrders
 from millstream.engine.scripts import Twin, sha1_hex
 from millstream.engine.session import Session
 from millstream.engine.stats import Stats
@@ -50,8 +51,9 @@ class Engine:
         debug_enabled: bool = False,
         hooks: Hooks | None = None,
         seed: int | None = None,
+        now_ms: int = 0,
     ) -> None:
-        self.now_ms = 0
+        self.now_ms = self.started_ms = now_ms
         self.password = password
         self.recording = recording
         """Whether changes are recorded as effects, for ``take_units``."""
@@ -72,6 +74,7 @@ class Engine:
         self.stats = Stats()
         self.scripts: dict[bytes, Twin] = {}
         self.loaded_scripts: set[bytes] = set()
+        self.scan_orders = ScanOrders()
         self.monitors: set[Session] = set()
         self.guarded = False
         """Whether every command takes the long way: somebody monitors, or memory is limited."""
@@ -188,6 +191,32 @@ class Engine:
         """An effect for the journal. Callers test ``recording`` first where building the words costs something."""
         if self.recording:
             self._unit.append((db.index, words))
+
+    def changed(self, db: Database, key: bytes, kind: int, event: bytes, words: Sequence[bytes]) -> None:
+        """``modified``, ``notify`` and ``record`` in one, for a command that has the same effect whenever it is
+        replayed."""
+        self.modified(db, key)
+        if self.notify_flags & kind:
+            self.notify(db, kind, event, key)
+        if self.recording:
+            self._unit.append((db.index, tuple(words)))
+
+    def delete(self, db: Database, key: bytes) -> None:
+        """The key goes, and everybody is told. Nothing is recorded: the caller knows by which command it went."""
+        db.remove(key)
+        self.notify(db, GENERIC, b"del", key)
+        self.modified(db, key)
+
+    def flush(self, db: Database) -> None:
+        """Every key of the database goes. Redis tells nobody but those who watch or wait for a key that was there."""
+        for key in [*db.watchers, *db.blocked]:
+            if db.find(key) is not None:
+                self.modified(db, key)
+        self.dirty += len(db.values)
+        db.values.clear()
+        db.expires.clear()
+        if self.memory.limit:
+            self.memory.recount()
 
     def expire(self, db: Database, key: bytes) -> None:
         """The key's time is over: it goes, and everybody is told."""

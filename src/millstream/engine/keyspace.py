@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from millstream.engine.notifications import KEY_MISS, NEW
 from millstream.wire.replies import ErrorReply
 
 if TYPE_CHECKING:
@@ -53,6 +54,28 @@ class Database:
         if value is None or type(value) is kind:
             return value
         raise ErrorReply(WRONG_TYPE)
+
+    def read(self, key: bytes) -> Any:
+        """``find`` for commands that only read: hits and misses are counted, and a miss can be heard."""
+        value = self.find(key)
+        if value is None:
+            self.engine.stats.keyspace_misses += 1
+            self.engine.notify(self, KEY_MISS, b"keymiss", key)
+        else:
+            self.engine.stats.keyspace_hits += 1
+        return value
+
+    def read_as(self, key: bytes, kind: type[V]) -> V | None:
+        """``read``, and WRONGTYPE if it is of another kind."""
+        value = self.read(key)
+        if value is None or type(value) is kind:
+            return value
+        raise ErrorReply(WRONG_TYPE)
+
+    def add(self, key: bytes, value: Any) -> None:
+        """A key that was not there. The caller says ``engine.modified``."""
+        self.values[key] = value
+        self.engine.notify(self, NEW, b"new", key)
 
     def remove(self, key: bytes) -> bool:
         """Takes the key away without telling anybody; the caller says ``engine.modified``."""

@@ -33,8 +33,9 @@ _LETTERS: Final = (
     ("e", EVICTED),
     ("t", STREAM),
     ("d", MODULE),
+    ("n", NEW),
 )
-_ALWAYS_SHOWN: Final = (("K", KEYSPACE), ("E", KEYEVENT), ("m", KEY_MISS), ("n", NEW))
+_ALWAYS_SHOWN: Final = (("K", KEYSPACE), ("E", KEYEVENT), ("m", KEY_MISS))
 
 
 def parse_flags(text: str) -> int | None:
@@ -49,6 +50,6 @@ def parse_flags(text: str) -> int | None:
 
 
 def format_flags(flags: int) -> str:
-    """The letters in Redis's own order, ``A`` where it covers them."""
+    """The letters in Redis's own order; ``A`` stands for all of its kinds, and Redis then leaves ``n`` out too."""
     kinds = "A" if flags & ALL == ALL else "".join(letter for letter, bit in _LETTERS if flags & bit)
     return kinds + "".join(letter for letter, bit in _ALWAYS_SHOWN if flags & bit)

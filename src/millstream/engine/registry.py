@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire.replies import ErrorReply, Reply, Status
 
 if TYPE_CHECKING:
     from millstream.engine.session import Session
@@ -107,6 +107,12 @@ def _container(session: Session, args: Sequence[bytes]) -> Reply:
     raise ErrorReply(f"ERR unknown subcommand of {args[0]!r}")
 
 
+def _help(session: Session, args: Sequence[bytes]) -> Reply:
+    name = args[0].upper()
+    subs = sorted(session.engine.table.specs[name].subs)
+    return [Status(b"%b <subcommand> [<arg> [value] [opt] ...]. Subcommands are:" % name), *map(Status, subs)]
+
+
 def command(
     name: str, *, arity: int, flags: Flag = Flag.NONE, keys: tuple[int, int, int] = (0, 0, 0)
 ) -> Callable[[Any], Any]:
@@ -119,6 +125,7 @@ def command(
             parent = COMMANDS.setdefault(container, Spec(container, _container, -2, Flag.NONE, (0, 0, 0)))
             assert sub.encode() not in parent.subs, name
             parent.subs[sub.encode()] = spec
+            parent.subs.setdefault(b"HELP", Spec(f"{container}|HELP", _help, 2, Flag.NONE, (0, 0, 0)))
         else:
             assert name not in COMMANDS, name
             COMMANDS[name] = spec
@@ -153,7 +160,7 @@ class Table:
 
     def all(self) -> list[Spec]:
         """Every command and subcommand that can be called."""
-        return [one for spec in self.specs.values() for one in (spec.subs.values() or (spec,))]
+        return [one for spec in self.specs.values() for one in (spec, *spec.subs.values()) if one.handler != _container]
 
 
 def wrong_arity(spec: Spec) -> str:

@@ -1,0 +1,205 @@
+"""CLIENT: who is connected, and what one connection may do to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from millstream.engine.commands.connection import checked_name
+from millstream.engine.numbers import SYNTAX_ERROR, parse_int, read_int
+from millstream.engine.registry import Flag, command
+from millstream.engine.session import Session
+from millstream.wire.replies import OK, ErrorReply, Reply, Several, Verbatim
+
+_PLAIN = Flag.NO_SCRIPT
+_ADMIN = Flag.NO_SCRIPT | Flag.ADMIN
+_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _type(session: Session) -> bytes:
+    return b"pubsub" if session.subscriptions else b"normal"
+
+
+def _flags(session: Session) -> str:
+    marks = {
+        "O": session.monitoring,
+        "P": session.subscriptions > 0,
+        "x": session.queue is not None,
+        "b": session.blocked is not None,
+        "d": session.dirty,
+        "c": session.closing,
+    }
+    return "".join(mark for mark, holds in marks.items() if holds) or "N"
+
+
+def describe(session: Session) -> str:
+    """The line of CLIENT LIST. What only a server knows (file descriptors, buffers) is not in it."""
+    now_ms = session.engine.now_ms
+    facts: dict[str, object] = {
+        "id": session.id,
+        "addr": _text(session.address),
+        "name": _text(session.name),
+        "age": max(now_ms - session.created_ms, 0) // 1000,
+        "idle": max(now_ms - session.seen_ms, 0) // 1000,
+        "flags": _flags(session),
+        "db": session.db.index,
+        "sub": len(session.channels),
+        "psub": len(session.patterns),
+        "ssub": 0,
+        "multi": -1 if session.queue is None else len(session.queue),
+        "cmd": "NULL" if session.last is None else session.last.spoken,
+        "user": "default",
+        "redir": -1,
+        "resp": session.protocol,
+        "lib-name": _text(session.library.get(b"LIB-NAME", b"")),
+        "lib-ver": _text(session.library.get(b"LIB-VER", b"")),
+    }
+    return " ".join(f"{name}={value}" for name, value in facts.items())
+
+
+def _lines(sessions: Sequence[Session]) -> Verbatim:
+    text = "".join(describe(session) + "\n" for session in sessions)
+    return Verbatim(text.encode("utf-8", "surrogateescape"))
+
+
+@command("CLIENT|ID", arity=2, flags=_PLAIN)
+def client_id(session: Session, args: Sequence[bytes]) -> Reply:
+    return session.id
+
+
+@command("CLIENT|GETNAME", arity=2, flags=_PLAIN)
+def client_getname(session: Session, args: Sequence[bytes]) -> Reply:
+    return session.name or None
+
+
+@command("CLIENT|SETNAME", arity=3, flags=_PLAIN)
+def client_setname(session: Session, args: Sequence[bytes]) -> Reply:
+    session.name = checked_name(args[2])
+    return OK
+
+
+@command("CLIENT|SETINFO", arity=4, flags=_PLAIN)
+def client_setinfo(session: Session, args: Sequence[bytes]) -> Reply:
+    """Of Redis 7.2, because client libraries introduce themselves with it."""
+    name = args[2].upper()
+    if name not in (b"LIB-NAME", b"LIB-VER"):
+        raise ErrorReply(f"ERR Unrecognized option '{_text(args[2])}'")
+    if any(not 0x21 <= byte <= 0x7E for byte in args[3]):
+        raise ErrorReply(f"ERR {_text(name.lower())} cannot contain spaces, newlines or special characters.")
+    session.library[name] = args[3]
+    return OK
+
+
+@command("CLIENT|INFO", arity=2, flags=_PLAIN)
+def client_info(session: Session, args: Sequence[bytes]) -> Reply:
+    return _lines([session])
+
+
+@command("CLIENT|LIST", arity=-2, flags=_ADMIN)
+def client_list(session: Session, args: Sequence[bytes]) -> Reply:
+    sessions = session.engine.sessions
+    chosen = list(sessions.values())
+    option = args[2].upper() if len(args) > 2 else b""
+    if option == b"TYPE" and len(args) == 4:
+        kind = args[3].lower()
+        if kind not in _TYPES:
+            raise ErrorReply(f"ERR Unknown client type '{_text(args[3])}'")
+        chosen = [one for one in chosen if _type(one) == kind]
+    elif option == b"ID" and len(args) > 3:
+        wanted = [parse_int(word, "ERR Invalid client ID") for word in args[3:]]
+        chosen = [sessions[number] for number in wanted if number in sessions]
+    elif option:
+        raise ErrorReply(SYNTAX_ERROR)
+    return _lines(chosen)
+
+
+def _kill(session: Session) -> None:
+    """The driver finds it in the outbox, closes it, and drops it; until then it gets no further answer."""
+    session.closing = True
+    session.engine.outbox.append((session, Several()))
+
+
+@command("CLIENT|KILL", arity=-3, flags=_ADMIN)
+def client_kill(session: Session, args: Sequence[bytes]) -> Reply:
+    everyone = list(session.engine.sessions.values())
+    if len(args) == 3:
+        victims = [one for one in everyone if one.address == args[2]]
+        if not victims:
+            raise ErrorReply("ERR No such client")
+        _kill(victims[0])
+        return OK
+    if len(args) % 2:
+        raise ErrorReply(SYNTAX_ERROR)
+    tests: list[Callable[[Session], bool]] = []
+    skip_me = True
+    for name, value in zip(args[2::2], args[3::2], strict=True):
+        if name.upper() == b"SKIPME":
+            if value.lower() not in (b"yes", b"no"):
+                raise ErrorReply(SYNTAX_ERROR)
+            skip_me = value.lower() == b"yes"
+        else:
+            tests.append(_kill_filter(name.upper(), value))
+    victims = [one for one in everyone if all(test(one) for test in tests) and not (skip_me and one is session)]
+    for victim in victims:
+        _kill(victim)
+    return len(victims)
+
+
+def _kill_filter(name: bytes, value: bytes) -> Callable[[Session], bool]:
+    if name == b"ID":
+        number = read_int(value)
+        if number is None or number < 1:
+            raise ErrorReply("ERR client-id should be greater than 0")
+        return lambda one: one.id == number
+    if name == b"ADDR":
+        return lambda one: one.address == value
+    if name == b"TYPE":
+        if value.lower() not in _TYPES:
+            raise ErrorReply(f"ERR Unknown client type '{_text(value)}'")
+        return lambda one: _type(one) == value.lower()
+    if name == b"USER":
+        if value != b"default":
+            raise ErrorReply(f"ERR No such user '{_text(value)}'")
+        return lambda one: one.authenticated
+    raise ErrorReply(SYNTAX_ERROR)
+
+
+@command("CLIENT|UNBLOCK", arity=-3, flags=_ADMIN)
+def client_unblock(session: Session, args: Sequence[bytes]) -> Reply:
+    error = None
+    if len(args) == 4:
+        reason = args[3].upper()
+        if reason not in (b"TIMEOUT", b"ERROR"):
+            raise ErrorReply("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
+        if reason == b"ERROR":
+            error = ErrorReply("UNBLOCKED client unblocked via CLIENT UNBLOCK")
+    elif len(args) > 4:
+        raise ErrorReply("ERR unknown subcommand or wrong number of arguments for 'UNBLOCK'. Try CLIENT HELP.")
+    target = session.engine.sessions.get(parse_int(args[2]))
+    return int(target is not None and session.engine.unblock(target, error))
+
+
+@command("CLIENT|NO-EVICT", arity=3, flags=_ADMIN)
+def client_no_evict(session: Session, args: Sequence[bytes]) -> Reply:
+    """Nothing is ever evicted here, so both answers are kept."""
+    if args[2].lower() not in (b"on", b"off"):
+        raise ErrorReply(SYNTAX_ERROR)
+    return OK
+
+
+@command("CLIENT|REPLY", arity=3, flags=_PLAIN)
+def client_reply(session: Session, args: Sequence[bytes]) -> Reply:
+    mode = args[2].upper()
+    if mode == b"ON":
+        session.muted = session.skips = False
+    elif mode == b"OFF":
+        session.muted = True
+    elif mode == b"SKIP":
+        session.skips = not session.muted
+    else:
+        raise ErrorReply(SYNTAX_ERROR)
+    session.refresh()
+    return OK if mode == b"ON" else Several()

@@ -1,0 +1,150 @@
+"""Keys of whatever kind: they exist, go, are renamed and are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millstream.engine.encoding import encoding_of, type_of
+from millstream.engine.glob import matches
+from millstream.engine.keyspace import Database
+from millstream.engine.notifications import GENERIC
+from millstream.engine.registry import Flag, command
+from millstream.engine.scan_options import ScanOptions, parse_cursor
+from millstream.engine.session import Session
+from millstream.wire.replies import OK, ErrorReply, Reply, Status
+
+_READ = Flag.READONLY | Flag.FAST
+_WRITE = Flag.WRITE | Flag.FAST
+
+
+@command("DEL", arity=-2, flags=Flag.WRITE, keys=(1, -1, 1))
+@command("UNLINK", arity=-2, flags=_WRITE, keys=(1, -1, 1))
+def delete(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db = session.engine, session.db
+    gone: list[bytes] = []
+    for key in args[1:]:
+        if db.find(key) is not None:
+            engine.delete(db, key)
+            gone.append(key)
+    if gone:
+        engine.record(db, b"DEL", *gone)
+    return len(gone)
+
+
+@command("EXISTS", arity=-2, flags=_READ, keys=(1, -1, 1))
+@command("TOUCH", arity=-2, flags=_READ, keys=(1, -1, 1))
+def exists(session: Session, args: Sequence[bytes]) -> Reply:
+    return sum(session.db.read(key) is not None for key in args[1:])
+
+
+@command("TYPE", arity=2, flags=_READ, keys=(1, 1, 1))
+def type_(session: Session, args: Sequence[bytes]) -> Reply:
+    return Status(type_of(session.db.read(args[1])))
+
+
+@command("KEYS", arity=2, flags=Flag.READONLY)
+def keys(session: Session, args: Sequence[bytes]) -> Reply:
+    db, pattern = session.db, args[1]
+    return [key for key in db.values if matches(pattern, key) and not _is_over(db, key)]
+
+
+@command("SCAN", arity=-2, flags=Flag.READONLY)
+def scan(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db = session.engine, session.db
+    cursor = parse_cursor(args[1])
+    options = ScanOptions(args[2:], with_type=True)
+    following, names = engine.scan_orders.page((db.index, None), db.values, cursor, options.count)
+    found = [
+        key
+        for key in names
+        if (options.pattern is None or matches(options.pattern, key))
+        and (value := db.find(key)) is not None
+        and (options.kind is None or type_of(value) == options.kind)
+    ]
+    return [b"%d" % following, found]
+
+
+@command("RANDOMKEY", arity=1, flags=Flag.READONLY)
+def randomkey(session: Session, args: Sequence[bytes]) -> Reply:
+    db = session.db
+    names = list(db.values)
+    while names:
+        key = names.pop(session.engine.random.randrange(len(names)))
+        if db.find(key) is not None:
+            return key
+    return None
+
+
+@command("RENAME", arity=3, flags=Flag.WRITE, keys=(1, 2, 1))
+def rename(session: Session, args: Sequence[bytes]) -> Reply:
+    if session.db.find(args[1]) is None:
+        raise ErrorReply("ERR no such key")
+    if args[1] != args[2]:
+        _move(session, args)
+    return OK
+
+
+@command("RENAMENX", arity=3, flags=_WRITE, keys=(1, 2, 1))
+def renamenx(session: Session, args: Sequence[bytes]) -> Reply:
+    if session.db.find(args[1]) is None:
+        raise ErrorReply("ERR no such key")
+    if session.db.find(args[2]) is not None:
+        return 0
+    _move(session, args)
+    return 1
+
+
+def _move(session: Session, args: Sequence[bytes]) -> None:
+    """The key takes its time to live along. What was under the new name goes without a word."""
+    engine, db, old, new = session.engine, session.db, args[1], args[2]
+    at_ms = db.expires.get(old)
+    value = db.values[old]
+    db.remove(new)
+    db.add(new, value)
+    if at_ms is not None:
+        db.expire_at(new, at_ms)
+    db.remove(old)
+    engine.modified(db, old)
+    engine.modified(db, new)
+    engine.notify(db, GENERIC, b"rename_from", old)
+    engine.notify(db, GENERIC, b"rename_to", new)
+    engine.record(db, b"RENAME", old, new)
+
+
+@command("OBJECT|ENCODING", arity=3, flags=Flag.READONLY, keys=(2, 2, 1))
+def object_encoding(session: Session, args: Sequence[bytes]) -> Reply:
+    value = session.db.find(args[2])
+    return None if value is None else encoding_of(value)
+
+
+@command("DBSIZE", arity=1, flags=_READ)
+def dbsize(session: Session, args: Sequence[bytes]) -> Reply:
+    return len(session.db.values)
+
+
+@command("FLUSHDB", arity=-1, flags=Flag.WRITE)
+def flushdb(session: Session, args: Sequence[bytes]) -> Reply:
+    _check_flush(args)
+    session.engine.flush(session.db)
+    session.engine.record(session.db, b"FLUSHDB")
+    return OK
+
+
+@command("FLUSHALL", arity=-1, flags=Flag.WRITE)
+def flushall(session: Session, args: Sequence[bytes]) -> Reply:
+    _check_flush(args)
+    for db in session.engine.databases:
+        session.engine.flush(db)
+    session.engine.record(session.db, b"FLUSHALL")
+    return OK
+
+
+def _check_flush(args: Sequence[bytes]) -> None:
+    if len(args) > 2 or (len(args) == 2 and args[1].upper() not in (b"SYNC", b"ASYNC")):
+        raise ErrorReply("ERR syntax error")
+
+
+def _is_over(db: Database, key: bytes) -> bool:
+    """Whether the key only waits to be removed. It is not removed here: KEYS walks over the dict."""
+    at_ms = db.expires.get(key)
+    return at_ms is not None and at_ms < db.engine.now_ms

@@ -1,0 +1,147 @@
+"""Lists: both ends, and a look into the middle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from millstream.engine.notifications import LIST
+from millstream.engine.numbers import INT64_MAX, parse_int, parse_range
+from millstream.engine.registry import Flag, command
+from millstream.engine.session import Session
+from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Reply
+
+_PUSH = Flag.WRITE | Flag.DENY_OOM | Flag.FAST
+_POP = Flag.WRITE | Flag.FAST
+
+List = deque[bytes]
+
+
+def _push(session: Session, args: Sequence[bytes], *, left: bool) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    items = db.find_as(key, deque)
+    if items is None:
+        items = deque()
+        db.add(key, items)
+    if left:
+        items.extendleft(args[2:])
+    else:
+        items.extend(args[2:])
+    engine.changed(db, key, LIST, b"lpush" if left else b"rpush", args)
+    return len(items)
+
+
+@command("LPUSH", arity=-3, flags=_PUSH, keys=(1, 1, 1))
+def lpush(session: Session, args: Sequence[bytes]) -> Reply:
+    return _push(session, args, left=True)
+
+
+@command("RPUSH", arity=-3, flags=_PUSH, keys=(1, 1, 1))
+def rpush(session: Session, args: Sequence[bytes]) -> Reply:
+    return _push(session, args, left=False)
+
+
+def _pop(session: Session, args: Sequence[bytes], *, left: bool) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    name = b"lpop" if left else b"rpop"
+    if len(args) > 3:
+        raise ErrorReply(f"ERR wrong number of arguments for '{name.decode()}' command")
+    count = None
+    if len(args) == 3:
+        count = parse_range(args[2], 0, INT64_MAX, "ERR value is out of range, must be positive")
+    items: List | None = db.find_as(key, deque)
+    if items is None:
+        return None if count is None else NIL_ARRAY
+    if count == 0:
+        return []
+    pop = items.popleft if left else items.pop
+    taken = [pop() for _ in range(min(count or 1, len(items)))]
+    engine.changed(db, key, LIST, name, args)
+    if not items:
+        engine.delete(db, key)
+    return taken[0] if count is None else taken
+
+
+@command("LPOP", arity=-2, flags=_POP, keys=(1, 1, 1))
+def lpop(session: Session, args: Sequence[bytes]) -> Reply:
+    return _pop(session, args, left=True)
+
+
+@command("RPOP", arity=-2, flags=_POP, keys=(1, 1, 1))
+def rpop(session: Session, args: Sequence[bytes]) -> Reply:
+    return _pop(session, args, left=False)
+
+
+@command("LLEN", arity=2, flags=Flag.READONLY | Flag.FAST, keys=(1, 1, 1))
+def llen(session: Session, args: Sequence[bytes]) -> Reply:
+    return len(session.db.read_as(args[1], deque) or ())
+
+
+@command("LINDEX", arity=3, flags=Flag.READONLY, keys=(1, 1, 1))
+def lindex(session: Session, args: Sequence[bytes]) -> Reply:
+    items = session.db.read_as(args[1], deque)
+    if items is None:
+        return None
+    at = parse_int(args[2])
+    return items[at] if -len(items) <= at < len(items) else None
+
+
+def _bounds(start: int, stop: int, length: int) -> tuple[int, int]:
+    """Redis's inclusive, maybe negative bounds as Python's: 0 <= start, stop not included."""
+    start = max(start + length, 0) if start < 0 else start
+    stop = stop + length if stop < 0 else stop
+    return start, max(min(stop, length - 1) + 1, 0)
+
+
+@command("LRANGE", arity=4, flags=Flag.READONLY, keys=(1, 1, 1))
+def lrange(session: Session, args: Sequence[bytes]) -> Reply:
+    start, stop = parse_int(args[2]), parse_int(args[3])
+    items = session.db.read_as(args[1], deque)
+    if items is None:
+        return []
+    start, stop = _bounds(start, stop, len(items))
+    return list(islice(items, start, stop)) if start < stop else []
+
+
+@command("LTRIM", arity=4, flags=Flag.WRITE, keys=(1, 1, 1))
+def ltrim(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    start, stop = parse_int(args[2]), parse_int(args[3])
+    items: List | None = db.find_as(key, deque)
+    if items is None:
+        return OK
+    start, stop = _bounds(start, stop, len(items))
+    db.values[key] = deque(islice(items, start, stop)) if start < stop else deque()
+    engine.changed(db, key, LIST, b"ltrim", args)
+    if not db.values[key]:
+        engine.delete(db, key)
+    return OK
+
+
+@command("LREM", arity=4, flags=Flag.WRITE, keys=(1, 1, 1))
+def lrem(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db, key, wanted = session.engine, session.db, args[1], args[3]
+    count = parse_int(args[2])
+    items: List | None = db.find_as(key, deque)
+    if items is None:
+        return 0
+    kept, removed = _without(reversed(items) if count < 0 else items, wanted, abs(count) or len(items))
+    if removed:
+        db.values[key] = deque(reversed(kept)) if count < 0 else deque(kept)
+        engine.changed(db, key, LIST, b"lrem", args)
+        if not kept:
+            engine.delete(db, key)
+    return removed
+
+
+def _without(items: Iterable[bytes], wanted: bytes, most: int) -> tuple[list[bytes], int]:
+    """The items without the first ``most`` that equal ``wanted``, and how many these were."""
+    kept: list[bytes] = []
+    removed = 0
+    for item in items:
+        if removed < most and item == wanted:
+            removed += 1
+        else:
+            kept.append(item)
+    return kept, removed

@@ -1,0 +1,99 @@
+"""A sorted set: members with scores, kept in order of score and, among equals, of member.
+
+The order is a list of short sorted runs, so that an insertion moves a few hundred items at most, however many
+there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Final
+
+RUN: Final = 512
+"""A run of twice this length is split."""
+
+Item = tuple[float, bytes]
+
+
+class SortedSet:
+    __slots__ = ("_runs", "scores")
+
+    def __init__(self) -> None:
+        self.scores: dict[bytes, float] = {}
+        self._runs: list[list[Item]] = []
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __iter__(self) -> Iterator[Item]:
+        """(score, member) in order."""
+        for run in self._runs:
+            yield from run
+
+    def put(self, member: bytes, score: float) -> None:
+        old = self.scores.get(member)
+        if old is not None:
+            if old == score:
+                return
+            self._take_out((old, member))
+        self.scores[member] = score
+        self._put_in((score, member))
+
+    def discard(self, member: bytes) -> bool:
+        score = self.scores.pop(member, None)
+        if score is None:
+            return False
+        self._take_out((score, member))
+        return True
+
+    def rank(self, member: bytes) -> int | None:
+        """How many come before it; None if it is not there."""
+        score = self.scores.get(member)
+        return None if score is None else self.count_below((score, member))
+
+    def count_below(self, bound: tuple[float] | Item) -> int:
+        """How many items are smaller. ``(score,)`` stands before every member of that score."""
+        at = self._run_of(bound)
+        before = sum(len(run) for run in self._runs[:at])
+        return before + (bisect_left(self._runs[at], bound) if at < len(self._runs) else 0)
+
+    def slice(self, start: int, stop: int) -> list[Item]:
+        """Items by rank, ``stop`` not included; both lie within the set."""
+        found: list[Item] = []
+        for run in self._runs:
+            if start < len(run) and stop > 0:
+                found += run[max(start, 0) : stop]
+            start -= len(run)
+            stop -= len(run)
+            if stop <= 0:
+                break
+        return found
+
+    def _run_of(self, item: tuple[float] | Item) -> int:
+        """The first run whose last item is not smaller."""
+        low, high = 0, len(self._runs)
+        while low < high:
+            middle = (low + high) // 2
+            if self._runs[middle][-1] < item:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _put_in(self, item: Item) -> None:
+        if not self._runs:
+            self._runs.append([item])
+            return
+        at = min(self._run_of(item), len(self._runs) - 1)
+        run = self._runs[at]
+        insort(run, item)
+        if len(run) >= 2 * RUN:
+            self._runs[at : at + 1] = [run[:RUN], run[RUN:]]
+
+    def _take_out(self, item: Item) -> None:
+        at = self._run_of(item)
+        run = self._runs[at]
+        del run[bisect_left(run, item)]
+        if not run:
+            del self._runs[at]
