@@ -64,6 +64,11 @@ def as_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=_jsonable, ensure_ascii=True))
 
 
+def json_line(value: Any) -> None:
+    """One object a line, for output that goes on."""
+    typer.echo(json.dumps(value, default=_jsonable, ensure_ascii=True))
+
+
 def _jsonable(value: Any) -> Any:
     return printable(value) if isinstance(value, bytes) else str(value)
 

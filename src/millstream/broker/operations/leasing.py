@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import entries, entry_id
 from millstream.broker.operations.arguments import (
@@ -24,6 +25,7 @@ from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Args, Batch, Conversation
 from millstream.wire.names import to_name
+from millstream.wire.replies import ErrorReply
 
 TABLE_TTL_MS = 86_400_000
 """A service without members for a day leaves no table behind."""
@@ -48,6 +50,15 @@ def member_beat(
     ]
     keys = [beside(stream, "members"), key]
     now_ms, announced, *rows = yield from run_script(script("member_beat"), keys, argv, repeatable=True)
+    return now_ms, announced, {to_name(name): row for name, row in zip(rows[::2], rows[1::2], strict=True)}
+
+
+def members(site: Site, stream: Name) -> Conversation[tuple[int, int, dict[str, bytes]]]:
+    """What a beat tells, for somebody who is no member. Reads only."""
+    key, table = name_word(stream, "stream"), beside(stream, "members")
+    time, announced, rows = yield Batch(((b"TIME",), (b"XLEN", key), (b"HGETALL", table)), key, repeatable=True)
+    _raise_first((time, announced, rows))
+    now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
     return now_ms, announced, {to_name(name): row for name, row in zip(rows[::2], rows[1::2], strict=True)}
 
 
@@ -195,7 +206,7 @@ def _run_each(chosen: Script, calls: Sequence[tuple[Sequence[bytes], Sequence[by
 
 
 def _is_unknown(reply: object) -> bool:
-    return isinstance(reply, ServerError) and reply.code == "NOSCRIPT"
+    return isinstance(reply, ErrorReply) and code_of(reply) == "NOSCRIPT"
 
 
 def _script_batch(chosen: Script, calls: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> Batch:
@@ -204,5 +215,5 @@ def _script_batch(chosen: Script, calls: Sequence[tuple[Sequence[bytes], Sequenc
 
 def _raise_first(replies: Sequence[Any]) -> None:
     for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
+        if isinstance(reply, ErrorReply):
+            raise typed(reply)

@@ -1,0 +1,65 @@
+"""What an operator asks from outside the fleet, over a blocking broker: who owns what, and let go of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream
+from millstream.assignment.errors import MalformedAnnouncement
+from millstream.assignment.member import NOBODY
+from millstream.assignment.placement import Member, living
+from millstream.assignment.tokens import OwnerRecord
+from millstream.broker.broker import BlockingBroker
+from millstream.errors import NoSuchStream
+from millstream.model import EntryId
+
+
+class Assignment(NamedTuple):
+    """``token`` is the last number; while there is an owner, it is also the millisecond at which the lease began."""
+
+    stream: str
+    lbs_id: EntryId
+    info: Mapping[str, Any]
+    owner: str
+    token: int
+    alive: bool
+
+
+def assignments(broker: BlockingBroker, service: str, *, most: int = 100_000) -> list[Assignment]:
+    """Every announced stream, in the order of the announcements."""
+    name = balancer_stream(service)
+    found: list[tuple[EntryId, Announcement]] = []
+    for entry in broker.xrange(name, count=most):
+        try:
+            found.append((entry.id, Announcement.parse(entry.fields)))
+        except MalformedAnnouncement:
+            continue  # a member will bury it
+    now_ms, _, rows = broker.members(name)
+    alive = living({member: Member.parse(row) for member, row in rows.items()}, now_ms)
+    records, _ = broker.read_leases([one.stream for _, one in found])
+    owners = [OwnerRecord.parse(record) for record in records]
+    return [
+        Assignment(one.stream, lbs_id, one.info, owner.member, owner.number, owner.member in alive)
+        for (lbs_id, one), owner in zip(found, owners, strict=True)
+    ]
+
+
+def announce_stream(broker: BlockingBroker, service: str, announcement: Announcement) -> EntryId:
+    added = broker.xadd(balancer_stream(service), announcement.fields())
+    assert added is not None  # only create=False gives None
+    return added
+
+
+def force_release(broker: BlockingBroker, service: str, stream: str) -> str:
+    """Voids the owner's token, and puts the announcement where the members' sweeps look. Returns who owned it."""
+    found = [one for one in assignments(broker, service) if one.stream == stream]
+    if not found:
+        raise NoSuchStream(f"stream {stream!r} is not announced. `millstream assignments ls {service}` lists what is.")
+    records, _ = broker.read_leases([stream])
+    owner = OwnerRecord.parse(records[0])
+    if records[0] is not None and owner.member:
+        broker.release_lease(stream, records[0])
+    name, group = balancer_stream(service), balancer_group(service)
+    broker.xclaim_ids(name, group, NOBODY, [one.lbs_id for one in found], min_idle_ms=0)
+    return owner.member

@@ -1,0 +1,29 @@
+"""Times as people say them."""
+
+from __future__ import annotations
+
+from millstream.model import EntryId
+
+
+def duration(ms: float) -> str:
+    """Such as ``250 ms``, ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
+        if ms >= size:
+            return f"{ms / size:.0f} {unit}"
+    return "0 ms"
+
+
+def age(now_ms: int, entry_id: EntryId) -> str:
+    """How long ago an id was made, by the server's clock; ids that are no times have none."""
+    return f"{duration(max(0, now_ms - entry_id.ms))} ago" if entry_id.ms > 1_000_000_000_000 else "-"
+
+
+def size(count: float) -> str:
+    """Bytes such as ``4.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

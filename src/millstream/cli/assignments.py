@@ -1,0 +1,72 @@
+"""``millstream assignments``: see who owns which stream; announce and release streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from millstream.assignment.announcement import Announcement
+from millstream.assignment.operator import announce_stream, assignments, force_release
+from millstream.cli import show
+from millstream.cli.ages import duration
+from millstream.cli.opened import opened
+from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.errors import InvalidArgument
+
+app = typer.Typer()
+
+Service = Annotated[str, typer.Argument(help="The service's name.")]
+
+
+@app.command("ls")
+def list_assignments(service: Service, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
+    """Every announced stream: who owns it, since when, with which token, and whether the owner is alive."""
+    with opened(url) as broker:
+        now_ms = broker.server_time_ms()
+        items = [
+            {
+                "stream": one.stream,
+                "lbs_id": str(one.lbs_id),
+                "owner": one.owner or None,
+                "alive": one.alive,
+                "token": one.token or None,
+                "held_for": duration(max(0, now_ms - one.token)) if one.owner else None,
+                "info": json.dumps(dict(one.info)) if one.info else None,
+            }
+            for one in assignments(broker, service)
+        ]
+    show.rows(output, ("stream", "owner", "alive", "held_for", "token", "lbs_id", "info"), items)
+
+
+@app.command()
+def announce(
+    service: Service,
+    stream: Annotated[str, typer.Argument(help="The data stream that wants an owner.")],
+    info: Annotated[str, typer.Option("--info", help="A JSON object for the owner.")] = "{}",
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Announce a data stream; a member will own it."""
+    try:
+        details = json.loads(info)
+    except ValueError:
+        raise InvalidArgument("--info", info, 'a JSON object, such as {"tenant": "a"}') from None
+    if not isinstance(details, dict):
+        raise InvalidArgument("--info", info, 'a JSON object, such as {"tenant": "a"}')
+    with opened(url) as broker:
+        typer.echo(str(announce_stream(broker, service, Announcement(stream, details))))
+
+
+@app.command()
+def release(
+    service: Service,
+    stream: Annotated[str, typer.Argument(help="The stream to take from its owner.")],
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Take a stream from its owner and let another member have it. The old owner cannot write any more."""
+    with opened(url) as broker:
+        show.confirm(f"Take {show.printable(stream)!r} from its owner? Its work there will be refused.", yes=yes)
+        owner = force_release(broker, service, stream)
+        typer.echo(f"released; it was owned by {show.printable(owner)}" if owner else "nobody owned it")

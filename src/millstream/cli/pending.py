@@ -1,0 +1,70 @@
+"""``millstream pending``: see what was handed out and not acknowledged; claim or acknowledge it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millstream.cli import show
+from millstream.cli.ages import duration
+from millstream.cli.opened import opened
+from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+
+app = typer.Typer()
+
+Stream = Annotated[str, typer.Argument(help="The stream's name.")]
+Group = Annotated[str, typer.Argument(help="The group's name.")]
+Ids = Annotated[list[str], typer.Argument(help="The ids of the entries.")]
+
+
+@app.command("ls")
+def list_pending(
+    stream: Stream,
+    group: Group,
+    consumer: Annotated[str | None, typer.Option("--consumer", help="Only this consumer's.")] = None,
+    idle_s: Annotated[float, typer.Option("--idle", min=0, help="Idle for at least this many seconds.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most this many.")] = 100,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """Pending entries, oldest first: who holds them, for how long, delivered how often."""
+    with opened(url) as broker:
+        found = broker.xpending_range(
+            stream, group, count=count, consumer=consumer, min_idle_ms=int(idle_s * 1000) or None
+        )
+    items = [
+        {
+            "id": str(one.id),
+            "consumer": one.consumer,
+            "idle_ms": one.idle_ms,
+            "idle": duration(one.idle_ms),
+            "deliveries": one.times_delivered,
+        }
+        for one in found
+    ]
+    show.rows(output, ("id", "consumer", "idle", "deliveries"), items)
+
+
+@app.command()
+def claim(
+    stream: Stream,
+    group: Group,
+    consumer: Annotated[str, typer.Argument(help="Who gets them.")],
+    ids: Ids,
+    idle_s: Annotated[float, typer.Option("--idle", min=0, help="Only what was idle for so many seconds.")] = 60,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """Hand pending entries to another consumer."""
+    with opened(url) as broker:
+        moved = broker.xclaim_ids(stream, group, consumer, ids, min_idle_ms=int(idle_s * 1000))
+    show.rows(output, ("id",), [{"id": str(one)} for one in moved])
+
+
+@app.command()
+def ack(stream: Stream, group: Group, ids: Ids, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+    """Acknowledge entries by hand: they will not be delivered again."""
+    with opened(url) as broker:
+        show.confirm(f"Acknowledge {len(ids)} entries that no handler has finished?", yes=yes)
+        typer.echo(f"acknowledged {broker.xack(stream, group, ids):,}")

@@ -1,0 +1,176 @@
+"""``millstream streams``: look at streams, add to them, trim and remove them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millstream.cli import show
+from millstream.cli.ages import age
+from millstream.cli.opened import opened
+from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.errors import InvalidArgument, NoSuchStream
+from millstream.model import Entry, EntryId, TrimPolicy
+
+app = typer.Typer()
+
+Stream = Annotated[str, typer.Argument(help="The stream's name.")]
+Pattern = Annotated[str, typer.Argument(help="A glob, such as 'orders*'.")]
+
+
+@app.command("ls")
+def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
+    """All streams with their length, groups, lag, pending entries and memory."""
+    with opened(url) as broker:
+        found = broker.survey(broker.list_streams(pattern))
+        now_ms = broker.server_time_ms()
+    items = [
+        {
+            "stream": one.name,
+            "length": one.length,
+            "groups": len(one.groups),
+            "lag": max((group.lag for group in one.groups if group.lag is not None), default=None),
+            "pending": sum(group.pending for group in one.groups),
+            "last_entry": age(now_ms, one.last_generated) if one.entries_added else None,
+            "memory_bytes": one.memory_bytes,
+        }
+        for one in found
+    ]
+    show.rows(output, ("stream", "length", "groups", "lag", "pending", "last_entry", "memory_bytes"), items)
+
+
+@app.command()
+def describe(stream: Stream, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
+    """Everything about one stream: ids, counts, groups and their consumers."""
+    with opened(url) as broker:
+        info, groups, now_ms = broker.stream_info(stream), broker.group_info(stream), broker.server_time_ms()
+    facts = {
+        "stream": info.name,
+        "length": info.length,
+        "entries_added": info.entries_added,
+        "deleted_or_trimmed": info.entries_added - info.length,
+        "first_id": str(info.first.id) if info.first else None,
+        "last_id": str(info.last_generated),
+        "last_entry": age(now_ms, info.last_generated) if info.entries_added else None,
+    }
+    members = [
+        {
+            "group": group.name,
+            "lag": group.lag,
+            "pending": group.pending,
+            "last_delivered": str(group.last_delivered),
+            "consumer": consumer.name if consumer else None,
+            "its_pending": consumer.pending if consumer else None,
+            "idle_ms": consumer.idle_ms if consumer else None,
+        }
+        for group in groups
+        for consumer in group.consumers or [None]
+    ]
+    if output is OutputKind.json:
+        show.as_json({**facts, "groups": members})
+        return
+    show.table(["", ""], [[key.replace("_", " "), value] for key, value in facts.items()])
+    typer.echo()
+    show.rows(output, ("group", "lag", "pending", "last_delivered", "consumer", "its_pending", "idle_ms"), members)
+
+
+@app.command()
+def tail(
+    stream: Stream,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many of the last entries.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new entries until Ctrl-C.")] = False,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """The last entries of a stream, oldest first."""
+    with opened(url) as broker:
+        entries = broker.xrevrange(stream, count=count)[::-1]
+        for entry in entries:
+            _print_entry(entry, output)
+        after = entries[-1].id if entries else EntryId(0, 0)
+        while follow:
+            for entry in broker.xread({stream: after}, count=100, block_ms=1000).get(stream, []):
+                _print_entry(entry, output)
+                after = entry.id
+
+
+def _print_entry(entry: Entry, output: OutputKind) -> None:
+    fields = {show.printable(name): show.printable(value) for name, value in entry.fields.items()}
+    if output is OutputKind.json:
+        show.json_line({"id": str(entry.id), "fields": fields})
+    else:
+        typer.echo(f"{entry.id}  " + "  ".join(f"{name}={value}" for name, value in fields.items()))
+
+
+@app.command()
+def add(
+    stream: Stream,
+    fields: Annotated[list[str], typer.Argument(help="Fields as name=value.")],
+    id: Annotated[str, typer.Option("--id", help="An explicit id.")] = "*",
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Append one entry; prints its id."""
+    pairs = [field.partition("=") for field in fields]
+    if bad := [name for name, sign, _ in pairs if not sign or not name]:
+        raise InvalidArgument("fields", bad[0], "name=value, such as type=email")
+    with opened(url) as broker:
+        typer.echo(str(broker.xadd(stream, {name: value for name, _, value in pairs}, id=id)))
+
+
+@app.command("del")
+def delete(
+    stream: Stream,
+    ids: Annotated[list[str], typer.Argument(help="The ids of the entries.")],
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Delete entries by id, whether or not a group still needs them."""
+    with opened(url) as broker:
+        found = [one for one in broker.entries_at(stream, ids) if one is not None]
+        for entry in found:
+            _print_entry(entry, OutputKind.table)
+        show.confirm(f"Delete {len(found)} entries of {show.printable(stream)!r}?", yes=yes)
+        typer.echo(f"deleted {broker.xdel(stream, ids)}")
+
+
+@app.command()
+def trim(
+    stream: Stream,
+    max_len: Annotated[int | None, typer.Option("--max-len", min=0, help="Keep this many entries.")] = None,
+    min_id: Annotated[str | None, typer.Option("--min-id", help="Drop entries with smaller ids.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also drop what a group still needs.")] = False,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Cut a stream from its old end; never what a group still needs, unless forced."""
+    if (max_len is None) == (min_id is None):
+        raise InvalidArgument("trim", f"--max-len {max_len} --min-id {min_id}", "exactly one of --max-len and --min-id")
+    smallest = EntryId.parse(min_id, argument="--min-id") if min_id is not None else None
+    with opened(url) as broker:
+        length = broker.xlen(stream)
+        what = f"to {max_len:,} entries" if max_len is not None else f"before {smallest}"
+        kept = "what groups still need goes too" if force else "what a group still needs is kept"
+        show.confirm(f"{show.printable(stream)!r} has {length:,} entries. Trim it {what}? ({kept})", yes=yes)
+        if force:
+            gone = broker.xtrim(stream, TrimPolicy(max_len=max_len, min_id=smallest))
+        else:
+            gone = broker.trim_safely(stream, max_len=max_len, min_id=smallest)
+        typer.echo(f"trimmed {gone:,} entries; {broker.xlen(stream):,} are left")
+
+
+@app.command()
+def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+    """Remove a stream with its groups, pending lists and companion keys."""
+    with opened(url) as broker:
+        found = broker.survey([stream])
+        if not found:
+            raise NoSuchStream(f"there is no stream {show.printable(stream)!r}. `millstream streams ls` lists them.")
+        groups = ", ".join(show.printable(group.name) for group in found[0].groups) or "none"
+        pending = sum(group.pending for group in found[0].groups)
+        show.confirm(
+            f"Remove {show.printable(stream)!r}: {found[0].length:,} entries, groups: {groups}, {pending:,} pending?",
+            yes=yes,
+        )
+        broker.delete_stream(stream, companions=True)
+        typer.echo("removed")
