@@ -1,0 +1,12 @@
+"""Streams behind one contract, wherever they live: the operations, the links, and ``open_broker(url)``.
+
+In: calls with plain Python values. Out: the values of ``model/``, or typed errors.
+Never a second implementation of a command: both APIs and all links run the same conversations.
+"""
+
+from millstream.broker.broker import BlockingBroker, Broker
+from millstream.broker.keys import beside
+from millstream.broker.limits import Limits
+from millstream.broker.open import open_blocking_broker, open_broker
+
+__all__ = ["BlockingBroker", "Broker", "Limits", "beside", "open_blocking_broker", "open_broker"]

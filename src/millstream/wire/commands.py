@@ -34,6 +34,8 @@ class Batch(NamedTuple):
     repeatable: bool = False
     same_connection: bool = False
     """The order of arrival on one connection matters (WAIT after a write). Pipelines without it may still share one."""
+    after: Args | None = None
+    """One more command, sent on the same connection after EXEC where the batch is atomic; its reply comes last."""
     keys: Sequence[bytes] | None = None
     """One key a command, instead of ``key``: in a cluster each node gets its share in one go. Never atomic."""
 

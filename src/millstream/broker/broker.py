@@ -1,0 +1,213 @@
+"""The contract: every operation of a broker, for event loops and for threads. One line each, so they cannot drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from millstream.broker.drivers import asynchronous, blocking
+from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
+from millstream.broker.operations import groups, info, keyed, leasing, pending, reading, survey, trimming, writing
+from millstream.broker.operations.arguments import Name, name_word
+from millstream.broker.site import Site
+
+
+class Broker:
+    """Streams, wherever they live, for event loops.
+
+    Thread-safe, usable from several event loops and after a fork. A cancelled call may or may not have been executed
+    by the server; it never leaves a connection in disorder.
+    """
+
+    def __init__(self, link: Link, site: Site, shown: str = "") -> None:
+        self.link = link
+        self.site = site
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return f"<Broker {self._shown}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Idempotent. Calls that are under way, and all later ones, raise BrokerClosed."""
+        await self.link.close()
+
+    def listen(self, patterns: Name | Iterable[Name]) -> Listener:
+        """Messages of the channels that match the globs: ``async for channel, payload in broker.listen("news.*")``.
+
+        ``async with`` waits until the subscription stands. Messages sent while a connection is broken are missed.
+        """
+        return self.link.listen(_patterns(patterns))
+
+    xadd = asynchronous(writing.xadd)
+    xadd_many = asynchronous(writing.xadd_many)
+    xdel = asynchronous(writing.xdel)
+    xtrim = asynchronous(writing.xtrim)
+    xsetid = asynchronous(writing.xsetid)
+    trim_safely = asynchronous(trimming.trim_safely)
+
+    xlen = asynchronous(reading.xlen)
+    xrange = asynchronous(reading.xrange)
+    xrevrange = asynchronous(reading.xrevrange)
+    xread = asynchronous(reading.xread)
+
+    create_group = asynchronous(groups.create_group)
+    delete_group = asynchronous(groups.delete_group)
+    set_group_position = asynchronous(groups.set_group_position)
+    create_consumer = asynchronous(groups.create_consumer)
+    delete_consumer = asynchronous(groups.delete_consumer)
+    xreadgroup = asynchronous(groups.xreadgroup)
+    xreadgroup_many = asynchronous(groups.xreadgroup_many)
+    read_history = asynchronous(groups.read_history)
+    xack = asynchronous(groups.xack)
+
+    xpending = asynchronous(pending.xpending)
+    xpending_range = asynchronous(pending.xpending_range)
+    xclaim = asynchronous(pending.xclaim)
+    xclaim_ids = asynchronous(pending.xclaim_ids)
+    xautoclaim = asynchronous(pending.xautoclaim)
+    xautoclaim_ids = asynchronous(pending.xautoclaim_ids)
+
+    stream_info = asynchronous(info.stream_info)
+    group_info = asynchronous(info.group_info)
+    consumer_info = asynchronous(info.consumer_info)
+    list_streams = asynchronous(info.list_streams)
+    ping = asynchronous(info.ping)
+    server_time_ms = asynchronous(info.server_time_ms)
+    server_info = asynchronous(info.server_info)
+    server_version = asynchronous(info.server_version)
+
+    get = asynchronous(keyed.get)
+    set = asynchronous(keyed.set)
+    delete = asynchronous(keyed.delete)
+    exists = asynchronous(keyed.exists)
+    expire_ms = asynchronous(keyed.expire_ms)
+    ttl_ms = asynchronous(keyed.ttl_ms)
+    hget = asynchronous(keyed.hget)
+    hgetall = asynchronous(keyed.hgetall)
+    hset = asynchronous(keyed.hset)
+    hdel = asynchronous(keyed.hdel)
+    publish = asynchronous(keyed.publish)
+    delete_stream = asynchronous(keyed.delete_stream)
+    survey = asynchronous(survey.survey)
+
+    member_beat = asynchronous(leasing.member_beat)
+    members = asynchronous(leasing.members)
+    read_leases = asynchronous(leasing.read_leases)
+    take_leases = asynchronous(leasing.take_leases)
+    release_leases = asynchronous(leasing.release_leases)
+    release_lease = asynchronous(leasing.release_lease)
+    lock_keys = asynchronous(leasing.lock_keys)
+    unlock_keys = asynchronous(leasing.unlock_keys)
+    entries_at = asynchronous(leasing.entries_at)
+    finish_announcement = asynchronous(leasing.finish_announcement)
+    bury_announcement = asynchronous(leasing.bury_announcement)
+    guarded_xadd = asynchronous(leasing.guarded_xadd)
+    guarded_xack = asynchronous(leasing.guarded_xack)
+
+
+class BlockingBroker:
+    """Streams, wherever they live, for threads. Thread-safe, and usable after a fork."""
+
+    def __init__(self, link: BlockingLink, site: Site, shown: str = "") -> None:
+        self.link = link
+        self.site = site
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return f"<BlockingBroker {self._shown}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent. Calls that are under way, and all later ones, raise BrokerClosed."""
+        self.link.close()
+
+    def listen(self, patterns: Name | Iterable[Name]) -> BlockingListener:
+        """As ``Broker.listen``, with ``with`` and ``for``."""
+        return self.link.listen(_patterns(patterns))
+
+    xadd = blocking(writing.xadd)
+    xadd_many = blocking(writing.xadd_many)
+    xdel = blocking(writing.xdel)
+    xtrim = blocking(writing.xtrim)
+    xsetid = blocking(writing.xsetid)
+    trim_safely = blocking(trimming.trim_safely)
+
+    xlen = blocking(reading.xlen)
+    xrange = blocking(reading.xrange)
+    xrevrange = blocking(reading.xrevrange)
+    xread = blocking(reading.xread)
+
+    create_group = blocking(groups.create_group)
+    delete_group = blocking(groups.delete_group)
+    set_group_position = blocking(groups.set_group_position)
+    create_consumer = blocking(groups.create_consumer)
+    delete_consumer = blocking(groups.delete_consumer)
+    xreadgroup = blocking(groups.xreadgroup)
+    xreadgroup_many = blocking(groups.xreadgroup_many)
+    read_history = blocking(groups.read_history)
+    xack = blocking(groups.xack)
+
+    xpending = blocking(pending.xpending)
+    xpending_range = blocking(pending.xpending_range)
+    xclaim = blocking(pending.xclaim)
+    xclaim_ids = blocking(pending.xclaim_ids)
+    xautoclaim = blocking(pending.xautoclaim)
+    xautoclaim_ids = blocking(pending.xautoclaim_ids)
+
+    stream_info = blocking(info.stream_info)
+    group_info = blocking(info.group_info)
+    consumer_info = blocking(info.consumer_info)
+    list_streams = blocking(info.list_streams)
+    ping = blocking(info.ping)
+    server_time_ms = blocking(info.server_time_ms)
+    server_info = blocking(info.server_info)
+    server_version = blocking(info.server_version)
+
+    get = blocking(keyed.get)
+    set = blocking(keyed.set)
+    delete = blocking(keyed.delete)
+    exists = blocking(keyed.exists)
+    expire_ms = blocking(keyed.expire_ms)
+    ttl_ms = blocking(keyed.ttl_ms)
+    hget = blocking(keyed.hget)
+    hgetall = blocking(keyed.hgetall)
+    hset = blocking(keyed.hset)
+    hdel = blocking(keyed.hdel)
+    publish = blocking(keyed.publish)
+    delete_stream = blocking(keyed.delete_stream)
+    survey = blocking(survey.survey)
+
+    member_beat = blocking(leasing.member_beat)
+    members = blocking(leasing.members)
+    read_leases = blocking(leasing.read_leases)
+    take_leases = blocking(leasing.take_leases)
+    release_leases = blocking(leasing.release_leases)
+    release_lease = blocking(leasing.release_lease)
+    lock_keys = blocking(leasing.lock_keys)
+    unlock_keys = blocking(leasing.unlock_keys)
+    entries_at = blocking(leasing.entries_at)
+    finish_announcement = blocking(leasing.finish_announcement)
+    bury_announcement = blocking(leasing.bury_announcement)
+    guarded_xadd = blocking(leasing.guarded_xadd)
+    guarded_xack = blocking(leasing.guarded_xack)
+
+
+def _patterns(given: Name | Iterable[Name]) -> list[bytes]:
+    many = [given] if isinstance(given, (str, bytes)) else given
+    return [name_word(one, "patterns") for one in many]

@@ -1,0 +1,64 @@
+"""The two ways to run a conversation: over an async link, and over a blocking one. All that differs is ``await``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from millstream.broker.site import Site
+from millstream.errors import MillstreamError
+from millstream.wire.commands import Batch, Command, Conversation
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import BlockingBroker, Broker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Operation = Callable[Concatenate[Site, P], Conversation[R]]
+
+
+def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P], Coroutine[Any, Any, R]]:
+    """The operation as an ``async`` method."""
+
+    async def method(broker: Broker, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        conversation = operation(broker.site, *args, **kwargs)
+        send = conversation.send
+        link = broker.link
+        try:
+            request: Command | Batch = send(None)
+            while True:
+                try:
+                    reply: Any = await (link.call(request) if type(request) is Command else link.call_many(request))  # type: ignore[arg-type]  # mypy does not narrow by type()
+                except MillstreamError as error:
+                    request = conversation.throw(error)
+                else:
+                    request = send(reply)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+    update_wrapper(method, operation)
+    return method
+
+
+def blocking(operation: Operation[P, R]) -> Callable[Concatenate[BlockingBroker, P], R]:
+    """The operation as a plain method."""
+
+    def method(broker: BlockingBroker, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        conversation = operation(broker.site, *args, **kwargs)
+        send = conversation.send
+        link = broker.link
+        try:
+            request: Command | Batch = send(None)
+            while True:
+                try:
+                    reply: Any = link.call(request) if type(request) is Command else link.call_many(request)  # type: ignore[arg-type]  # mypy does not narrow by type()
+                except MillstreamError as error:
+                    request = conversation.throw(error)
+                else:
+                    request = send(reply)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+    update_wrapper(method, operation)
+    return method

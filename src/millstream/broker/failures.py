@@ -1,0 +1,73 @@
+"""Failures by kind: which error a reply means, and whether asking again can help.
+
+In: an error reply's text. Out: a typed error, or the word that the link's journey decides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millstream.errors import (
+    AuthenticationFailed,
+    GroupExists,
+    IdTooSmall,
+    InvalidArgument,
+    MillstreamError,
+    NoSuchGroup,
+    NoSuchStream,
+    OutOfMemory,
+    PermissionDenied,
+    ReadOnlyReplica,
+    ServerError,
+    ServerLoading,
+    WrongKeyType,
+)
+from millstream.wire.replies import ErrorReply
+
+ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
+    "NOAUTH": (AuthenticationFailed, "Put the password into the URL or into MILLSTREAM_URL."),
+    "WRONGPASS": (AuthenticationFailed, "Check the user and the password in the URL."),
+    "NOPERM": (PermissionDenied, "Grant the ACL user this command and key; docs/contract.md lists the minimal rules."),
+    "OOM": (OutOfMemory, "Nothing was stored. Trim streams, or raise maxmemory."),
+    "LOADING": (ServerLoading, "Try again when the server has read its data."),
+    "READONLY": (ReadOnlyReplica, "Connect to the primary, or use a redis+sentinel:// URL, which finds it."),
+    "NOGROUP": (NoSuchGroup, "Create it with create_group(stream, group, start=...)."),
+    "BUSYGROUP": (GroupExists, "Use it as it is, or pass exist_ok=True."),
+    "WRONGTYPE": (WrongKeyType, "The key holds something other than this operation works on: choose another name."),
+}
+
+TRANSIENT = frozenset({"OOM", "LOADING", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
+"""The server refused without doing anything, and the reason may pass: worth another try before the deadline."""
+
+ID_TOO_SMALL = (
+    "ERR The ID specified in XADD",
+    "ERR The ID specified in XSETID",
+    "ERR The stream has exhausted the last possible ID",
+)
+NO_SUCH_KEY = ("ERR no such key", "ERR The XGROUP subcommand requires the key to exist")
+
+
+def code_of(error: ErrorReply) -> str:
+    return error.text.split(" ", 1)[0]
+
+
+def typed(error: ErrorReply) -> MillstreamError:
+    """The error that a caller sees for this reply."""
+    text = error.text
+    code = text.split(" ", 1)[0]
+    if known := ADVICE.get(code):
+        kind, advice = known
+        return kind(f"{text.rstrip('.')}. {advice}")
+    if text.startswith(ID_TOO_SMALL):
+        return IdTooSmall(f"{text.rstrip('.')}. Use '*', or an id greater than the stream's last one.")
+    if text.startswith(NO_SUCH_KEY):
+        return NoSuchStream(f"{text.rstrip('.')}. Add an entry or create a group first.")
+    if code == "CROSSSLOT":
+        return InvalidArgument("streams", text, "streams with one hash tag, such as {orders}.a and {orders}.b")
+    return ServerError(text)
+
+
+def backoff_s(attempt: int, chance: float) -> float:
+    """How long to wait before try number ``attempt`` (from 1): doubling from 25 ms to 1 s, the upper half by chance."""
+    ceiling = min(0.025 * 2.0 ** min(attempt - 1, 10), 1.0)
+    return ceiling * (0.5 + 0.5 * chance)

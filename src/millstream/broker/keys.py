@@ -1,0 +1,62 @@
+"""Where every companion key is born: beside its stream, in its slot, with a legend of what it holds and how it ends.
+
+No other file may paste a key name together.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from typing import Final, NamedTuple
+
+from millstream.errors import InvalidArgument
+from millstream.wire.names import to_bytes
+
+SLOTS: Final = 16384
+
+
+class Legend(NamedTuple):
+    suffix: str
+    """After the stream's name and a dot; ``*`` stands for a name."""
+    holds: str
+    ends: str
+    """Its time to live, or why it has none."""
+
+
+LEGEND: Final = (
+    Legend(
+        "once:*",
+        "hash of one writer of append_once: partition to 'version rows digest last-id'",
+        "forget_after_ms after the writer's last append (a week by default)",
+    ),
+    Legend("seen.a", "set of event ids that append_unique saw in the window that is open", "two windows"),
+    Legend("seen.b", "set of event ids of the window before", "two windows"),
+    Legend("seen.t", "string: the millisecond at which seen.a was opened", "two windows"),
+)
+"""One line for each kind of companion key. Rooms above add theirs here."""
+
+
+def tag_of(key: bytes) -> bytes:
+    """The part of a key that decides its slot: what stands between the first braces, or all of it."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            return key[start + 1 : end]
+    return key
+
+
+def slot_of(key: bytes) -> int:
+    return crc_hqx(tag_of(key), 0) % SLOTS
+
+
+def beside(stream: str | bytes, suffix: str | bytes) -> bytes:
+    """The companion key ``suffix`` of a stream, in the stream's slot.
+
+    ``orders`` and ``{orders}`` would have the same companions: use one of the two names, not both.
+    """
+    name, end = to_bytes(stream), to_bytes(suffix)
+    if tag_of(name) != name:
+        return b"%b.%b" % (name, end)
+    if b"}" in name:
+        raise InvalidArgument("stream", stream, "a name without '}', or with a hash tag such as {orders}, for this")
+    return b"{%b}.%b" % (name, end)

@@ -1,0 +1,210 @@
+"""One connection on one event loop, as an asyncio protocol: requests go out in order, replies settle them in order.
+
+Many tasks may share it. A task that goes away leaves its place in the queue: its reply is read and thrown away,
+so that nobody ever gets the reply of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import hiredis
+
+from millstream.broker.limits import Limits
+from millstream.broker.links.exchange import NoAnswer, NotSent
+from millstream.broker.links.packing import chunks_of, pack
+from millstream.wire.commands import Args
+from millstream.wire.replies import ErrorReply
+
+_MISSING: Final = object()
+
+
+class _Place:
+    """One request's place in the queue: how many replies it still gets, and who waits for them."""
+
+    __slots__ = ("count", "future", "replies", "wait_s")
+
+    def __init__(self, future: asyncio.Future[list[Any]], count: int, wait_s: float | None) -> None:
+        self.future = future
+        self.count = count
+        self.wait_s = wait_s
+        self.replies: list[Any] = []
+
+
+class AsyncWire(asyncio.Protocol):
+    def __init__(self, writer: asyncio.StreamWriter, limits: Limits) -> None:
+        self._writer = writer  # kept alive: collecting it would close the transport
+        self._transport: asyncio.Transport = writer.transport  # type: ignore[assignment]  # streams declare the write half
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=ErrorReply, notEnoughData=_MISSING, errors="surrogateescape")
+        self._places: deque[_Place] = deque()
+        self._heard = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._lost: str | None = None
+        self.on_push: Callable[[Any], None] | None = None
+        """Set on a connection that subscribes: it gets every reply, for none is asked for."""
+        self.on_lost: Callable[[], None] | None = None
+        self._transport.set_protocol(self)
+        self._transport.set_write_buffer_limits(high=limits.chunk_bytes)
+        # Streams pause reading when their buffer is full; ours has no such buffer.
+        if not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    # --- what tasks call --------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        return self._lost is None and not self._transport.is_closing()
+
+    @property
+    def idle_s(self) -> float:
+        """How long nothing has come, while nothing was asked for."""
+        return 0.0 if self._places else self._loop.time() - self._heard
+
+    async def exchange(self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool) -> list[Any]:
+        """Raises NotSent or NoAnswer. Cancelling leaves the connection usable."""
+        wait_s = None if wait_ms is None else wait_ms / 1000
+        if self._writable is not None:
+            await self._drained()
+        if len(requests) == 1:
+            return await self._send(pack(requests[0]), 1, wait_s)
+        if whole:
+            return await self._send(b"".join(map(pack, requests)), len(requests), wait_s)
+        return await self._send_in_chunks(requests, wait_s)
+
+    async def _send_in_chunks(self, requests: Sequence[Args], wait_s: float | None) -> list[Any]:
+        """Two chunks under way: the server works on one while the next is packed, and no side's buffers fill up."""
+        replies: list[Any] = []
+        under_way: asyncio.Future[list[Any]] | None = None
+        try:
+            for data, count in chunks_of(requests, self._limits):
+                following = self._send(data, count, wait_s)
+                if under_way is not None:
+                    replies += await under_way
+                under_way = following
+                if self._writable is not None:
+                    await self._drained()
+            if under_way is not None:
+                replies += await under_way
+        except NotSent as error:
+            if replies or under_way is not None:
+                raise NoAnswer(str(error), replies) from error
+            raise
+        except NoAnswer as error:
+            error.replies = [*replies, *error.replies]
+            raise
+        return replies
+
+    def _send(self, data: bytes, count: int, wait_s: float | None) -> asyncio.Future[list[Any]]:
+        if self._lost is not None or self._transport.is_closing():
+            raise NotSent(self._lost or "the connection is closed")
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        if not self._places:
+            self._heard = self._loop.time()
+        self._places.append(_Place(future, count, wait_s))
+        self._transport.write(data)
+        if self._timer is None:
+            self._watch()
+        return future
+
+    async def _drained(self) -> None:
+        writable = self._writable
+        if writable is not None:
+            await asyncio.shield(writable)
+
+    def subscribe(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def close(self, reason: str = "closed") -> None:
+        self._fail(reason)
+
+    # --- what the loop calls ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        reader = self._reader
+        try:
+            reader.feed(data)
+            gets = reader.gets
+            places = self._places
+            while True:
+                reply = gets()
+                if reply is _MISSING:
+                    return
+                if not places:
+                    self._unasked(reply)
+                    continue
+                place = places[0]
+                replies = place.replies
+                replies.append(reply)
+                wanted = place.count
+                while len(replies) < wanted:
+                    reply = gets()
+                    if reply is _MISSING:
+                        return
+                    replies.append(reply)
+                places.popleft()
+                if not place.future.done():
+                    place.future.set_result(replies)
+        except hiredis.ProtocolError as error:
+            self._fail(f"the server sent what is not RESP: {error}")
+
+    def _unasked(self, reply: Any) -> None:
+        if self.on_push is not None:
+            self.on_push(reply)
+        else:
+            self._fail("the server sent a reply that nobody asked for")
+
+    def eof_received(self) -> bool:
+        self._fail("the server closed the connection")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(str(exc) if exc else "the server closed the connection")
+
+    def pause_writing(self) -> None:
+        if self._writable is None:
+            self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    # --- silence ----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """One timer for the connection, not one for each call: does the first in the queue wait in vain?"""
+        self._timer = None
+        if not self._places or self._lost is not None:
+            return
+        wait_s = self._places[0].wait_s
+        if wait_s is None:
+            return  # for ever, as the caller asked: keepalive probes notice a peer that is gone
+        due = self._heard + wait_s + self._limits.answer_ms / 1000
+        if due <= self._loop.time():
+            self._fail(f"no answer within {wait_s + self._limits.answer_ms / 1000:g} s")
+            return
+        self._timer = self._loop.call_at(due, self._watch)
+
+    def _fail(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = reason
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._transport.abort()
+        places, self._places = self._places, deque()
+        for place in places:
+            if not place.future.done():
+                place.future.set_exception(NoAnswer(reason, place.replies))
+                place.future.exception()  # seen: of a batch's two chunks only the first is waited for
+        self.resume_writing()
+        if self.on_lost is not None:
+            self.on_lost()

@@ -1,0 +1,143 @@
+"""One connection for one thread at a time: bytes out, replies in, on a plain socket."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import hiredis
+
+from millstream.broker.limits import Limits
+from millstream.broker.links.exchange import NoAnswer, NotSent
+from millstream.broker.links.packing import chunks_of, pack
+from millstream.wire.commands import Args
+from millstream.wire.replies import ErrorReply
+
+_MISSING: Final = object()
+READ_SIZE: Final = 256 * 1024
+
+
+class BlockingWire:
+    def __init__(self, sock: socket.socket, limits: Limits) -> None:
+        self._sock = sock
+        self._limits = limits
+        self._reader = hiredis.Reader(replyError=ErrorReply, notEnoughData=_MISSING, errors="surrogateescape")
+        self._heard = time.monotonic()
+        self.alive = True
+
+    @property
+    def idle_s(self) -> float:
+        return time.monotonic() - self._heard
+
+    def quiet(self) -> bool:
+        """False when something came unasked: the server has closed the connection, or is out of step."""
+        if not self.alive:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN | select.POLLHUP | select.POLLERR)
+        return not poll.poll(0)
+
+    def exchange(self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool) -> list[Any]:
+        """Raises NotSent or NoAnswer; after either the connection is closed."""
+        replies: list[Any] = []
+        try:
+            # While sending, and for the answer to begin: the usual silence on top of what the server may wait.
+            self._sock.settimeout(None if wait_ms is None else (wait_ms + self._limits.answer_ms) / 1000)
+            if len(requests) == 1:
+                self._sock.sendall(pack(requests[0]))
+                self._read(replies, 1)
+            elif whole:
+                self._sock.sendall(b"".join(map(pack, requests)))
+                self._read(replies, len(requests))
+            else:
+                self._send_in_chunks(requests, replies)
+        except TimeoutError as error:
+            self.close()
+            raise NoAnswer("no answer in time", replies) from error
+        except (OSError, hiredis.ProtocolError) as error:
+            self.close()
+            raise NoAnswer(str(error) or type(error).__name__, replies) from error
+        except BaseException:
+            # An interrupt in the middle: the next reply would be another's.
+            self.close()
+            raise
+        return replies
+
+    def _send_in_chunks(self, requests: Sequence[Args], replies: list[Any]) -> None:
+        """Two chunks under way: the server works on one while the next is packed, and no side's buffers fill up."""
+        due = 0
+        for data, count in chunks_of(requests, self._limits):
+            self._sock.sendall(data)
+            self._read(replies, due)
+            due += count
+        self._read(replies, due)
+
+    def _read(self, replies: list[Any], total: int) -> None:
+        """Until there are ``total`` of them."""
+        gets, append = self._reader.gets, replies.append
+        missing = total - len(replies)
+        while missing > 0:
+            reply = gets()
+            if reply is _MISSING:
+                data = self._sock.recv(READ_SIZE)
+                if not data:
+                    raise ConnectionResetError("the server closed the connection")
+                self._heard = time.monotonic()
+                self._reader.feed(data)
+                continue
+            append(reply)
+            missing -= 1
+
+    def send(self, requests: Sequence[Args]) -> None:
+        """For a subscriber: nothing is read."""
+        try:
+            self._sock.sendall(b"".join(map(pack, requests)))
+        except OSError as error:
+            self.close()
+            raise NotSent(str(error)) from error
+
+    def receive(self, timeout_s: float | None) -> Any:
+        """For a subscriber: the next thing that comes; TimeoutError when nothing does."""
+        self._sock.settimeout(timeout_s)
+        replies: list[Any] = []
+        try:
+            self._read(replies, 1)
+        except TimeoutError:
+            raise
+        except (OSError, hiredis.ProtocolError) as error:
+            self.close()
+            raise NoAnswer(str(error)) from error
+        return replies[0]
+
+    @property
+    def descriptor(self) -> int:
+        return self._sock.fileno()
+
+    def received(self) -> list[Any]:
+        """For a subscriber whose socket is readable: whatever is complete."""
+        try:
+            data = self._sock.recv(READ_SIZE)
+        except (TimeoutError, BlockingIOError):
+            return []
+        except OSError as error:
+            self.close()
+            raise NoAnswer(str(error)) from error
+        if not data:
+            self.close()
+            raise NoAnswer("the server closed the connection")
+        self._reader.feed(data)
+        replies = []
+        while (reply := self._reader.gets()) is not _MISSING:
+            replies.append(reply)
+        return replies
+
+    def close(self) -> None:
+        self.alive = False
+        try:
+            self._sock.close()
+        except (OSError, ssl.SSLError):
+            pass  # it is gone either way

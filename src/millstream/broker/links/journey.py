@@ -1,0 +1,231 @@
+"""How a command gets to a server and its answer back, whatever happens on the way. Decisions only: no I/O.
+
+A journey yields exchanges and pauses. What was not sent is tried again until the deadline; what was sent is repeated
+only if it is safe to repeat; what was refused for a passing reason is asked again; redirections are followed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millstream.broker.failures import TRANSIENT, backoff_s, code_of, typed
+from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
+from millstream.broker.links.nodes import Node
+from millstream.broker.links.routes import Route
+from millstream.errors import AuthenticationFailed, BrokerUnavailable, PermissionDenied
+from millstream.model.clock import Clock
+from millstream.model.observer import Observer
+from millstream.wire.commands import Args, Batch, Command
+from millstream.wire.replies import ErrorReply
+
+MAX_HOPS = 5
+"""Redirections in a row that are followed at once; after that it waits between them, for the cluster is rearranging."""
+ASKING: Args = (b"ASKING",)
+MULTI: Args = (b"MULTI",)
+EXEC: Args = (b"EXEC",)
+
+
+class Traveller:
+    """What all journeys of one link share."""
+
+    def __init__(
+        self,
+        route: Route,
+        clock: Clock,
+        deadline_ms: int,
+        observer: Observer,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.route = route
+        self._clock = clock
+        self._deadline_ms = deadline_ms
+        self._observer = observer
+        self._chance = chance
+
+    def call(self, command: Command) -> Journey[Any]:
+        """One command's reply; an error reply is raised as its typed error."""
+        block_ms = command.block_ms
+        wait_ms = None if block_ms == 0 else block_ms or 0
+        replies = yield from self._carry(
+            [command.args], command.key, command.repeatable, wait_ms, alone=block_ms is not None
+        )
+        reply = replies[0]
+        if type(reply) is ErrorReply:
+            raise typed(reply)
+        return reply
+
+    def call_many(self, batch: Batch) -> Journey[list[Any]]:
+        """A batch's replies, error replies as values; the reply of ``after`` comes last."""
+        if batch.keys is not None:
+            return (yield from self._spread(batch, batch.keys))
+        requests: Sequence[Args] = [MULTI, *batch.commands, EXEC] if batch.atomic else batch.commands
+        wait_ms = 0
+        if batch.after is not None:
+            requests = [*requests, batch.after]
+            if batch.after[0] == b"WAIT":
+                wait_ms = int(batch.after[2])
+        replies = yield from self._carry(
+            requests,
+            batch.key,
+            batch.repeatable,
+            wait_ms,
+            alone=batch.same_connection or batch.after is not None,
+            atomic=batch.atomic,
+            trailing=int(batch.after is not None),
+        )
+        if not batch.atomic:
+            return replies
+        tail = [replies.pop()] if batch.after is not None else []
+        return [*unwrap(replies), *tail]
+
+    def _spread(self, batch: Batch, keys: Sequence[bytes]) -> Journey[list[Any]]:
+        """A batch over many keys: each node gets its share in one go; what that did not settle goes one by one."""
+        commands, repeatable = batch.commands, batch.repeatable
+        replies: list[Any] = [None] * len(commands)
+        alone: list[int] = []
+        shares: dict[Node, list[int]] = {}
+        for index, key in enumerate(keys):
+            try:
+                shares.setdefault((yield from self.route.node_for(key)), []).append(index)
+            except NotSent:
+                alone.append(index)
+        for node, share in shares.items():
+            try:
+                answers = yield Exchange(node, [commands[index] for index in share])
+            except NotSent:
+                alone += share
+                continue
+            except NoAnswer as failure:
+                if not repeatable:
+                    raise unanswered(str(failure), failure.replies) from failure
+                alone += share
+                continue
+            for index, answer in zip(share, answers, strict=True):
+                replies[index] = answer
+                if passing(answer):
+                    alone.append(index)
+        for index in alone:
+            (replies[index],) = yield from self._carry([commands[index]], keys[index], repeatable, 0, alone=False)
+        return replies
+
+    def _carry(
+        self,
+        requests: Sequence[Args],
+        key: bytes | None,
+        repeatable: bool,
+        wait_ms: int | None,
+        *,
+        alone: bool,
+        atomic: bool = False,
+        trailing: int = 0,
+    ) -> Journey[list[Any]]:
+        deadline = self._clock.monotonic_ms() + self._deadline_ms
+        done: list[Any] = []
+        attempt = hops = 0
+        detour: Node | None = None
+        asking = False
+        while True:
+            trouble: ErrorReply | str
+            try:
+                node = detour or (yield from self.route.node_for(key))
+                sent = [words for args in requests for words in (ASKING, args)] if asking else requests
+                replies: list[Any] = yield Exchange(node, sent, wait_ms, alone, atomic)
+                if asking:
+                    replies = replies[1::2]
+            except NotSent as failure:
+                trouble = str(failure)
+                detour, asking = None, False
+                self.route.forget()
+            except NoAnswer as failure:
+                trouble = str(failure)
+                detour, asking = None, False
+                self.route.forget()
+                if not repeatable:
+                    raise unanswered(trouble, [*done, *failure.replies]) from failure
+            else:
+                refused = refused_from(replies[: len(replies) - trailing], atomic=atomic)
+                if refused is None:
+                    return [*done, *replies] if done else replies
+                done += replies[:refused]
+                requests, replies = requests[refused:], replies[refused:]
+                refusal: ErrorReply = next(filter(passing, replies))
+                trouble = refusal
+                detour, asking = self._redirect(refusal, node, atomic=atomic)
+                hops = hops + 1 if detour else 0
+                if 0 < hops <= MAX_HOPS:
+                    continue
+            attempt += 1
+            pause = backoff_s(attempt, self._chance())
+            if self._clock.monotonic_ms() + int(pause * 1000) >= deadline:
+                if isinstance(trouble, ErrorReply):
+                    return [*done, *replies]
+                raise BrokerUnavailable(
+                    f"no server answered within {self._deadline_ms} ms ({attempt} tries): {trouble}. "
+                    "Check that it runs and that the URL is right."
+                )
+            self._observer("broker.retry", reason=str(trouble), attempt=attempt, pause_ms=int(pause * 1000))
+            yield Pause(pause)
+
+    def _redirect(self, trouble: ErrorReply, node: Node, *, atomic: bool) -> tuple[Node | None, bool]:
+        """The node that the refusal sends us to (None: ask the route again), and whether to say ASKING there."""
+        code = code_of(trouble)
+        if code not in ("MOVED", "ASK"):
+            if code == "READONLY":
+                self.route.forget()
+            return None, False
+        _, slot, place = trouble.text.split(" ")[:3]
+        host, _, port = place.rpartition(":")
+        there = Node(host or node.host, int(port))
+        if code == "MOVED":
+            self.route.moved(int(slot), there)
+            return there, False
+        # Inside MULTI nobody can ask for each command: wait until the slot has moved as a whole.
+        return (None, False) if atomic else (there, True)
+
+
+def refused_from(replies: Sequence[Any], *, atomic: bool) -> int | None:
+    """The index from which on everything was refused for a passing reason; None: nothing to ask again.
+
+    Only such a tail may be sent again. A hole in the middle may not: filling it would change the order of entries.
+    """
+    if atomic:
+        return 0 if not isinstance(replies[-1], list) and any(map(passing, replies)) else None
+    index = len(replies)
+    while index and passing(replies[index - 1]):
+        index -= 1
+    return index if index < len(replies) else None
+
+
+def passing(reply: Any) -> bool:
+    if type(reply) is not ErrorReply:
+        return False
+    code = code_of(reply)
+    return code in TRANSIENT or code in ("MOVED", "ASK")
+
+
+def unwrap(replies: Sequence[Any]) -> list[Any]:
+    """EXEC's replies. Refused as a whole, every command gets the error that refused it."""
+    results = replies[-1]
+    if isinstance(results, list):
+        return results
+    queued = replies[1:-1]
+    cause = next((reply for reply in queued if isinstance(reply, ErrorReply)), results)
+    if not isinstance(cause, ErrorReply):
+        cause = ErrorReply("EXECABORT Transaction discarded because of a watched key")
+    return [cause] * len(queued)
+
+
+def unanswered(reason: str, replies: Sequence[Any]) -> BrokerUnavailable:
+    error = BrokerUnavailable(
+        f"the connection broke before the answer came ({reason}): the command may have been executed. "
+        "Look before you repeat it, or use append_once.",
+        may_have_been_applied=True,
+    )
+    error.__dict__["replies"] = list(replies)
+    return error
+
+
+FATAL = (AuthenticationFailed, PermissionDenied)
+"""What opening a connection can raise that no second try will mend."""

@@ -1,0 +1,33 @@
+"""Commands as bytes, in C, and a long batch cut into chunks that are bounded by count and by size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import hiredis
+
+from millstream.broker.limits import Limits
+from millstream.wire.commands import Args
+
+pack = cast(Callable[[Args], bytes], hiredis.pack_command)
+
+
+def chunks_of(requests: Sequence[Args], limits: Limits) -> Iterator[tuple[bytes, int]]:
+    """Packed chunks with the number of commands in each.
+
+    The number that fits is guessed from the chunk before; a chunk that came out too big is cut in two.
+    """
+    start, step = 0, limits.chunk_commands
+    while start < len(requests):
+        packed = list(map(pack, requests[start : start + step]))
+        data = b"".join(packed)
+        if len(data) > limits.chunk_bytes and len(packed) > 1:
+            kept = max(1, len(packed) * limits.chunk_bytes // (2 * len(data)))
+            step = kept
+            packed = packed[:kept]
+            data = b"".join(packed)
+        elif len(data) < limits.chunk_bytes // 4:
+            step = min(limits.chunk_commands, step * 2)
+        start += len(packed)
+        yield data, len(packed)

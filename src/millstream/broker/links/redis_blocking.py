@@ -1,0 +1,145 @@
+"""The link to Redis for threads: each call has a connection of its own, taken from a small stock."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, TypeVar
+
+from millstream.broker.limits import Limits
+from millstream.broker.links.blocking_listener import BlockingWireListener
+from millstream.broker.links.blocking_wire import BlockingWire
+from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
+from millstream.broker.links.journey import Traveller
+from millstream.broker.links.link import Features
+from millstream.broker.links.nodes import Node, Target
+from millstream.broker.links.opening import open_socket
+from millstream.broker.links.redis_async import PING, closed
+from millstream.broker.links.routes import route_to
+from millstream.errors import MillstreamError
+from millstream.model.clock import Clock
+from millstream.model.observer import Observer
+from millstream.wire.commands import Batch, Command
+
+R = TypeVar("R")
+
+
+class BlockingRedisLink:
+    """Thread-safe. Fork-safe: a child makes connections of its own."""
+
+    def __init__(self, target: Target, *, limits: Limits, clock: Clock, deadline_ms: int, observer: Observer) -> None:
+        self.features = Features(cluster=target.kind == "cluster")
+        self.target = target
+        self._limits = limits
+        self._traveller = Traveller(route_to(target), clock, deadline_ms, observer)
+        self._observer = observer
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._spare: dict[Node, list[BlockingWire]] = {}
+        self._out: set[BlockingWire] = set()
+        self._closed = threading.Event()
+
+    def call(self, command: Command) -> Any:
+        return self._travel(self._traveller.call(command))
+
+    def call_many(self, batch: Batch) -> list[Any]:
+        if not batch.commands and batch.after is None:
+            return []
+        return self._travel(self._traveller.call_many(batch))
+
+    def listen(self, patterns: Any) -> BlockingWireListener:
+        return BlockingWireListener(self, tuple(patterns))
+
+    def _travel(self, journey: Journey[R]) -> R:
+        self.check()
+        try:
+            step = journey.send(None)
+            while True:
+                try:
+                    if type(step) is Exchange:
+                        result = self.exchange(step)
+                    else:
+                        self._closed.wait(step.seconds)  # type: ignore[union-attr]  # a pause; closing ends it
+                        result = None
+                        self.check()
+                except (NotSent, NoAnswer, MillstreamError) as trouble:
+                    if self._closed.is_set():
+                        raise closed() from trouble
+                    step = journey.throw(trouble)
+                else:
+                    step = journey.send(result)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+    def exchange(self, trip: Exchange) -> list[Any]:
+        wire = self._take(trip.node)
+        try:
+            return wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole)
+        finally:
+            self._give_back(trip.node, wire)
+
+    def _take(self, node: Node) -> BlockingWire:
+        while True:
+            with self._lock:
+                spare = self._spare.get(node)
+                wire = spare.pop() if spare else None
+            if wire is None:
+                wire = BlockingWire(open_socket(self.target, node, self._limits), self._limits)
+            elif not self._well(wire):
+                wire.close()
+                continue
+            with self._lock:
+                self._out.add(wire)
+            return wire
+
+    def _well(self, wire: BlockingWire) -> bool:
+        """Whether a command may be trusted to it. After a long silence only an answer proves that."""
+        if not wire.quiet():
+            return False
+        if wire.idle_s * 1000 > self._limits.idle_check_ms:
+            try:
+                wire.exchange([PING], 0, whole=False)
+            except (NotSent, NoAnswer):
+                return False
+        return True
+
+    def _give_back(self, node: Node, wire: BlockingWire) -> None:
+        with self._lock:
+            self._out.discard(wire)
+            spare = self._spare.setdefault(node, [])
+            if wire.alive and not self._closed.is_set() and len(spare) < self._limits.max_idle_connections:
+                spare.append(wire)
+                return
+        wire.close()
+
+    def check(self) -> None:
+        """Raises BrokerClosed; drops the parent's connections after a fork."""
+        if self._closed.is_set():
+            raise closed()
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self._lock = threading.Lock()  # the parent's may have been held while it forked
+            spare, self._spare, self._out = self._spare, {}, set()
+            for wire in (one for many in spare.values() for one in many):
+                wire.close()  # closes this process's copy of the descriptor; the parent's connection lives on
+
+    def open_own(self, node: Node) -> BlockingWire:
+        """A connection outside the stock, for a listener."""
+        return BlockingWire(open_socket(self.target, node, self._limits), self._limits)
+
+    def primaries(self) -> list[Node]:
+        return self._travel(self._traveller.route.primaries())
+
+    def pause(self, seconds: float) -> None:
+        self._closed.wait(seconds)
+        self.check()
+
+    def close(self) -> None:
+        self._closed.set()
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            wires = [*(one for many in self._spare.values() for one in many), *self._out]
+            self._spare.clear()
+        for wire in wires:
+            wire.close()

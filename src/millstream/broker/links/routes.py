@@ -1,0 +1,151 @@
+"""Which node a key belongs to: one server, whatever the sentinels call the primary, or the owner of a cluster's slot.
+
+Written as journeys, without I/O, so the async and the blocking link find their way by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from millstream.broker.keys import SLOTS, slot_of
+from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
+from millstream.broker.links.nodes import Node, NodeName, Target
+from millstream.wire.replies import ErrorReply
+
+
+class Route(Protocol):
+    def node_for(self, key: bytes | None) -> Journey[Node]:
+        """Raises NotSent when no node can be found now."""
+
+    def forget(self) -> None:
+        """What was known is wrong: find out again."""
+
+    def moved(self, slot: int, node: Node) -> None:
+        """A node said that this slot lives elsewhere."""
+
+    def primaries(self) -> Journey[list[Node]]:
+        """Every node that holds data of its own."""
+
+
+def route_to(target: Target) -> Route:
+    if target.kind == "cluster":
+        return ClusterRoute(target)
+    return SentinelRoute(target) if target.kind == "sentinel" else SingleRoute(target)
+
+
+class SingleRoute:
+    def __init__(self, target: Target) -> None:
+        self._node = target.nodes[0]
+
+    def node_for(self, key: bytes | None) -> Journey[Node]:
+        return self._node
+        yield
+
+    def forget(self) -> None:
+        """There is only this one; a new connection may still reach another server behind its name."""
+
+    def moved(self, slot: int, node: Node) -> None:
+        """A cluster's node that was given as a single server: follow it for this command alone."""
+
+    def primaries(self) -> Journey[list[Node]]:
+        return [self._node]
+        yield
+
+
+class SentinelRoute:
+    """Asks the sentinels in turn; the one that answered is asked first the next time."""
+
+    def __init__(self, target: Target) -> None:
+        self._sentinels = list(target.nodes)
+        self._service = target.service.encode()
+        self._primary: Node | None = None
+
+    def node_for(self, key: bytes | None) -> Journey[Node]:
+        if self._primary is None:
+            self._primary = yield from self._find()
+        return self._primary
+
+    def _find(self) -> Journey[Node]:
+        troubles: list[str] = []
+        for sentinel in list(self._sentinels):
+            try:
+                (reply,) = yield Exchange(sentinel, [(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service)])
+                if isinstance(reply, ErrorReply) or not reply:
+                    troubles.append(f"{sentinel} knows no primary called {self._service.decode()!r}")
+                    continue
+                primary = Node(reply[0].decode(), int(reply[1]))
+                # During a failover sentinels name the old primary for a while: it must say itself what it is.
+                (role,) = yield Exchange(primary, [(b"ROLE",)])
+            except (NotSent, NoAnswer) as trouble:
+                troubles.append(f"{sentinel}: {trouble}")
+                continue
+            if isinstance(role, ErrorReply) or role[0] == b"master":
+                self._sentinels.remove(sentinel)
+                self._sentinels.insert(0, sentinel)
+                return primary
+            troubles.append(f"{sentinel} names {primary}, which says that it is a {role[0].decode()}")
+        raise NotSent("; ".join(troubles))
+
+    def forget(self) -> None:
+        self._primary = None
+
+    def moved(self, slot: int, node: Node) -> None:
+        self._primary = None
+
+    def primaries(self) -> Journey[list[Node]]:
+        return [(yield from self.node_for(None))]
+
+
+class ClusterRoute:
+    """Keeps the table of slots; a MOVED corrects one line of it, and a node that is gone has it read again."""
+
+    def __init__(self, target: Target) -> None:
+        self._seeds = list(target.nodes)
+        self._owners: list[Node | None] = []
+
+    def node_for(self, key: bytes | None) -> Journey[Node]:
+        if type(key) is NodeName:
+            return key.node()
+        if not self._owners:
+            self._owners = yield from self._read_table()
+        owner = self._owners[slot_of(key)] if key is not None else next(filter(None, self._owners), None)
+        if owner is None:
+            self._owners = []
+            raise NotSent("no node of the cluster serves the slot of this key")
+        return owner
+
+    def _read_table(self) -> Journey[list[Node | None]]:
+        troubles: list[str] = []
+        for seed in list(dict.fromkeys(self._seeds)):
+            try:
+                (reply,) = yield Exchange(seed, [(b"CLUSTER", b"SLOTS")])
+            except (NotSent, NoAnswer) as trouble:
+                troubles.append(f"{seed}: {trouble}")
+                continue
+            if isinstance(reply, ErrorReply):
+                troubles.append(f"{seed}: {reply.text}")
+                continue
+            owners: list[Node | None] = [None] * SLOTS
+            for first, last, primary, *_ in reply:
+                # An empty host means: the one you asked.
+                node = Node(primary[0].decode() if primary[0] else seed.host, primary[1])
+                owners[first : last + 1] = [node] * (last - first + 1)
+            self._remember(filter(None, owners))
+            return owners
+        raise NotSent("; ".join(troubles))
+
+    def _remember(self, nodes: Iterable[Node]) -> None:
+        """Nodes seen in the table are asked the next time too, for the given ones may all be gone by then."""
+        self._seeds = list(dict.fromkeys([*self._seeds, *nodes]))[-64:]
+
+    def forget(self) -> None:
+        self._owners = []
+
+    def moved(self, slot: int, node: Node) -> None:
+        if self._owners:
+            self._owners[slot] = node
+
+    def primaries(self) -> Journey[list[Node]]:
+        yield from self.node_for(None)
+        return list(dict.fromkeys(filter(None, self._owners)))

@@ -1,0 +1,115 @@
+"""One URL decides where streams live. Opening is lazy: nothing is connected, no file touched, before first use."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from millstream.broker.broker import BlockingBroker, Broker
+from millstream.broker.limits import DEFAULT_LIMITS, Limits
+from millstream.broker.links.link import BlockingLink, Link
+from millstream.broker.site import Site
+from millstream.errors import InvalidArgument
+from millstream.model.clock import Clock, SystemClock
+from millstream.model.observer import Observer, quiet
+
+
+class _Default:
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = _Default()
+"""For ``max_stream_len``: 10,000 on ``local://``, as long as it gets elsewhere."""
+LOCAL_MAX_STREAM_LEN: Final = 10_000
+DEADLINE_MS: Final = 10_000
+
+
+def open_broker(
+    url: Any = "local://",
+    *,
+    max_stream_len: int | _Default | None = DEFAULT,
+    deadline_ms: int = DEADLINE_MS,
+    observer: Observer = quiet,
+    clock: Clock | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Broker:
+    """A broker for event loops.
+
+    ``url``: local:// (this process), local://name, local:///path (durable), redis://, rediss://, unix://,
+    redis+sentinel://host,host/service, redis+cluster://host,host, or a client of redis-py.
+    ``max_stream_len`` keeps streams short by safe trim; None leaves them alone. ``deadline_ms`` bounds all tries of one
+    call to a server that cannot be reached. Raises InvalidArgument at once; everything else waits for the first call.
+    """
+    clock = clock or SystemClock()
+    site = _site(url, max_stream_len, deadline_ms, observer, clock, limits)
+    link: Link
+    if is_local(url):
+        from millstream.broker.links.engine_async import EngineLink
+        from millstream.broker.links.local import address_of
+
+        link = EngineLink(address_of(url), clock, limits, observer)
+        return Broker(link, site, url)
+    from millstream.broker.links.redis_async import RedisLink
+
+    target = _target(url)
+    site.cluster = target.kind == "cluster"
+    link = RedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    return Broker(link, site, str(target))
+
+
+def open_blocking_broker(
+    url: Any = "local://",
+    *,
+    max_stream_len: int | _Default | None = DEFAULT,
+    deadline_ms: int = DEADLINE_MS,
+    observer: Observer = quiet,
+    clock: Clock | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> BlockingBroker:
+    """A broker for threads; see ``open_broker``."""
+    clock = clock or SystemClock()
+    site = _site(url, max_stream_len, deadline_ms, observer, clock, limits)
+    link: BlockingLink
+    if is_local(url):
+        from millstream.broker.links.engine_blocking import BlockingEngineLink
+        from millstream.broker.links.local import address_of
+
+        link = BlockingEngineLink(address_of(url), clock, limits, observer)
+        return BlockingBroker(link, site, url)
+    from millstream.broker.links.redis_blocking import BlockingRedisLink
+
+    target = _target(url)
+    site.cluster = target.kind == "cluster"
+    link = BlockingRedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    return BlockingBroker(link, site, str(target))
+
+
+def is_local(url: Any) -> bool:
+    return isinstance(url, str) and url.startswith("local:")
+
+
+def _target(url: Any) -> Any:
+    if isinstance(url, str):
+        from millstream.broker.links.addresses import target_of
+
+        return target_of(url)
+    from millstream.broker.links.clients import target_of_client
+
+    return target_of_client(url)
+
+
+def _site(
+    url: Any,
+    max_stream_len: int | _Default | None,
+    deadline_ms: int,
+    observer: Observer,
+    clock: Clock,
+    limits: Limits,
+) -> Site:
+    if isinstance(max_stream_len, _Default):
+        max_stream_len = LOCAL_MAX_STREAM_LEN if is_local(url) else None
+    elif max_stream_len is not None and (type(max_stream_len) is not int or max_stream_len < 1):
+        raise InvalidArgument("max_stream_len", max_stream_len, "None, or a whole number of 1 or more")
+    if type(deadline_ms) is not int or deadline_ms < 0:
+        raise InvalidArgument("deadline_ms", deadline_ms, "a whole number of milliseconds")
+    return Site(max_stream_len=max_stream_len, observer=observer, clock=clock, limits=limits)

@@ -1,0 +1,59 @@
+"""What servers answer, turned into the values of ``model/``. Written for RESP2 shapes, which both links deliver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
+from millstream.model.entries import Delivery, Entry
+from millstream.model.entry_id import EntryId
+from millstream.wire.names import to_name
+
+_new = tuple.__new__
+
+
+def entry_id(raw: bytes) -> EntryId:
+    """An id that a server wrote: no need to doubt its form."""
+    ms, _, seq = raw.partition(b"-")
+    return _new(EntryId, (int(ms), int(seq)))
+
+
+def entry_ids(raws: Iterable[bytes]) -> list[EntryId]:
+    """Many of them, without a step of Python for each."""
+    joined = b"-".join(raws)
+    if not joined:
+        return []
+    numbers = map(int, joined.split(b"-"))
+    return list(map(_new, repeat(EntryId), zip(numbers, numbers, strict=True)))
+
+
+def fields_of(flat: list[bytes]) -> dict[bytes, bytes]:
+    if len(flat) == 2:
+        return {flat[0]: flat[1]}
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def entries(reply: Any) -> list[Entry]:
+    return [
+        _new(Entry, (key, fields_of(flat)))
+        for key, (_, flat) in zip(entry_ids([item[0] for item in reply]), reply, strict=True)
+    ]
+
+
+def deliveries(reply: Any) -> list[Delivery]:
+    """A deleted entry of one's own history has no fields: None."""
+    return [
+        _new(Delivery, (key, None if flat is None else fields_of(flat), None))
+        for key, (_, flat) in zip(entry_ids([item[0] for item in reply]), reply, strict=True)
+    ]
+
+
+def by_stream(reply: Any) -> list[tuple[str, Any]]:
+    """XREAD's and XREADGROUP's shape: pairs of a stream and its items; a null when there was nothing."""
+    return [(to_name(name), items) for name, items in reply] if reply else []
+
+
+def mapping(flat: Any) -> dict[bytes, Any]:
+    """Keys and values in turn."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

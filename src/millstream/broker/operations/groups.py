@@ -1,0 +1,176 @@
+"""Consumer groups: who gets what, who still has it, and who takes it over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from millstream.broker.operations.answers import by_stream, deliveries
+from millstream.broker.operations.arguments import Id, Name, block_words, count_word, id_word, id_words, name_word
+from millstream.broker.scripts import run_script, script
+from millstream.broker.site import Site
+from millstream.errors import ConsumerHasPending, GroupExists, InvalidArgument
+from millstream.model.entries import Delivery
+from millstream.wire.commands import Command, Conversation
+from millstream.wire.names import to_name
+
+
+def create_group(
+    site: Site, stream: Name, group: Name, *, start: Id, exist_ok: bool = True, entries_read: int | None = None
+) -> Conversation[bool]:
+    """Makes the group, and the stream where there is none. ``start``: "0" everything, "$" from now on, or an id.
+
+    True if it was made. An existing group is left as it is, its position too: False, or GroupExists without
+    ``exist_ok``. Atomic; idempotent with ``exist_ok``.
+    """
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    place = b"$" if start in ("$", b"$") else id_word(start, "start")
+    read = () if entries_read is None else (b"ENTRIESREAD", count_word(entries_read, "entries_read", least=0))
+    try:
+        yield Command(
+            (b"XGROUP", b"CREATE", key, name, place, b"MKSTREAM", *read),
+            key,
+            # A second try finds the group that the first one made; with exist_ok that is as good as making it.
+            repeatable=exist_ok,
+        )
+    except GroupExists:
+        if exist_ok:
+            return False
+        raise
+    return True
+
+
+def delete_group(site: Site, stream: Name, group: Name) -> Conversation[bool]:
+    """Destroys the group and its pending list. False where there was none."""
+    key = name_word(stream, "stream")
+    gone: int = yield Command((b"XGROUP", b"DESTROY", key, name_word(group, "group")), key)
+    return bool(gone)
+
+
+def set_group_position(
+    site: Site, stream: Name, group: Name, position: Id, *, entries_read: int | None = None
+) -> Conversation[None]:
+    """Moves the group: the next read starts after ``position`` ("$": the end). Pending entries stay pending.
+
+    Without ``entries_read`` the server cannot tell the lag any more until the group has caught up.
+    """
+    key = name_word(stream, "stream")
+    place = b"$" if position in ("$", b"$") else id_word(position, "position")
+    read = () if entries_read is None else (b"ENTRIESREAD", count_word(entries_read, "entries_read", least=0))
+    yield Command((b"XGROUP", b"SETID", key, name_word(group, "group"), place, *read), key, repeatable=place != b"$")
+
+
+def create_consumer(site: Site, stream: Name, group: Name, consumer: Name) -> Conversation[bool]:
+    """Makes the consumer known before it reads. False if it was known."""
+    key = name_word(stream, "stream")
+    words = (b"XGROUP", b"CREATECONSUMER", key, name_word(group, "group"), name_word(consumer, "consumer"))
+    made: int = yield Command(words, key)
+    return bool(made)
+
+
+def delete_consumer(
+    site: Site, stream: Name, group: Name, consumer: Name, *, to: Name | None = None
+) -> Conversation[int]:
+    """Removes a consumer without losing what it holds. Atomic.
+
+    With ``to`` its pending entries move there first, with their idle times and delivery counts; returns how many.
+    Without ``to`` it raises ConsumerHasPending if there are any. 0 where there is no such consumer.
+    """
+    key, name = name_word(stream, "stream"), name_word(consumer, "consumer")
+    heir = b"" if to is None else name_word(to, "to")
+    if heir == name:
+        raise InvalidArgument("to", to, "another consumer than the one that is deleted")
+    reply = yield from run_script(script("move_consumer"), (key,), (name_word(group, "group"), name, heir))
+    if isinstance(reply, list):
+        raise ConsumerHasPending(to_name(name), int(reply[1]))
+    moved: int = reply
+    return moved
+
+
+def xreadgroup(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    *,
+    count: int = 1,
+    block_ms: int | None = None,
+    noack: bool = False,
+) -> Conversation[list[Delivery]]:
+    """Entries that no consumer of the group was given before; they are pending until acknowledged.
+
+    Atomic; not idempotent. Blocks up to ``block_ms`` (None: not at all, 0: for ever). A call that is cancelled or
+    broken off may have been given entries that it never saw: they are pending, and ``read_history`` or
+    ``xautoclaim`` find them; with ``noack`` they are lost. Raises NoSuchGroup.
+    """
+    key = name_word(stream, "stream")
+    words = [b"XREADGROUP", b"GROUP", name_word(group, "group"), name_word(consumer, "consumer")]
+    words += (b"COUNT", count_word(count))
+    if block_ms is not None:
+        words += block_words(block_ms)
+    if noack:
+        words.append(b"NOACK")
+    words += (b"STREAMS", key, b">")
+    reply = yield Command(tuple(words), key, block_ms=block_ms)
+    return deliveries(reply[0][1]) if reply else []
+
+
+def xreadgroup_many(
+    site: Site,
+    streams: Iterable[Name],
+    group: Name,
+    consumer: Name,
+    *,
+    count: int = 1,
+    block_ms: int | None = None,
+    noack: bool = False,
+) -> Conversation[dict[str, list[Delivery]]]:
+    """As ``xreadgroup`` from several streams, up to ``count`` of each. On a cluster they share a hash tag."""
+    keys = [name_word(stream, "streams") for stream in streams]
+    if not keys:
+        raise InvalidArgument("streams", streams, "at least one stream")
+    words = (
+        *(b"XREADGROUP", b"GROUP", name_word(group, "group"), name_word(consumer, "consumer")),
+        *(b"COUNT", count_word(count)),
+        *block_words(block_ms),
+        *((b"NOACK",) if noack else ()),
+        *(b"STREAMS", *keys, *([b">"] * len(keys))),
+    )
+    reply = yield Command(words, keys[0], block_ms=block_ms)
+    return {name: deliveries(items) for name, items in by_stream(reply)}
+
+
+def read_history(
+    site: Site, stream: Name, group: Name, consumer: Name, *, after: Id = "0", count: int = 100
+) -> Conversation[list[Delivery]]:
+    """This consumer's own pending entries after ``after``. Raises the delivery count of each: it counts as delivery."""
+    key = name_word(stream, "stream")
+    words = (
+        *(b"XREADGROUP", b"GROUP", name_word(group, "group"), name_word(consumer, "consumer")),
+        *(b"COUNT", count_word(count), b"STREAMS", key, id_word(after, "after")),
+    )
+    reply = yield Command(words, key)
+    return deliveries(reply[0][1]) if reply else []
+
+
+def xack(
+    site: Site, stream: Name, group: Name, ids: Sequence[Id] | Id, *, fenced: bool = False, consumer: Name | None = None
+) -> Conversation[int]:
+    """Takes entries off the pending list; returns how many were on it. Atomic.
+
+    Plain XACK does not ask who owns an entry. With ``fenced`` (and ``consumer``) an entry is acknowledged only while
+    that consumer owns it, checked in the same step: a stale owner's late acknowledgement does nothing.
+    Unfenced on a missing group: 0. Fenced: raises NoSuchGroup.
+    """
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    words = id_words(ids)
+    if not words:
+        return 0
+    if fenced:
+        if consumer is None:
+            raise InvalidArgument("consumer", consumer, "the consumer's name, which fenced=True compares")
+        acked: int = yield from run_script(
+            script("ack_fenced"), (key,), (name, name_word(consumer, "consumer"), *words)
+        )
+        return acked
+    done: int = yield Command((b"XACK", key, name, *words), key)
+    return done

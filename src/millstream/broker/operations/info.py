@@ -1,0 +1,120 @@
+"""What the server knows about streams, and about itself. Reads only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream.broker.links.nodes import NodeName
+from millstream.broker.operations.answers import entries, entry_id, mapping
+from millstream.broker.operations.arguments import Name, name_word
+from millstream.broker.site import Site
+from millstream.model.entries import Entry
+from millstream.model.info import ConsumerInfo, GroupInfo, StreamInfo
+from millstream.wire.commands import Batch, Command, Conversation
+from millstream.wire.names import to_name
+from millstream.wire.replies import ErrorReply
+
+SCAN_STEP = b"1000"
+
+
+def _one_entry(item: Any) -> Entry | None:
+    return entries([item])[0] if item else None
+
+
+def stream_info(site: Site, stream: Name) -> Conversation[StreamInfo]:
+    """XINFO STREAM. Raises NoSuchStream."""
+    key = name_word(stream, "stream")
+    facts = mapping((yield Command((b"XINFO", b"STREAM", key), key, repeatable=True)))
+    return StreamInfo(
+        name=to_name(key),
+        length=facts[b"length"],
+        last_generated=entry_id(facts[b"last-generated-id"]),
+        entries_added=facts[b"entries-added"],
+        max_deleted=entry_id(facts[b"max-deleted-entry-id"]),
+        recorded_first=entry_id(facts[b"recorded-first-entry-id"]),
+        groups=facts[b"groups"],
+        first=_one_entry(facts[b"first-entry"]),
+        last=_one_entry(facts[b"last-entry"]),
+    )
+
+
+def group_info(site: Site, stream: Name) -> Conversation[list[GroupInfo]]:
+    """The stream's groups, each with its consumers. Raises NoSuchStream.
+
+    Two steps: a group that is deleted between them is left out; counts may be a moment apart.
+    """
+    key = name_word(stream, "stream")
+    reply = yield Command((b"XINFO", b"GROUPS", key), key, repeatable=True)
+    groups = [mapping(flat) for flat in reply]
+    if not groups:
+        return []
+    members = yield Batch([(b"XINFO", b"CONSUMERS", key, facts[b"name"]) for facts in groups], key, repeatable=True)
+    return [
+        GroupInfo(
+            name=to_name(facts[b"name"]),
+            pending=facts[b"pending"],
+            last_delivered=entry_id(facts[b"last-delivered-id"]),
+            entries_read=facts[b"entries-read"],
+            lag=facts[b"lag"],
+            consumers=[_consumer(mapping(flat)) for flat in consumers],
+        )
+        for facts, consumers in zip(groups, members, strict=True)
+        if not isinstance(consumers, ErrorReply)
+    ]
+
+
+def consumer_info(site: Site, stream: Name, group: Name) -> Conversation[list[ConsumerInfo]]:
+    """The consumers of one group. Raises NoSuchGroup, NoSuchStream."""
+    key = name_word(stream, "stream")
+    reply = yield Command((b"XINFO", b"CONSUMERS", key, name_word(group, "group")), key, repeatable=True)
+    return [_consumer(mapping(flat)) for flat in reply]
+
+
+def _consumer(facts: dict[bytes, Any]) -> ConsumerInfo:
+    return ConsumerInfo(name=to_name(facts[b"name"]), pending=facts[b"pending"], idle_ms=facts[b"idle"])
+
+
+def list_streams(site: Site, pattern: str = "*") -> Conversation[list[str]]:
+    """Names of all streams that match the glob, sorted; on a cluster those of all nodes.
+
+    Not a snapshot: a stream that is made or deleted meanwhile may or may not be there.
+    """
+    glob = name_word(pattern, "pattern")
+    nodes: list[bytes | None] = [None]
+    if site.cluster:
+        slots = yield Command((b"CLUSTER", b"SLOTS"), repeatable=True)
+        nodes = [*{NodeName(b"%s:%d" % (primary[0], primary[1])) for _, _, primary, *_ in slots}]
+    found: set[bytes] = set()
+    for node in nodes:
+        cursor = b"0"
+        while True:
+            words = (b"SCAN", cursor, b"MATCH", glob, b"COUNT", SCAN_STEP, b"TYPE", b"stream")
+            cursor, names = yield Command(words, node, repeatable=True)
+            found.update(names)
+            if cursor == b"0":
+                break
+    return sorted(map(to_name, found))
+
+
+def ping(site: Site) -> Conversation[None]:
+    """Returns when the server has answered."""
+    yield Command((b"PING",), repeatable=True)
+
+
+def server_time_ms(site: Site) -> Conversation[int]:
+    """The server's wall clock."""
+    seconds, micros = yield Command((b"TIME",), repeatable=True)
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def server_info(site: Site, section: str = "default") -> Conversation[dict[str, str]]:
+    """INFO's lines as names and values."""
+    reply: bytes = yield Command((b"INFO", name_word(section, "section")), repeatable=True)
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if line and line[0] != "#")
+    return {name: value for name, _, value in lines}
+
+
+def server_version(site: Site) -> Conversation[tuple[int, ...]]:
+    """Such as (7, 0, 15)."""
+    facts = yield from server_info(site, "server")
+    return tuple(int(part) for part in facts["redis_version"].split(".") if part.isdigit())

@@ -1,0 +1,144 @@
+"""The few plain keys that rooms above keep beside their streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millstream.broker.keys import LEGEND, beside
+from millstream.broker.operations.answers import mapping
+from millstream.broker.operations.arguments import Name, Value, count_word, name_word, value_word
+from millstream.broker.site import Site
+from millstream.errors import InvalidArgument
+from millstream.wire.commands import Command, Conversation
+
+SCAN_STEP = b"1000"
+
+
+def get(site: Site, key: Name) -> Conversation[bytes | None]:
+    """The string at ``key``."""
+    word = name_word(key, "key")
+    value: bytes | None = yield Command((b"GET", word), word, repeatable=True)
+    return value
+
+
+def set(
+    site: Site, key: Name, value: Value, *, px: int | None = None, nx: bool = False, xx: bool = False
+) -> Conversation[bool]:
+    """Sets a string that lives ``px`` ms. False where ``nx`` (only if absent) or ``xx`` (only if there) refused."""
+    if nx and xx:
+        raise InvalidArgument("xx", xx, "either nx or xx")
+    word = name_word(key, "key")
+    reply = yield Command(
+        (
+            *(b"SET", word, value_word(word, value)),
+            *(() if px is None else (b"PX", count_word(px, "px"))),
+            *((b"NX",) if nx else (b"XX",) if xx else ()),
+        ),
+        word,
+        repeatable=not nx,
+    )
+    return bool(reply)
+
+
+def delete(site: Site, *keys: Name) -> Conversation[int]:
+    """Removes keys of any type; returns how many were there. Atomic for each key."""
+    words = [name_word(key, "keys") for key in keys]
+    if not words:
+        return 0
+    if not site.cluster:
+        gone: int = yield Command((b"DEL", *words), words[0])
+        return gone
+    total = 0
+    for word in words:
+        total += yield Command((b"DEL", word), word)
+    return total
+
+
+def exists(site: Site, key: Name) -> Conversation[bool]:
+    word = name_word(key, "key")
+    return bool((yield Command((b"EXISTS", word), word, repeatable=True)))
+
+
+def expire_ms(site: Site, key: Name, ms: int) -> Conversation[bool]:
+    """Gives a key ``ms`` milliseconds to live. False where there is no such key."""
+    word = name_word(key, "key")
+    return bool((yield Command((b"PEXPIRE", word, count_word(ms, "ms")), word, repeatable=True)))
+
+
+def ttl_ms(site: Site, key: Name) -> Conversation[int | None]:
+    """How long the key still lives; None: for ever, or it is not there."""
+    word = name_word(key, "key")
+    left: int = yield Command((b"PTTL", word), word, repeatable=True)
+    return left if left >= 0 else None
+
+
+def hget(site: Site, key: Name, field: Name) -> Conversation[bytes | None]:
+    word = name_word(key, "key")
+    value: bytes | None = yield Command((b"HGET", word, name_word(field, "field")), word, repeatable=True)
+    return value
+
+
+def hgetall(site: Site, key: Name) -> Conversation[dict[bytes, bytes]]:
+    word = name_word(key, "key")
+    return mapping((yield Command((b"HGETALL", word), word, repeatable=True)))
+
+
+def hset(site: Site, key: Name, fields: Mapping[str, Value]) -> Conversation[int]:
+    """Sets fields; returns how many are new."""
+    word = name_word(key, "key")
+    words: list[bytes] = []
+    for name, value in fields.items():
+        field = name_word(name, "fields")
+        words += (field, value_word(field, value))
+    if not words:
+        raise InvalidArgument("fields", fields, "at least one field")
+    new: int = yield Command((b"HSET", word, *words), word)
+    return new
+
+
+def hdel(site: Site, key: Name, *fields: Name) -> Conversation[int]:
+    word = name_word(key, "key")
+    if not fields:
+        return 0
+    gone: int = yield Command((b"HDEL", word, *(name_word(field, "fields") for field in fields)), word)
+    return gone
+
+
+def publish(site: Site, channel: Name, payload: Value) -> Conversation[int]:
+    """Sends a message to whoever listens now; returns how many that were (on this node)."""
+    word = name_word(channel, "channel")
+    heard: int = yield Command((b"PUBLISH", word, value_word(word, payload)))
+    return heard
+
+
+def delete_stream(site: Site, stream: Name, *, companions: bool = False) -> Conversation[bool]:
+    """Removes the stream with its groups; with ``companions`` every key that lies beside it too. False: none was there.
+
+    The companions go first, one by one: a crash in between leaves the stream, and calling again finishes the work.
+    """
+    key = name_word(stream, "stream")
+    if companions:
+        for companion in (yield from companion_keys(site, key)):
+            yield Command((b"DEL", companion), companion, repeatable=True)
+    return bool((yield Command((b"DEL", key), key)))
+
+
+def companion_keys(site: Site, stream: Name) -> Conversation[list[bytes]]:
+    """The keys that may lie beside the stream, after the legend. Scans the stream's node for those with free names."""
+    key = name_word(stream, "stream")
+    found: dict[bytes, None] = {}
+    for line in LEGEND:
+        fixed, star, _ = line.suffix.partition("*")
+        companion = beside(key, fixed)
+        if not star:
+            found[companion] = None
+            continue
+        glob = b"".join(b"\\%c" % char if char in b"*?[]^\\" else b"%c" % char for char in companion) + b"*"
+        cursor = b"0"
+        while True:
+            words = (b"SCAN", cursor, b"MATCH", glob, b"COUNT", SCAN_STEP)
+            cursor, names = yield Command(words, key, repeatable=True)
+            found.update(dict.fromkeys(names))
+            if cursor == b"0":
+                break
+    return list(found)

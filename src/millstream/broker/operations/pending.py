@@ -1,0 +1,198 @@
+"""The pending list: who holds what for how long, and taking it over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millstream.broker.operations.answers import deliveries, entry_id, entry_ids, fields_of
+from millstream.broker.operations.arguments import Id, Name, bound_word, count_word, id_word, id_words, name_word
+from millstream.broker.site import Site
+from millstream.errors import InvalidArgument
+from millstream.model.entries import Claimed, Delivery, PendingEntry, PendingSummary
+from millstream.model.entry_id import EntryId
+from millstream.wire.commands import Args, Command, Conversation
+from millstream.wire.names import to_name
+
+
+def xpending(site: Site, stream: Name, group: Name) -> Conversation[PendingSummary]:
+    """How many entries are pending, the smallest and the greatest id, and the count of each consumer that has any."""
+    key = name_word(stream, "stream")
+    count, low, high, owners = yield Command((b"XPENDING", key, name_word(group, "group")), key, repeatable=True)
+    return PendingSummary(
+        count,
+        entry_id(low) if low else None,
+        entry_id(high) if high else None,
+        {to_name(owner): int(number) for owner, number in owners or ()},
+    )
+
+
+def xpending_range(
+    site: Site,
+    stream: Name,
+    group: Name,
+    *,
+    start: Id = "-",
+    end: Id = "+",
+    count: int = 100,
+    consumer: Name | None = None,
+    min_idle_ms: int | None = None,
+) -> Conversation[list[PendingEntry]]:
+    """Pending entries between two ids, of one consumer or of all, those that were idle long enough."""
+    key = name_word(stream, "stream")
+    words: Args = (
+        *(b"XPENDING", key, name_word(group, "group")),
+        *(() if min_idle_ms is None else (b"IDLE", count_word(min_idle_ms, "min_idle_ms", least=0))),
+        *(bound_word(start, "start"), bound_word(end, "end"), count_word(count)),
+        *(() if consumer is None else (name_word(consumer, "consumer"),)),
+    )
+    reply = yield Command(words, key, repeatable=True)
+    return [PendingEntry(entry_id(raw), to_name(owner), idle, times) for raw, owner, idle, times in reply]
+
+
+def _claim_words(
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    ids: Sequence[Id] | Id,
+    *,
+    min_idle_ms: int,
+    idle_ms: int | None,
+    time_ms: int | None,
+    retry_count: int | None,
+    force: bool,
+    last_id: Id | None,
+) -> Args:
+    if idle_ms is not None and time_ms is not None:
+        raise InvalidArgument("time_ms", time_ms, "either idle_ms or time_ms")
+    given = id_words(ids)
+    if not given:
+        raise InvalidArgument("ids", ids, "at least one id")
+    options: list[bytes] = []
+    for word, number, argument in (
+        (b"IDLE", idle_ms, "idle_ms"),
+        (b"TIME", time_ms, "time_ms"),
+        (b"RETRYCOUNT", retry_count, "retry_count"),
+    ):
+        if number is not None:
+            options += (word, count_word(number, argument, least=0))
+    if force:
+        options.append(b"FORCE")
+    if last_id is not None:
+        options += (b"LASTID", id_word(last_id, "last_id"))
+    return (
+        *(b"XCLAIM", name_word(stream, "stream"), name_word(group, "group"), name_word(consumer, "consumer")),
+        *(count_word(min_idle_ms, "min_idle_ms", least=0), *given, *options),
+    )
+
+
+def xclaim(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    ids: Sequence[Id] | Id,
+    *,
+    min_idle_ms: int,
+    idle_ms: int | None = None,
+    time_ms: int | None = None,
+    retry_count: int | None = None,
+    force: bool = False,
+    last_id: Id | None = None,
+) -> Conversation[list[Delivery]]:
+    """Makes ``consumer`` the owner of pending entries that were idle long enough; their delivery counts go up.
+
+    Entries that were deleted meanwhile leave the pending list, and the answer. Not idempotent.
+    """
+    words = _claim_words(
+        stream,
+        group,
+        consumer,
+        ids,
+        min_idle_ms=min_idle_ms,
+        idle_ms=idle_ms,
+        time_ms=time_ms,
+        retry_count=retry_count,
+        force=force,
+        last_id=last_id,
+    )
+    reply = yield Command(words, words[1])
+    return deliveries([item for item in reply if item])
+
+
+def xclaim_ids(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    ids: Sequence[Id] | Id,
+    *,
+    min_idle_ms: int,
+    idle_ms: int | None = None,
+    time_ms: int | None = None,
+    retry_count: int | None = None,
+    force: bool = False,
+    last_id: Id | None = None,
+) -> Conversation[list[EntryId]]:
+    """As ``xclaim`` with JUSTID: ids alone, and delivery counts stay."""
+    words = _claim_words(
+        stream,
+        group,
+        consumer,
+        ids,
+        min_idle_ms=min_idle_ms,
+        idle_ms=idle_ms,
+        time_ms=time_ms,
+        retry_count=retry_count,
+        force=force,
+        last_id=last_id,
+    )
+    reply = yield Command((*words, b"JUSTID"), words[1])
+    return entry_ids(reply)
+
+
+def _autoclaim_words(stream: Name, group: Name, consumer: Name, min_idle_ms: int, start: Id, count: int) -> Args:
+    return (
+        *(b"XAUTOCLAIM", name_word(stream, "stream"), name_word(group, "group"), name_word(consumer, "consumer")),
+        *(count_word(min_idle_ms, "min_idle_ms", least=0), bound_word(start, "start"), b"COUNT", count_word(count)),
+    )
+
+
+def _deleted(reply: Any) -> list[EntryId]:
+    return entry_ids(reply[2]) if len(reply) > 2 else []  # before 7.0 the server does not tell
+
+
+def xautoclaim(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    *,
+    min_idle_ms: int,
+    start: Id = "0-0",
+    count: int = 100,
+) -> Conversation[Claimed]:
+    """Claims up to ``count`` entries that were idle long enough, from ``start`` on. Keep the cursor for the next call:
+
+    one call looks at no more than ten times ``count`` entries. Delivery counts go up. Not idempotent.
+    """
+    words = _autoclaim_words(stream, group, consumer, min_idle_ms, start, count)
+    reply = yield Command(words, words[1])
+    claimed = [Delivery(entry_id(item[0]), fields_of(item[1])) for item in reply[1] if item]
+    return Claimed(entry_id(reply[0]), claimed, _deleted(reply))
+
+
+def xautoclaim_ids(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    *,
+    min_idle_ms: int,
+    start: Id = "0-0",
+    count: int = 100,
+) -> Conversation[tuple[EntryId, list[EntryId], list[EntryId]]]:
+    """As ``xautoclaim`` with JUSTID: (cursor, claimed ids, deleted ids), and delivery counts stay."""
+    words = _autoclaim_words(stream, group, consumer, min_idle_ms, start, count)
+    reply = yield Command((*words, b"JUSTID"), words[1])
+    return entry_id(reply[0]), entry_ids(reply[1]), _deleted(reply)

@@ -1,0 +1,171 @@
+"""Adding, deleting and trimming. What is said to be atomic here is one command, one MULTI/EXEC or one script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from millstream.broker.failures import typed
+from millstream.broker.limits import Limits
+from millstream.broker.operations.answers import entry_id, entry_ids
+from millstream.broker.operations.arguments import (
+    Fields,
+    Id,
+    Name,
+    count_word,
+    field_words,
+    id_word,
+    id_words,
+    name_word,
+    new_id_word,
+)
+from millstream.broker.operations.durable import Wanted, durability_of, send_durably
+from millstream.broker.operations.trimming import added
+from millstream.broker.site import Site
+from millstream.errors import DurabilityUnavailable, MillstreamError, PayloadTooLarge
+from millstream.model.entry_id import EntryId
+from millstream.model.trim import TrimPolicy
+from millstream.wire.commands import Args, Batch, Command, Conversation
+from millstream.wire.replies import ErrorReply
+
+
+def xadd(
+    site: Site,
+    stream: Name,
+    fields: Fields,
+    *,
+    id: Id = "*",
+    trim: TrimPolicy | None = None,
+    create: bool = True,
+    durability: Wanted = None,
+) -> Conversation[EntryId]:
+    """Adds one entry and returns its id. Atomic; not idempotent: use ``append_once`` for what may be repeated.
+
+    ``id``: "*", "ms-*" or an id greater than the last one (else IdTooSmall). With ``create=False`` a stream that
+    does not exist is not made, and the answer is None. A call that is cancelled or broken off may have been stored.
+    """
+    key = name_word(stream, "stream")
+    words = [b"XADD", key]
+    if not create:
+        words.append(b"NOMKSTREAM")
+    if trim is not None:
+        words += trim.words()
+    words.append(b"*" if id == "*" else new_id_word(id))
+    words += field_words(fields, site.limits)
+    if durability is None:
+        reply = yield Command(tuple(words), key)
+    else:
+        reply = yield from _one_durably(site, key, tuple(words), durability)
+    if reply is None:
+        return None  # type: ignore[return-value]  # only with create=False: typed as the common case, where it cannot be
+    if site.max_stream_len is not None:
+        yield from added(site, key, 1)
+    return entry_id(reply)
+
+
+def _one_durably(site: Site, key: bytes, words: Args, durability: Wanted) -> Conversation[Any]:
+    wanted = durability_of(durability)
+    if wanted is None:
+        return (yield Command(words, key))
+    (reply,), unconfirmed = yield from send_durably(site, key, [words], wanted)
+    if isinstance(reply, ErrorReply):
+        raise typed(reply)
+    if unconfirmed is not None and reply is not None:
+        raise _with_ids(unconfirmed, [entry_id(reply)])
+    return reply
+
+
+def xadd_many(
+    site: Site,
+    stream: Name,
+    entries: Sequence[Fields],
+    *,
+    atomic: bool = False,
+    trim: TrimPolicy | None = None,
+    durability: Wanted = None,
+) -> Conversation[list[EntryId]]:
+    """Adds entries in their order and returns their ids. Pipelined; with ``atomic`` all of them or none, unmixed.
+
+    Every entry is checked before the first is sent. Without ``atomic`` a failure in the middle leaves the entries
+    before it stored: the error's ``ids`` holds those that were confirmed, None for the others.
+    """
+    key = name_word(stream, "stream")
+    head = (b"XADD", key, *trim.words(), b"*") if trim is not None else (b"XADD", key, b"*")
+    commands = entry_commands(head, entries, site.limits)
+    if not commands:
+        return []
+    if atomic:
+        size = sum(sum(map(len, words)) for words in commands)
+        if size > site.limits.max_atomic_bytes:
+            raise PayloadTooLarge("entries", size, site.limits.max_atomic_bytes)
+    wanted = durability_of(durability)
+    unconfirmed: DurabilityUnavailable | None = None
+    if wanted is None:
+        replies = yield Batch(commands, key, atomic)
+    else:
+        replies, unconfirmed = yield from send_durably(site, key, commands, wanted, atomic=atomic)
+    try:
+        ids = entry_ids(replies)
+    except TypeError:  # an error among them
+        raise _with_ids(*_first_failure(replies)) from None
+    if unconfirmed is not None:
+        raise _with_ids(unconfirmed, ids)
+    if site.max_stream_len is not None:
+        yield from added(site, key, len(ids))
+    return ids
+
+
+def entry_commands(head: Args, entries: Iterable[Fields], limits: Limits) -> list[Args]:
+    """One command for each entry. The loop that bulk writes live in: an entry of one plain field goes the short way."""
+    commands: list[Args] = []
+    append = commands.append
+    limit = limits.max_entry_bytes
+    for fields in entries:
+        if type(fields) is dict and len(fields) == 1:
+            ((name, value),) = fields.items()
+            if type(value) is bytes and len(value) + 1000 < limit and type(name) is str and len(name) < 250:
+                append((*head, name.encode("utf-8", "surrogateescape"), value))
+                continue
+        append((*head, *field_words(fields, limits)))
+    return commands
+
+
+def _first_failure(replies: Sequence[Any]) -> tuple[MillstreamError, list[EntryId | None]]:
+    errors = [reply for reply in replies if isinstance(reply, ErrorReply)]
+    ids = [None if isinstance(reply, ErrorReply) else entry_id(reply) for reply in replies]
+    return typed(errors[0]), ids
+
+
+def _with_ids(error: MillstreamError, ids: Sequence[EntryId | None]) -> MillstreamError:
+    error.__dict__["ids"] = list(ids)
+    return error
+
+
+def xdel(site: Site, stream: Name, ids: Sequence[Id] | Id) -> Conversation[int]:
+    """Deletes entries; returns how many were there. Pending lists keep their ids."""
+    key = name_word(stream, "stream")
+    words = id_words(ids)
+    if not words:
+        return 0
+    gone: int = yield Command((b"XDEL", key, *words), key)
+    return gone
+
+
+def xtrim(site: Site, stream: Name, policy: TrimPolicy) -> Conversation[int]:
+    """Cuts the stream as told, whether or not a group still needs the entries: see ``trim_safely``."""
+    key = name_word(stream, "stream")
+    gone: int = yield Command((b"XTRIM", key, *policy.words()), key)
+    return gone
+
+
+def xsetid(
+    site: Site, stream: Name, last_id: Id, *, entries_added: int | None = None, max_deleted: Id | None = None
+) -> Conversation[None]:
+    """Sets the stream's last id (and its counters): for copies and repairs. Raises NoSuchStream, IdTooSmall."""
+    key = name_word(stream, "stream")
+    words: Args = (
+        *(b"XSETID", key, id_word(last_id, "last_id")),
+        *(() if entries_added is None else (b"ENTRIESADDED", count_word(entries_added, "entries_added", least=0))),
+        *(() if max_deleted is None else (b"MAXDELETEDID", id_word(max_deleted, "max_deleted"))),
+    )
+    yield Command(words, key, repeatable=True)

@@ -1,0 +1,127 @@
+"""Servers for tests: real redis-server processes on free loopback ports, started and stopped by whoever asked."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from millstream.testing.waiting import wait_until
+
+STARTING_S = 20.0
+
+
+def redis_server_installed() -> bool:
+    return shutil.which("redis-server") is not None
+
+
+def free_port() -> int:
+    """A loopback port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisProcess:
+    """One redis-server with a directory of its own. ``options`` are its command-line options, without the dashes."""
+
+    def __init__(
+        self,
+        options: Sequence[str] = (),
+        *,
+        port: int | None = None,
+        directory: str | None = None,
+        sentinel: bool = False,
+    ) -> None:
+        self.port = port or free_port()
+        self._options = options
+        self._sentinel = sentinel
+        self._own = tempfile.TemporaryDirectory(prefix="millstream-redis-") if directory is None else None
+        self.directory = Path(directory or (self._own.name if self._own else ""))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        path = self.directory / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self, *extra: str) -> Self:
+        """Returns when it answers."""
+        words = ["redis-server"]
+        if self._sentinel:
+            words.append(str(self.directory / "sentinel.conf"))
+        words += ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
+        words += ["--logfile", str(self.directory / "log"), "--daemonize", "no"]
+        if not self._sentinel:
+            words += ["--save", ""]
+        self._process = subprocess.Popen(
+            [*words, *self._options, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_until(self._answers, what=f"redis-server on port {self.port}", timeout_s=STARTING_S)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"redis-server ended at once: {self.log[-2000:]}")
+        port = self.port
+        if "--port" in self._options:
+            port = int(self._options[list(self._options).index("--port") + 1])
+        if port == 0:  # TLS or a unix socket only: its log tells
+            return "eady to accept connections" in self.log
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
+                probe.sendall(b"PING\r\n")
+                return probe.recv(7)[:5] in (b"+PONG", b"-NOAU")
+        except OSError:
+            return False
+
+    def signal(self, number: signal.Signals) -> None:
+        """SIGSTOP hangs it, SIGCONT lets it go on."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """As a crash does it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            self.kill()
+        if self._own is not None:
+            self._own.cleanup()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,49 @@
+"""Fixtures that start what a test needs and stop it: never a server that was already running."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from millstream import Broker, open_blocking_broker, open_broker
+from millstream.testing import RedisProcess, redis_server_installed
+
+
+def need_redis_server() -> None:
+    if redis_server_installed():
+        return
+    if os.environ.get("CI"):
+        pytest.fail("redis-server is not installed, and in CI it must be: run `make setup`")
+    pytest.skip("redis-server is not installed: run `make setup`")
+
+
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[RedisProcess]:
+    """One redis-server for the whole run. Use ``redis_server`` or ``redis_url``, which empty it first."""
+    need_redis_server()
+    with RedisProcess() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(shared_redis: RedisProcess) -> RedisProcess:
+    """A real redis-server with default settings, empty."""
+    with open_blocking_broker(shared_redis.url) as broker:
+        from millstream.wire.commands import Command
+
+        broker.link.call(Command((b"FLUSHALL",)))
+        broker.link.call(Command((b"CONFIG", b"RESETSTAT")))
+    return shared_redis
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisProcess) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+async def redis_broker(redis_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(redis_url) as broker:
+        yield broker
