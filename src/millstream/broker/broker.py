@@ -8,7 +8,18 @@ from typing import Self
 
 from millstream.broker.drivers import asynchronous, blocking
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
-from millstream.broker.operations import groups, info, keyed, leasing, pending, reading, survey, trimming, writing
+from millstream.broker.operations import (
+    groups,
+    info,
+    keyed,
+    leasing,
+    pending,
+    reading,
+    settling,
+    survey,
+    trimming,
+    writing,
+)
 from millstream.broker.operations.arguments import Name, name_word
 from millstream.broker.site import Site
 
@@ -98,6 +109,19 @@ class Broker:
     publish = asynchronous(keyed.publish)
     delete_stream = asynchronous(keyed.delete_stream)
     survey = asynchronous(survey.survey)
+
+    ack_held = asynchronous(settling.ack_held)
+    touch = asynchronous(settling.touch)
+    charge = asynchronous(settling.charge)
+    hand_back = asynchronous(settling.hand_back)
+    delay = asynchronous(settling.delay)
+    bury = asynchronous(settling.bury)
+    ack_with_outputs = asynchronous(settling.ack_with_outputs)
+    sweep = asynchronous(settling.sweep)
+    take_due = asynchronous(settling.take_due)
+    publish_later = asynchronous(settling.publish_later)
+    publish_due = asynchronous(settling.publish_due)
+    put_group_back = asynchronous(settling.put_group_back)
 
     member_beat = asynchronous(leasing.member_beat)
     members = asynchronous(leasing.members)
@@ -192,6 +216,19 @@ class BlockingBroker:
     publish = blocking(keyed.publish)
     delete_stream = blocking(keyed.delete_stream)
     survey = blocking(survey.survey)
+
+    ack_held = blocking(settling.ack_held)
+    touch = blocking(settling.touch)
+    charge = blocking(settling.charge)
+    hand_back = blocking(settling.hand_back)
+    delay = blocking(settling.delay)
+    bury = blocking(settling.bury)
+    ack_with_outputs = blocking(settling.ack_with_outputs)
+    sweep = blocking(settling.sweep)
+    take_due = blocking(settling.take_due)
+    publish_later = blocking(settling.publish_later)
+    publish_due = blocking(settling.publish_due)
+    put_group_back = blocking(settling.put_group_back)
 
     member_beat = blocking(leasing.member_beat)
     members = blocking(leasing.members)

@@ -31,6 +31,18 @@ LEGEND: Final = (
     Legend("seen.a", "set of event ids that append_unique saw in the window that is open", "two windows"),
     Legend("seen.b", "set of event ids of the window before", "two windows"),
     Legend("seen.t", "string: the millisecond at which seen.a was opened", "two windows"),
+    Legend("dlq", "stream of dead letters: the entry's fields, and what happened under dlq.*", "never: people decide"),
+    Legend(
+        "due:*",
+        "sorted set of one group: ids of pending entries that wait for another delivery, scored by when (ms)",
+        "never: it must outlive every delay; empty when nothing waits",
+    ),
+    Legend(
+        "later",
+        "sorted set: messages to be published later, as netstrings (token, fields and values), scored by when (ms)",
+        "never: it must outlive every delay; empty when nothing waits",
+    ),
+    Legend("later.done", "sorted set: tokens of delayed messages that were published, scored by when (ms)", "an hour"),
 )
 """One line for each kind of companion key. Rooms above add theirs here."""
 

@@ -1,0 +1,288 @@
+"""The atomic steps of consuming: each checks that the consumer still holds the entry at the delivery count it knows.
+
+So a consumer that was paused, and whose entries others took over, changes nothing when it comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from millstream.broker.keys import beside, slot_of
+from millstream.broker.operations.answers import entry_id, entry_ids, fields_of
+from millstream.broker.operations.arguments import Fields, Id, Name, count_word, field_words, id_word, name_word
+from millstream.broker.operations.trimming import added
+from millstream.broker.scripts import run_script, script
+from millstream.broker.site import Site
+from millstream.errors import InvalidArgument
+from millstream.model.entries import Delivery
+from millstream.model.entry_id import EntryId
+from millstream.wire.commands import Conversation
+
+CHUNK = 1000
+"""Ids in one call: a script holds up everybody else, and Lua passes some thousands of words at most."""
+
+
+class Settled(NamedTuple):
+    """``refused``: ids that the consumer does not hold at that count any more; nothing was done to them.
+
+    ``known`` is False when the group has never heard of the consumer, although it was given entries: the group was
+    made again since.
+    """
+
+    refused: list[EntryId]
+    known: bool
+
+
+class Swept(NamedTuple):
+    """One page of the pending list. Pass ``cursor`` to the next call; ``finished`` says that it came round."""
+
+    cursor: bytes
+    finished: bool
+    deliveries: list[Delivery]
+    gone: list[EntryId]
+    """Pending entries that were deleted or trimmed: nobody can handle them any more."""
+
+
+class Due(NamedTuple):
+    deliveries: list[Delivery]
+    next_ms: int | None
+    """Milliseconds until the next one is due; None when nothing waits."""
+
+
+class Output(NamedTuple):
+    """What a handler put out for one message, and the message that it was given."""
+
+    id: EntryId
+    times_delivered: int
+    entries: Sequence[tuple[Name, Fields]]
+
+
+def due_key(stream: Name, group: Name) -> bytes:
+    return beside(stream, b"due:" + name_word(group, "group"))
+
+
+def _settle(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    ids: Sequence[EntryId],
+    *,
+    times_delivered: int,
+    verb: bytes,
+    number: int = 0,
+) -> Conversation[Settled]:
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    head = (name, name_word(consumer, "consumer"), b"%d" % times_delivered, verb, b"%d" % number)
+    keys = (key, due_key(key, name))
+    words = [b"%d-%d" % one for one in sorted(ids)]
+    refused: list[EntryId] = []
+    known = True
+    for at in range(0, len(words), CHUNK):
+        # Repeatable: after a broken connection a second ack finds nothing to do, and says "refused" for what the
+        # first one did; a second start or hand-back finds another count and is refused too.
+        reply = yield from run_script(script("settle"), keys, (*head, *words[at : at + CHUNK]), repeatable=True)
+        if reply[0]:
+            refused += entry_ids(reply[0])
+            known = known and bool(reply[1])
+    return Settled(refused, known)
+
+
+def ack_held(
+    site: Site, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
+) -> Conversation[Settled]:
+    """Acknowledges what the consumer still holds. Atomic for each thousand; idempotent. Raises NoSuchGroup."""
+    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"ack")
+
+
+def touch(
+    site: Site, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
+) -> Conversation[Settled]:
+    """A sign of life: resets the idle time of what the consumer still holds, and takes nothing back. Idempotent."""
+    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"touch")
+
+
+def charge(
+    site: Site, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
+) -> Conversation[Settled]:
+    """Counts one more delivery: said before a handler starts on an entry that was delivered before."""
+    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"start")
+
+
+def hand_back(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    ids: Sequence[EntryId],
+    *,
+    times_delivered: int,
+    leaving: int,
+) -> Conversation[Settled]:
+    """Lets go: the next sweep of any member takes them, without waiting. The delivery count becomes ``leaving``."""
+    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"back", number=leaving)
+
+
+def delay(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    ids: Sequence[EntryId],
+    *,
+    times_delivered: int,
+    delay_ms: int,
+) -> Conversation[Settled]:
+    """Not before ``delay_ms`` from now: then ``take_due`` delivers them, to any member. No sweep takes them earlier."""
+    if delay_ms < 0:
+        raise InvalidArgument("delay_ms", delay_ms, "a number of milliseconds that is not negative")
+    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"delay", number=delay_ms)
+
+
+def bury(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    id: EntryId,
+    *,
+    times_delivered: int,
+    letter: Fields,
+    dlq: Name | None = None,
+) -> Conversation[EntryId | None]:
+    """Writes the dead letter and acknowledges the entry, in one atomic step; the dead letter's id.
+
+    None where the consumer does not hold the entry any more: nothing was written. ``dlq`` must lie in the stream's
+    slot on a cluster; by default it is the companion ``dlq``.
+    """
+    key = name_word(stream, "stream")
+    target = beside(key, "dlq") if dlq is None else name_word(dlq, "dlq")
+    argv = (
+        *(name_word(group, "group"), name_word(consumer, "consumer"), b"%d" % times_delivered, id_word(id)),
+        *field_words(letter, site.limits),
+    )
+    # Repeatable: once the entry is acknowledged, a second call writes nothing.
+    reply = yield from run_script(script("settle_bury"), (key, target), argv, repeatable=True)
+    return None if reply is None else entry_id(reply)
+
+
+def ack_with_outputs(
+    site: Site, stream: Name, group: Name, consumer: Name, outputs: Sequence[Output]
+) -> Conversation[list[list[EntryId] | None]]:
+    """Publishes and acknowledges, for each message in one atomic step; the ids of its outputs.
+
+    None for a message that the consumer does not hold any more: nothing was published for it. On a cluster all
+    streams share the input's slot (``shares_slot`` tells).
+    """
+    key = name_word(stream, "stream")
+    targets: dict[bytes, int] = {}
+    written: dict[bytes, int] = {}
+    argv = [name_word(group, "group"), name_word(consumer, "consumer")]
+    for one in outputs:
+        argv += (b"%d-%d" % one.id, b"%d" % one.times_delivered, b"%d" % len(one.entries))
+        for name, fields in one.entries:
+            target = name_word(name, "topic")
+            words = field_words(fields, site.limits)
+            place = targets.setdefault(target, len(targets) + 2)
+            written[target] = written.get(target, 0) + 1
+            argv += (b"%d" % place, b"%d" % len(words), *words)
+    reply = yield from run_script(script("settle_outputs"), (key, *targets), argv, repeatable=True)
+    if site.max_stream_len is not None:
+        for target, count in written.items():
+            yield from added(site, target, count)
+    return [None if ids is None else entry_ids(ids) for ids in reply]
+
+
+def shares_slot(site: Site, stream: Name, *others: Name) -> bool:
+    """Whether one script may touch all of them. Off a cluster, always."""
+    slot = slot_of(name_word(stream, "stream"))
+    return not site.cluster or all(slot_of(name_word(other, "topic")) == slot for other in others)
+
+
+def sweep(
+    site: Site,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    *,
+    min_idle_ms: int,
+    cursor: bytes = b"0-0",
+    scan: int = 1000,
+    room: int = 100,
+    max_bytes: int = 1 << 40,
+    owner: Name | None = None,
+    but: Sequence[EntryId] = (),
+) -> Conversation[Swept]:
+    """Takes over what nobody has touched for ``min_idle_ms``, on one page of the pending list.
+
+    Looks at ``scan`` entries at most, those of ``owner`` alone where it is given, and takes ``room`` at most; the
+    cursor stops where room ended. Delivery counts stay, but for what was handed back (0 becomes 1). Delayed entries
+    are left alone, and so are those in ``but``. Raises NoSuchGroup.
+    """
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    argv = (
+        *(name, name_word(consumer, "consumer"), count_word(min_idle_ms, "min_idle_ms", least=0), cursor),
+        *(count_word(scan, "scan"), count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
+        *(b"" if owner is None else name_word(owner, "owner"), *(b"%d-%d" % one for one in but)),
+    )
+    reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv)
+    return Swept(bytes(reply[0]), reply[0] == b"0-0", _counted(reply[1]), entry_ids(reply[2]))
+
+
+def take_due(
+    site: Site, stream: Name, group: Name, consumer: Name, *, room: int = 100, max_bytes: int = 1 << 40
+) -> Conversation[Due]:
+    """Delivers again what was delayed and is due; each counts as one more delivery. Raises NoSuchGroup."""
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    argv = (
+        *(name, name_word(consumer, "consumer")),
+        *(count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
+    )
+    reply = yield from run_script(script("due_take"), (key, due_key(key, name)), argv)
+    return Due(_counted(reply[0]), None if reply[1] < 0 else int(reply[1]))
+
+
+def publish_later(
+    site: Site, stream: Name, messages: Sequence[tuple[Name, Fields]], *, delay_ms: int
+) -> Conversation[int]:
+    """Keeps entries beside the stream until they are due; ``publish_due`` adds them. Idempotent by token.
+
+    ``messages``: token and fields. A token that waits, or was published within an hour, is not kept again.
+    """
+    key = name_word(stream, "stream")
+    argv = [count_word(delay_ms, "delay_ms", least=0)]
+    for token, fields in messages:
+        word = name_word(token, "token")
+        argv += (word, b"".join(b"%d:%b" % (len(part), part) for part in (word, *field_words(fields, site.limits))))
+    keys = (beside(key, "later"), beside(key, "later.done"))
+    kept: int = yield from run_script(script("later_add"), keys, argv, repeatable=True)
+    return kept
+
+
+def publish_due(
+    site: Site, stream: Name, *, limit: int = 100, remember_ms: int = 3_600_000
+) -> Conversation[tuple[int, int | None]]:
+    """Adds what is due to the stream, oldest first: how many, and the milliseconds until the next (None: nothing)."""
+    key = name_word(stream, "stream")
+    keys = (key, beside(key, "later"), beside(key, "later.done"))
+    argv = (count_word(limit, "limit"), count_word(remember_ms, "remember_ms"))
+    reply = yield from run_script(script("later_move"), keys, argv)
+    if reply[0] and site.max_stream_len is not None:
+        yield from added(site, key, len(reply[0]))
+    return len(reply[0]), None if reply[1] < 0 else int(reply[1])
+
+
+def put_group_back(site: Site, stream: Name, group: Name, point: Id) -> Conversation[str]:
+    """Makes the group so that it reads after ``point``, or moves it back there; never forward. Atomic, idempotent.
+
+    Answers ``made``, ``moved`` or ``kept``.
+    """
+    key = name_word(stream, "stream")
+    argv = (name_word(group, "group"), id_word(point, "point"))
+    reply: bytes = yield from run_script(script("group_back"), (key,), argv, repeatable=True)
+    return reply.decode()
+
+
+def _counted(items: Any) -> list[Delivery]:
+    return [Delivery(entry_id(raw), fields_of(words), times) for raw, words, times in items]

@@ -1,0 +1,23 @@
+-- Delivers again what was put off and is due now; each entry counts as delivered once more.
+-- KEYS[1]  the stream: the pending list of its group
+-- KEYS[2]  {stream}.due:<group>: sorted set, ids of entries that wait for another delivery, scored by when (ms)
+-- ARGV     group, consumer, entries to take, bytes
+-- Answers  {{id, fields, times delivered} each, ms until the next one is due (-1: there is none)}
+local key, due, group, me, bytes = KEYS[1], KEYS[2], ARGV[1], ARGV[2], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local taken = {}
+local ids = redis.call('ZRANGEBYSCORE', due, '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[3])
+for i = 1, #ids do
+  if bytes <= 0 then break end
+  local held = redis.call('XPENDING', key, group, ids[i], ids[i], 1)[1]
+  redis.call('ZREM', due, ids[i])
+  local entry = held and redis.call('XCLAIM', key, group, me, 0, ids[i], 'RETRYCOUNT', held[4] + 1)[1]
+  if entry then
+    taken[#taken + 1] = {ids[i], entry[2], held[4] + 1}
+    for j = 1, #entry[2] do bytes = bytes - #entry[2][j] end
+  end
+end
+local next = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
+if #next == 0 then return {taken, -1} end
+return {taken, math.max(0, tonumber(next[2]) - now)}

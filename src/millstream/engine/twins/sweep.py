@@ -1,0 +1,31 @@
+"""Twin of sweep.lua."""
+
+from __future__ import annotations
+
+from millstream.engine.scripts import Call
+from millstream.wire.replies import Reply
+
+
+def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
+    (key, due), (group, me, abandoned, cursor, scan) = keys, argv[:5]
+    room, left = int(argv[5]), int(argv[6])
+    owner = (argv[7],) if argv[7] else ()
+    page = call(b"XPENDING", key, group, cursor, b"+", scan, *owner)
+    leave = set(argv[8:])
+    taken: list[Reply] = []
+    gone: list[bytes] = []
+    for entry_id, _, idle, times in page:
+        if idle >= int(abandoned) and entry_id not in leave and call(b"ZSCORE", due, entry_id) is None:
+            if len(taken) >= room or left <= 0:
+                return [entry_id, taken, gone]
+            count = times or 1
+            claimed = call(b"XCLAIM", key, group, me, b"0", entry_id, b"RETRYCOUNT", b"%d" % count)
+            if claimed:
+                words = claimed[0][1]
+                taken.append([entry_id, words, count])
+                left -= sum(map(len, words))
+            else:
+                gone.append(entry_id)
+    if len(page) < int(scan):
+        return [b"0-0", taken, gone]
+    return [b"(" + page[-1][0], taken, gone]
