@@ -36,7 +36,17 @@ class Message:
     included) tell where it came from, and ``fields`` is the entry as it lies in the stream.
     """
 
-    __slots__ = ("_origin", "_outcome", "_uuid", "fields", "id", "metadata", "payload", "times_delivered")
+    __slots__ = (
+        "_origin",
+        "_outcome",
+        "_uuid",
+        "fields",
+        "id",
+        "metadata",
+        "payload",
+        "times_delivered",
+        "valid_until",
+    )
 
     def __init__(self, payload: bytes, metadata: dict[str, str] | None = None, uuid: str | None = None) -> None:
         if type(payload) is not bytes:
@@ -49,6 +59,8 @@ class Message:
         self.id: EntryId | None = None
         self.times_delivered = 0
         self.fields: dict[bytes, bytes] | None = None
+        self.valid_until = 0.0
+        """Until then (monotonic seconds) nobody can have taken the entry over. Kept by the subscription."""
         self._origin: Origin | None = None
         self._outcome: Outcome | None = None
 
@@ -108,12 +120,21 @@ class Message:
             self._origin.settle(self, outcome)
         self._outcome = outcome
 
-    def receive(self, origin: Origin, id: EntryId, times_delivered: int, fields: dict[bytes, bytes]) -> None:
-        """Marks it as received. Only whoever reads the stream calls this."""
+    def receive(
+        self,
+        origin: Origin,
+        id: EntryId,
+        times_delivered: int = 1,
+        fields: dict[bytes, bytes] | None = None,
+        valid_until: float = 0.0,
+    ) -> Message:
+        """Marks it as received, and returns it. Only whoever reads a stream calls this, and tests of handlers."""
         self._origin = origin
         self.id = id
         self.times_delivered = times_delivered
         self.fields = fields
+        self.valid_until = valid_until
+        return self
 
     def copy(self) -> Message:
         """The same payload, metadata and uuid, without a past: to be published, not settled."""

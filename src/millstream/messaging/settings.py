@@ -1,0 +1,125 @@
+"""How a subscriber behaves, as one checked value. Defaults follow what users of this field expect."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.message import KEY, Message
+from millstream.messaging.outcome import AckPolicy
+from millstream.model import EntryId
+
+KeyOf = Callable[[Message], str | None]
+"""What must stay in order: messages of one key are handled one after the other. None: no order is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a message rests before its next delivery, where nobody said: growing, bounded, and never in step."""
+
+    initial_ms: int = 200
+    factor: float = 2.0
+    max_ms: int = 60_000
+    jitter: float = 0.2
+    """A part of the delay, added or taken away at random, so that what failed together does not return together."""
+
+    def delay_ms(self, times_delivered: int, chance: float) -> int:
+        """After ``times_delivered`` deliveries; ``chance`` lies between 0 and 1."""
+        # The exponent is bounded: factor ** 5000 would overflow long after the maximum was reached.
+        grown = min(self.max_ms, self.initial_ms * self.factor ** min(max(0, times_delivered - 1), 64))
+        return max(0, round(grown * (1 + self.jitter * (2 * chance - 1))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberSettings:
+    group: str | None
+    consumer: str
+    group_start: str | None
+    """Where a group begins that does not exist yet: "0" everything, "$" from now on, or an id. There is no default:
+    a group that silently starts at the end loses messages, one that silently starts at the beginning repeats them."""
+    block_ms: int = 5_000
+    count: int = 50
+    """Entries a read asks for, at most."""
+    max_in_flight: int = 100
+    """Messages that this consumer holds at a time, waiting or being handled: the bound of its concurrency."""
+    max_bytes_in_flight: int = 64 * 1024 * 1024
+    """The same, in bytes of payload. One message may exceed it; it then travels alone."""
+    claim_min_idle_ms: int = 60_000
+    """An entry whose holder gave no sign of life for so long is taken over. Holders give one three times as often."""
+    claim_interval_ms: int = 5_000
+    """Rest between two rounds of looking for such entries."""
+    max_deliveries: int = 5
+    """Handler starts. After the last one failed, or never came back, the message is buried."""
+    dlq: str | None = None
+    """Where to bury; None: beside the stream, which makes burying one atomic step."""
+    ack_policy: AckPolicy = AckPolicy.NACK_ON_ERROR
+    codec: str = "flat"
+    backoff: Backoff = field(default_factory=Backoff)
+    key_of: KeyOf | None = None
+    dead_consumer_ms: int = 600_000
+    """A consumer that was silent for so long, and holds nothing, is removed from the group."""
+    grace_ms: int = 5_000
+    """A read that is so much later than its block time means a reader that has silently stopped."""
+    close_timeout_ms: int = 30_000
+
+    def __post_init__(self) -> None:
+        _check_group(self)
+        for name in ("block_ms", "count", "max_in_flight", "max_bytes_in_flight", "claim_min_idle_ms"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("claim_interval_ms", "max_deliveries", "dead_consumer_ms", "grace_ms"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("close_timeout_ms", self.close_timeout_ms, 0)
+        if self.dlq is not None and not self.dlq:
+            raise InvalidArgument("dlq", self.dlq, "a stream's name, or None for the one beside the stream")
+
+    @property
+    def read_block_ms(self) -> int:
+        """Shorter than others wait before they claim: a read that is answered late could bring what is theirs by now."""
+        return max(1, min(self.block_ms, self.claim_interval_ms, self.claim_min_idle_ms // 3))
+
+    @property
+    def beat_ms(self) -> int:
+        return max(1, self.claim_min_idle_ms // 3)
+
+    @property
+    def trusted_ms(self) -> int:
+        """For so long after a sign of life the entry is certainly still ours, whatever the process went through."""
+        return max(1, self.claim_min_idle_ms * 3 // 4)
+
+
+def _check_group(settings: SubscriberSettings) -> None:
+    if settings.group is None:
+        return
+    if not settings.group:
+        raise InvalidArgument("group", settings.group, "a name that is not empty, or None for messages to everybody")
+    if not settings.consumer:
+        raise InvalidArgument("consumer", settings.consumer, "a name that is not empty")
+    if settings.group_start is None:
+        raise InvalidArgument("group_start", None, "'0' (everything), '$' (from now on) or an id: it has no default")
+    if settings.group_start != "$":
+        EntryId.parse(settings.group_start, argument="group_start")
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise InvalidArgument(name, value, f"a whole number of {least} or more")
+
+
+def default_consumer() -> str:
+    """Host and process: unique among what runs, and telling in every list."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def key_function(ordered_by_key: bool | KeyOf) -> KeyOf | None:
+    if ordered_by_key is True:
+        return lambda message: message.metadata.get(KEY)
+    return ordered_by_key or None
+
+
+def check_topic(topic: str) -> str:
+    if not isinstance(topic, str) or not topic:
+        raise InvalidArgument("topic", topic, "a stream's name that is not empty")
+    return topic
