@@ -146,6 +146,12 @@ class Embedded:
         """For a server: ``with embedded.turn() as turn`` holds the lock over the commands of many sessions."""
         return Turn(self)
 
+    def set_maxmemory(self, limit: int) -> None:
+        """Commands that need memory are refused while more than ``limit`` bytes are used; 0 is no limit."""
+        with self._lock:
+            self.engine.memory.set_limit(limit)
+            self.engine.refresh()
+
     # --- durability and time ----------------------------------------------------------------------------------------
 
     def fsync(self) -> None:
@@ -165,11 +171,9 @@ class Embedded:
     def tick(self) -> None:
         """Ends the waits whose time is over, and removes keys whose time is over."""
         with self._lock:
-            self.engine.tick(self._now_ms())
-            if self.persistence is not None:
-                Turn(self).end()
-            elif self.engine.outbox:
-                self._deliver(self.engine.take_outbox())
+            turn = Turn(self)
+            turn.tick()
+            turn.end()
 
     def keep_house(self) -> None:
         """What must be done now and then: expiry, fsync, another try after a failed write, rewriting. Called ten times
@@ -242,6 +246,14 @@ class Turn:
         reply = engine.execute(session, args, self._now_ms())
         self._collect(persistence)
         return reply
+
+    def tick(self) -> None:
+        """As ``Embedded.tick``, within this turn."""
+        self._engine.tick(self._now_ms())
+        if self._persistence is not None:
+            self._collect(self._persistence)
+        elif self._engine.outbox:
+            self._embedded._deliver(self._engine.take_outbox())
 
     def _collect(self, persistence: Persistence) -> None:
         units = self._engine.take_units()

@@ -1,0 +1,9 @@
+"""A RESP server around an embedded broker. In: bytes of clients. Out: bytes of replies, after the journal has them.
+
+No semantics here: what a command means is decided in the engine.
+"""
+
+from millstream.server.limits import ServerLimits
+from millstream.server.server import Server
+
+__all__ = ["Server", "ServerLimits"]

@@ -41,8 +41,9 @@ class ProtocolError(Exception):
 class RequestParser:
     """One connection's input. ``feed`` returns the requests that became complete; after an error it takes no more.
 
-    ``limits`` may be changed between two calls, when a client has authenticated. ``fault`` is set at the first byte
-    that does not fit; requests that came before it are returned all the same.
+    ``limits`` may be changed between two calls. Before authentication one request is returned at a time, because it may
+    be the one that lifts them; ``feed(b"")`` goes on. ``fault`` is set at the first byte that does not fit; requests
+    that came before it are returned all the same.
     """
 
     __slots__ = ("_buffer", "_bulk", "_reader", "_request_bytes", "_words", "_words_left", "fault", "limits")
@@ -77,6 +78,11 @@ class RequestParser:
             self._buffer.clear()
         return requests
 
+    @property
+    def more(self) -> bool:
+        """Whether bytes are left that ``feed`` may make something of."""
+        return bool(self._buffer)
+
     def _whole_requests(self, data: bytes) -> tuple[list[list[bytes]], int]:
         """The requests at the beginning of ``data`` that are whole and strictly well-formed, and how many bytes they
         take. None of them is taken where something is odd, or may exceed a limit: then the slow way decides."""
@@ -101,7 +107,7 @@ class RequestParser:
         while self._buffer or self._words_left:
             if not self._words_left:
                 if self._buffer[0] != 0x2A:  # an asterisk
-                    if not self._inline(requests):
+                    if not self._inline(requests) or (requests and self.limits is UNAUTHENTICATED):
                         return
                     continue
                 if not self._count():
@@ -111,6 +117,8 @@ class RequestParser:
                 return
             requests.append(self._words)
             self._words, self._request_bytes = [], 0
+            if self.limits is UNAUTHENTICATED:
+                return
             # What follows a long request is most likely whole again.
             if len(self._buffer) > 512:
                 more, taken = self._whole_requests(bytes(self._buffer))

@@ -79,6 +79,17 @@ def test_before_authentication_the_limits_are_small():
     assert fed(b"*1\r\n$16385\r\n", limits=UNAUTHENTICATED)[1].text.endswith("unauthenticated bulk length")
 
 
+def test_a_request_may_lift_the_limits_for_the_next_one():
+    parser = RequestParser(UNAUTHENTICATED)
+    big = [b"SET", b"k", b"x" * 50_000]
+    assert parser.feed(b"PING\r\n" + pack([b"AUTH", b"pw"]) + pack(big) * 2) == [[b"PING"]]
+    assert parser.feed(b"") == [[b"AUTH", b"pw"]]
+    assert parser.more
+    parser.limits = RequestLimits()
+    assert parser.feed(b"") == [big, big]
+    assert not parser.more
+
+
 def test_a_request_has_a_limit_as_a_whole():
     limits = RequestLimits(request_bytes=100)
     assert fed(pack([b"SET", b"k", b"x" * 96]), b"*", limits=limits)[1] is None

@@ -1,0 +1,134 @@
+"""Applying a retention policy, one bounded atomic step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.broker.keys import beside
+from millstream.broker.operations.answers import entry_id, mapping
+from millstream.broker.operations.arguments import Name, count_word, name_word
+from millstream.broker.scripts import run_script, script
+from millstream.broker.site import Site
+from millstream.model.entry_id import EntryId
+from millstream.wire.commands import Command, Conversation
+from millstream.wire.names import to_name
+
+STEP = 2000
+"""Entries that one step may look at: about two milliseconds of the server's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHold:
+    """One group's part in a pass.
+
+    ``oldest_needed`` is the oldest entry that it has not read or not acknowledged, None where it is done with all.
+    ``holds_back`` counts entries that the policy wants gone and this group still needs (at most one step's worth).
+    ``undelivered`` and ``unacked`` count what the hard cap took from it.
+    """
+
+    group: str
+    oldest_needed: EntryId | None
+    holds_back: int
+    undelivered: int
+    unacked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What a pass did. ``taken`` is the part of ``dropped`` that only the hard cap wanted gone."""
+
+    stream: str
+    dropped: int
+    length: int
+    taken: int
+    groups: Sequence[GroupHold]
+
+
+def retain(
+    site: Site,
+    stream: Name,
+    *,
+    max_age_ms: int | None = None,
+    max_len: int | None = None,
+    max_bytes: int | None = None,
+    keep_acked_ms: int | None = None,
+    hard_max_len: int | None = None,
+    hard_max_bytes: int | None = None,
+    now_ms: int | None = None,
+    step: int = STEP,
+) -> Conversation[Retained]:
+    """Drops what is older than ``max_age_ms``, beyond ``max_len`` entries or ``max_bytes`` of memory, or acknowledged
+    by every group for ``keep_acked_ms``; but nothing that a group has not read or not acknowledged. With no group, age,
+    length and size count alone. The hard limits drop needed entries too, and count them for each group.
+
+    Each step finds the safe point over all groups and cuts there, atomically; steps follow one another until nothing
+    is left to drop. Safe to repeat, and safe when several run at once. ``now_ms`` defaults to the server's clock, which
+    is the one that made the ids.
+    """
+    key = name_word(stream, "stream")
+    keys = (key, beside(stream, "acked"), beside(stream, "dropped"))
+    if max_bytes is not None or hard_max_bytes is not None:
+        length, used = yield from _size(key)
+        max_len = _tighter(max_len, max_bytes, length, used)
+        hard_max_len = _tighter(hard_max_len, hard_max_bytes, length, used)
+    argv = (
+        *(_optional(now_ms, "now_ms"), _optional(max_age_ms, "max_age_ms"), _optional(max_len, "max_len")),
+        *(_optional(keep_acked_ms, "keep_acked_ms"), _optional(hard_max_len, "hard_max_len")),
+        count_word(step, "step"),
+    )
+    dropped = taken = 0
+    holds: dict[bytes, tuple[Any, ...]] = {}
+    while True:
+        gone, length, more, gone_hard, told = yield from run_script(script("retain"), keys, argv, repeatable=True)
+        dropped += gone
+        taken += gone_hard
+        for group, needed, held, undelivered, unacked in told:
+            _, _, before_undelivered, before_unacked = holds.get(group, (None, 0, 0, 0))
+            holds[group] = (needed, held, before_undelivered + undelivered, before_unacked + unacked)
+        if not more:
+            break
+    return Retained(
+        to_name(key),
+        dropped,
+        length,
+        taken,
+        [
+            GroupHold(to_name(group), entry_id(needed) if needed else None, held, undelivered, unacked)
+            for group, (needed, held, undelivered, unacked) in holds.items()
+        ],
+    )
+
+
+def retention_losses(site: Site, stream: Name) -> Conversation[dict[str, int]]:
+    """Group to the number of entries that a hard cap has ever taken from it before it was done with them."""
+    name_word(stream, "stream")
+    key = beside(stream, "dropped")
+    reply = yield Command((b"HGETALL", key), key, repeatable=True)
+    return {to_name(group): int(count) for group, count in mapping(reply).items()}
+
+
+def stream_bytes(site: Site, stream: Name) -> Conversation[int]:
+    """The memory that a stream takes, groups included, as the server estimates it; 0 where there is no such stream."""
+    key = name_word(stream, "stream")
+    _, used = yield from _size(key)
+    return used
+
+
+def _size(key: bytes) -> Conversation[tuple[int, int]]:
+    length: int = yield Command((b"XLEN", key), key, repeatable=True)
+    used: int | None = yield Command((b"MEMORY", b"USAGE", key), key, repeatable=True)
+    return length, used or 0
+
+
+def _tighter(max_len: int | None, max_bytes: int | None, length: int, used: int) -> int | None:
+    """Bytes as a number of entries, at this stream's average: a target, so that two passes at once do not cut twice."""
+    if max_bytes is None or used <= max_bytes:
+        return max_len
+    fits = length * max_bytes // used
+    return fits if max_len is None else min(max_len, fits)
+
+
+def _optional(number: int | None, argument: str) -> bytes:
+    return b"" if number is None else count_word(number, argument, least=0)

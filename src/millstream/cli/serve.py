@@ -1,0 +1,104 @@
+"""``millstream serve``: an embedded broker that other processes can reach, with any Redis client."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millstream.errors import InvalidArgument, MillstreamError
+
+_UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1024, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
+
+
+def command(
+    host: Annotated[str, typer.Option(help="Address to listen on. Off loopback a password is required.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 6380,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Keep a journal in this directory. Without it, data lives in memory.")
+    ] = None,
+    password: Annotated[
+        str | None,
+        typer.Option(help="Clients must AUTH with it. Safer: --password-file.", envvar="MILLSTREAM_PASSWORD"),
+    ] = None,
+    password_file: Annotated[Path | None, typer.Option(help="A file whose first line is the password.")] = None,
+    appendfsync: Annotated[str, typer.Option(help="When the journal is synced: always, everysec or no.")] = "everysec",
+    maxmemory: Annotated[str, typer.Option(help="Refuse writes beyond this: 512mb, 2gb; 0 is no limit.")] = "0",
+    maxclients: Annotated[int, typer.Option(help="Connections at the same time.", min=1)] = 10_000,
+    unixsocket: Annotated[Path | None, typer.Option(help="Listen on this Unix socket as well.")] = None,
+    enable_debug_command: Annotated[bool, typer.Option(help="Allow the DEBUG command.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Print nothing but warnings.")] = False,
+) -> None:
+    """Serve an embedded broker to redis-cli and any Redis client."""
+    from millstream.broker.embedded import Embedded
+    from millstream.server import Server, ServerLimits
+
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    secret = _password(password, password_file)
+    embedded = Embedded(
+        directory=directory,
+        appendfsync=appendfsync,  # type: ignore[arg-type]  # checked there, with an error that says what it may be
+        password=secret,
+        debug_enabled=enable_debug_command,
+    )
+    try:
+        embedded.set_maxmemory(parse_size(maxmemory))
+        server = Server(embedded, host, port, unix_socket=unixsocket, limits=ServerLimits(clients=maxclients))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.request_stop())
+        if not quiet:
+            _say(_greeting(server.host, server.port, embedded, secret is not None))
+        server.run()
+    finally:
+        embedded.close()
+    if not quiet:
+        _say("millstream: stopped, everything is written")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _greeting(host: str, port: int, embedded: object, guarded: bool) -> str:
+    from millstream.broker.embedded import Embedded
+
+    assert isinstance(embedded, Embedded)
+    keys = sum(len(database.values) for database in embedded.engine.databases)
+    if embedded.persistence is None:
+        data = "data in memory only (give --dir to keep it)"
+    else:
+        persistence = embedded.persistence
+        data = f"data in {persistence.directory}, {keys} keys loaded in {persistence.load_seconds:.2f} s"
+    shown = f"[{host}]" if ":" in host else host
+    return f"millstream: ready on redis://{shown}:{port}{' (password required)' if guarded else ''}, {data}"
+
+
+def _password(password: str | None, password_file: Path | None) -> bytes | None:
+    if password_file is not None:
+        try:
+            lines = password_file.read_bytes().splitlines()
+        except OSError as error:
+            raise MillstreamError(f"--password-file {password_file} cannot be read: {error.strerror}.") from error
+        if not lines or not lines[0]:
+            raise InvalidArgument("--password-file", str(password_file), "a file whose first line is the password")
+        return lines[0]
+    if password is None:
+        return None
+    if not password:
+        raise InvalidArgument("--password", password, "a password that is not empty")
+    return os.fsencode(password)
+
+
+def parse_size(text: str) -> int:
+    """Bytes, with the units of redis.conf: k is 1000, kb is 1024, and so on."""
+    digits = text.rstrip("bBkKmMgG")
+    unit = _UNITS.get(text[len(digits) :].lower())
+    if unit is None or not digits.isdigit():
+        raise InvalidArgument("--maxmemory", text, "a size such as 512mb or 2gb; 0 for no limit")
+    return int(digits) * unit

@@ -1,0 +1,88 @@
+"""One client's connection: its bytes in both directions, and whether it may be read from. Decides nothing by itself."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+
+from millstream.engine.session import Session
+from millstream.wire.requests import RequestLimits, RequestParser
+
+
+class Connection:
+    __slots__ = (
+        "_leaving",
+        "awaiting",
+        "closed",
+        "fd",
+        "finishing",
+        "inbox",
+        "inbox_bytes",
+        "interest",
+        "out",
+        "out_bytes",
+        "parser",
+        "queued",
+        "session",
+        "sock",
+    )
+
+    def __init__(self, sock: socket.socket, session: Session, limits: RequestLimits) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.session = session
+        self.parser = RequestParser(limits)
+        self.inbox: deque[list[bytes]] = deque()
+        """Requests that came, and could not be run yet."""
+        self.inbox_bytes = 0
+        self.out: list[bytes] = []
+        """Replies that have not left yet, one item each."""
+        self.out_bytes = 0
+        self._leaving: memoryview | None = None
+        """What the other side did not take in one go."""
+        self.awaiting = False
+        """A command of its is waiting: nothing more is run before its answer."""
+        self.finishing = False
+        """To be closed when its last reply has left; nothing more is read or run."""
+        self.closed = False
+        self.queued = False
+        """It is in the list of those whose replies are to be sent."""
+        self.interest = 0
+        """What the poller looks for on its behalf."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is sent things that it did not ask for one by one."""
+        session = self.session
+        return bool(session.channels) or bool(session.patterns) or session.monitoring
+
+    def add(self, reply: bytes) -> None:
+        self.out.append(reply)
+        self.out_bytes += len(reply)
+
+    def send(self) -> bool:
+        """Sends what it can. False: the other side is gone."""
+        if self._leaving is None:
+            self._leaving = memoryview(self.out[0] if len(self.out) == 1 else b"".join(self.out))
+            self.out = []
+        try:
+            sent = self.sock.send(self._leaving)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        self.out_bytes -= sent
+        self._leaving = self._leaving[sent:] if sent < len(self._leaving) else None
+        return True
+
+
+def address_of(sock: socket.socket) -> bytes:
+    """As CLIENT LIST shows it."""
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return b"?:0"
+    if isinstance(peer, tuple):
+        host, port = peer[:2]
+        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
+    return b"unixsocket:0"
