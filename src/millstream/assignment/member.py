@@ -267,7 +267,7 @@ class AssignmentMember:
         }
         wanted = list(first_of_each.values())[::-1]
         records, locks = await self._read([c.announcement.stream for c in wanted], [c.lbs_id for c in wanted], False)
-        free = []
+        free: list[tuple[Candidate, bytes | None]] = []
         for candidate, record, lock in zip(wanted, records, locks, strict=True):
             if not is_free(record, lock, self.name, alive):
                 continue

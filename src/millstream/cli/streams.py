@@ -65,7 +65,7 @@ def describe(stream: Stream, url: Url = DEFAULT_URL, output: Output = OutputKind
             "idle_ms": consumer.idle_ms if consumer else None,
         }
         for group in groups
-        for consumer in group.consumers or [None]
+        for consumer in (*group.consumers, *(() if group.consumers else (None,)))
     ]
     if output is OutputKind.json:
         show.as_json({**facts, "groups": members})

@@ -1,0 +1,42 @@
+"""``millstream doctor``: check a server, or one stream, and say what to do about each finding."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from millstream.cli import show
+from millstream.cli.exits import FINDINGS
+from millstream.cli.opened import opened
+from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
+from millstream.observe.findings import Finding, Level
+
+_STYLE = {Level.ok: "green", Level.note: "cyan", Level.warning: "yellow", Level.problem: "red"}
+
+
+def command(
+    stream: Annotated[str | None, typer.Argument(help="Look at this stream; at the server by default.")] = None,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    from millstream.observe.diagnose_machine import examine_machine
+    from millstream.observe.diagnose_server import examine_server
+    from millstream.observe.diagnose_stream import examine_stream
+
+    with opened(url) as broker:
+        findings = examine_stream(broker, stream) if stream else [*examine_server(broker), *examine_machine()]
+    if output is OutputKind.json:
+        show.as_json([finding._asdict() for finding in findings])
+    else:
+        for finding in findings:
+            _print(finding)
+    if any(finding.level in (Level.warning, Level.problem) for finding in findings):
+        raise typer.Exit(FINDINGS)
+
+
+def _print(finding: Finding) -> None:
+    typer.secho(f"{finding.level.value:>8}  ", fg=_STYLE[finding.level], nl=False)
+    typer.echo(f"{finding.what}: {show.printable(finding.found)}")
+    if finding.remedy:
+        typer.secho(f"          -> {show.printable(finding.remedy)}", dim=True)

@@ -1,0 +1,153 @@
+"""Is this server fit for streams? Version, persistence, eviction, notifications, memory, clock."""
+
+from __future__ import annotations
+
+import time
+
+from millstream.broker.broker import BlockingBroker
+from millstream.errors import MillstreamError
+from millstream.observe.findings import Finding, Level
+
+OLDEST = (7, 0)
+NEWER_CAPABILITIES = (
+    ((8, 2), "XACKDEL, XDELEX"),
+    ((8, 4), "XREADGROUP CLAIM"),
+    ((8, 6), "XADD IDMP"),
+    ((8, 8), "XNACK"),
+)
+
+
+def examine_server(broker: BlockingBroker) -> list[Finding]:
+    """Every finding, good and bad, in the order in which people would ask."""
+    before = time.time() * 1000
+    server_ms = broker.server_time_ms()
+    after = time.time() * 1000
+    info = {
+        name: value
+        for section in ("server", "memory", "persistence", "clients", "stats")
+        for name, value in broker.server_info(section).items()
+    }
+    return [
+        version(broker.server_version()),
+        clock_skew(server_ms, before, after),
+        persistence(_setting(broker, "appendonly"), _setting(broker, "appendfsync"), _setting(broker, "save")),
+        last_save(info),
+        eviction(_setting(broker, "maxmemory-policy")),
+        memory(int(info.get("used_memory", 0)), int(_setting(broker, "maxmemory") or 0)),
+        notifications(_setting(broker, "notify-keyspace-events")),
+        blocked(int(info.get("blocked_clients", 0)), int(info.get("connected_clients", 0))),
+    ]
+
+
+def _setting(broker: BlockingBroker, name: str) -> str | None:
+    """A setting's value; None where the server does not let this user read it."""
+    try:
+        return broker.server_setting(name)
+    except MillstreamError:
+        return None
+
+
+def version(found: tuple[int, ...]) -> Finding:
+    text = ".".join(map(str, found))
+    if found < OLDEST:
+        return Finding(Level.problem, "server version", text, "Use Redis 7.0 or newer: lag and XAUTOCLAIM need it.")
+    newer = [names for since, names in NEWER_CAPABILITIES if found >= since]
+    return Finding(Level.ok, "server version", text + (f" (it also has {', '.join(newer)})" if newer else ""))
+
+
+def clock_skew(server_ms: float, before_ms: float, after_ms: float) -> Finding:
+    """The server's clock against this machine's, as far as the round trip lets one tell."""
+    skew = 0.0 if before_ms <= server_ms <= after_ms else min(server_ms - before_ms, server_ms - after_ms, key=abs)
+    if abs(skew) > 1000:
+        return Finding(
+            Level.warning,
+            "clock",
+            f"the server is {skew / 1000:+.1f} s off this machine",
+            "Ids and leases go by the server's clock; run NTP on both, or ages will look wrong here.",
+        )
+    return Finding(Level.ok, "clock", f"within {max(abs(skew), after_ms - before_ms):.0f} ms of this machine")
+
+
+def persistence(appendonly: str | None, appendfsync: str | None, save: str | None) -> Finding:
+    if appendonly is None:
+        return Finding(Level.note, "persistence", "not readable", "Allow CONFIG GET, or ask whoever runs the server.")
+    if appendonly == "yes":
+        if appendfsync == "no":
+            return Finding(
+                Level.warning, "persistence", "append-only file, never fsynced", "CONFIG SET appendfsync everysec"
+            )
+        loss = "nothing answered is lost" if appendfsync == "always" else "a power cut loses up to a second"
+        return Finding(Level.ok, "persistence", f"append-only file, fsync {appendfsync}: {loss}")
+    if save:
+        return Finding(
+            Level.warning,
+            "persistence",
+            "snapshots only: a crash loses everything since the last one",
+            "CONFIG SET appendonly yes",
+        )
+    return Finding(
+        Level.problem,
+        "persistence",
+        "off: a restart loses everything",
+        "CONFIG SET appendonly yes; or serve with --dir",
+    )
+
+
+def last_save(info: dict[str, str]) -> Finding:
+    broken = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if info.get(name, "ok") != "ok"]
+    if broken:
+        return Finding(
+            Level.problem,
+            "last write to disk",
+            f"failed ({', '.join(broken)})",
+            "Look at the disk and the server's log.",
+        )
+    return Finding(Level.ok, "last write to disk", "ok")
+
+
+def eviction(policy: str | None) -> Finding:
+    if policy is None:
+        return Finding(Level.note, "eviction", "not readable", "It must be noeviction: make sure that it is.")
+    if policy != "noeviction":
+        return Finding(
+            Level.problem,
+            "eviction",
+            f"{policy}: the server may drop whole streams when memory is short",
+            "CONFIG SET maxmemory-policy noeviction",
+        )
+    return Finding(Level.ok, "eviction", "noeviction")
+
+
+def memory(used: int, most: int) -> Finding:
+    text = f"{used / 1e6:,.0f} MB used"
+    if not most:
+        return Finding(
+            Level.note,
+            "memory",
+            f"{text}, no limit",
+            "Set maxmemory, so that a growing stream is refused before the kernel kills.",
+        )
+    share = used / most
+    level = Level.problem if share > 0.95 else Level.warning if share > 0.8 else Level.ok
+    remedy = "" if level is Level.ok else "Trim streams (millstream retention), or raise maxmemory."
+    return Finding(level, "memory", f"{text} of {most / 1e6:,.0f} MB ({share:.0%})", remedy)
+
+
+def notifications(flags: str | None) -> Finding:
+    if flags is None:
+        return Finding(
+            Level.note, "keyspace events", "not readable", "They only make take-over quicker; nothing needs them."
+        )
+    heard = ("K" in flags or "E" in flags) and ("x" in flags or "A" in flags)
+    if heard:
+        return Finding(Level.ok, "keyspace events", f"on ({flags}): expired leases are noticed at once")
+    return Finding(
+        Level.note,
+        "keyspace events",
+        f"off ({flags or 'none'}): expired leases are found by the sweep",
+        "Nothing needs them; CONFIG SET notify-keyspace-events Ex makes take-over a little quicker.",
+    )
+
+
+def blocked(waiting: int, connected: int) -> Finding:
+    return Finding(Level.ok, "clients", f"{connected} connected, {waiting} waiting for entries")

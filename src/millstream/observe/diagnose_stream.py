@@ -1,0 +1,97 @@
+"""Why is this stream not processed, stuck, or growing? Each answer names who is to blame and what to type."""
+
+from __future__ import annotations
+
+import shlex
+
+from millstream.broker.broker import BlockingBroker
+from millstream.broker.keys import beside
+from millstream.errors import NoSuchStream
+from millstream.model import ConsumerInfo, GroupInfo, StreamInfo
+from millstream.observe.findings import Finding, Level
+
+DEAD_AFTER_MS = 600_000
+STUCK_AFTER_MS = 120_000
+LONG = 100_000
+
+
+def examine_stream(broker: BlockingBroker, stream: str) -> list[Finding]:
+    try:
+        info = broker.stream_info(stream)
+    except NoSuchStream:
+        remedy = "Check the name with `millstream streams ls`; it is made by the first XADD."
+        return [Finding(Level.problem, "stream", "it does not exist", remedy)]
+    groups = broker.group_info(stream)
+    findings = [Finding(Level.ok, "length", f"{info.length:,} entries, {info.entries_added:,} ever added")]
+    if not groups:
+        remedy = f"Nobody will be handed anything: millstream groups create {shlex.quote(stream)} GROUP --start 0"
+        findings.append(Finding(Level.warning, "groups", "none: nothing is processed", remedy))
+    for group in groups:
+        findings += examine_group(stream, group)
+        findings += _stuck(broker, stream, group)
+    findings += examine_growth(info, groups)
+    buried = broker.xlen(beside(stream, "dlq"))
+    if buried:
+        remedy = f"See why: millstream dlq groups {shlex.quote(stream)}"
+        findings.append(Finding(Level.warning, "dead letters", f"{buried:,} messages are buried", remedy))
+    return findings
+
+
+def examine_group(stream: str, group: GroupInfo) -> list[Finding]:
+    """Who reads, and who is silent."""
+    what = f"group {group.name}"
+    living = [one for one in group.consumers if one.idle_ms < DEAD_AFTER_MS]
+    dead = [one for one in group.consumers if one.idle_ms >= DEAD_AFTER_MS]
+    behind = "lag unknown" if group.lag is None else f"lag {group.lag:,}"
+    if not group.consumers:
+        found = [Finding(Level.warning, what, f"no consumer reads it ({behind})", "Start a worker with this group.")]
+    elif not living:
+        found = [Finding(Level.problem, what, f"all {len(dead)} consumers are silent ({behind})", "Start a worker.")]
+    else:
+        found = [Finding(Level.ok, what, f"{len(living)} living consumers, {behind}, {group.pending:,} pending")]
+    holding = [one for one in dead if one.pending]
+    if holding:
+        found.append(_dead_with_work(stream, group, holding))
+    return found
+
+
+def _dead_with_work(stream: str, group: GroupInfo, dead: list[ConsumerInfo]) -> Finding:
+    names = ", ".join(f"{one.name} ({one.pending:,})" for one in dead[:5])
+    remedy = (
+        "A running subscriber takes them over by itself; by hand: "
+        f"millstream consumers reap {shlex.quote(stream)} {shlex.quote(group.name)} --to CONSUMER"
+    )
+    return Finding(Level.warning, f"group {group.name}", f"dead consumers hold entries: {names}", remedy)
+
+
+def _stuck(broker: BlockingBroker, stream: str, group: GroupInfo) -> list[Finding]:
+    if not group.pending:
+        return []
+    oldest = broker.xpending_range(stream, group.name, count=1, min_idle_ms=STUCK_AFTER_MS)
+    if not oldest:
+        return []
+    one = oldest[0]
+    return [
+        Finding(
+            Level.warning,
+            f"group {group.name}",
+            f"{one.id} has been pending for {one.idle_ms // 1000:,} s with {one.consumer}, "
+            f"delivered {one.times_delivered} times",
+            f"millstream pending ls {shlex.quote(stream)} {shlex.quote(group.name)} --idle {STUCK_AFTER_MS // 1000}",
+        )
+    ]
+
+
+def examine_growth(info: StreamInfo, groups: list[GroupInfo]) -> list[Finding]:
+    """A long stream from which nothing was ever removed has nobody who trims it; or somebody holds trimming back."""
+    if info.length < LONG:
+        return []
+    slowest = max((group for group in groups if group.lag), key=lambda group: group.lag or 0, default=None)
+    if slowest is not None and (slowest.lag or 0) > info.length // 2:
+        text = f"group {slowest.name} holds back {slowest.lag:,} of {info.length:,} entries"
+        remedy = "Start its workers, or remove the group: safe trimming keeps what it still needs."
+        return [Finding(Level.warning, "growth", text, remedy)]
+    if info.entries_added == info.length:
+        remedy = f"millstream retention run, with a policy for {shlex.quote(info.name)}"
+        return [Finding(Level.warning, "growth", f"{info.length:,} entries, and nothing ever trims it", remedy)]
+    return []

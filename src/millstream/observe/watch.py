@@ -1,0 +1,66 @@
+"""Two looks at the same streams, and what has happened in between. Pure: looks in, rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from millstream.broker.operations.survey import GroupSurvey, StreamSurvey
+
+
+class Look(NamedTuple):
+    """What was there at one moment."""
+
+    at_ms: int
+    streams: Sequence[StreamSurvey]
+    used_memory: int
+    max_memory: int
+    blocked_clients: int
+
+
+class Row(NamedTuple):
+    """One stream, as an operator wants to see it. ``holds_back`` names the group that trimming waits for."""
+
+    stream: str
+    length: int
+    added_per_s: float | None
+    groups: int
+    lag: int | None
+    pending: int
+    oldest_pending_ms: int | None
+    memory_bytes: int | None
+    holds_back: str | None
+
+
+def rows(now: Look, before: Look | None) -> list[Row]:
+    """One row a stream, those that need a look first: the longest lag, then the most pending."""
+    earlier = {one.name: one for one in before.streams} if before else {}
+    elapsed_s = (now.at_ms - before.at_ms) / 1000 if before else 0.0
+    made = [_row(one, earlier, elapsed_s, now.at_ms) for one in now.streams]
+    return sorted(made, key=lambda row: (-(row.lag or 0), -row.pending, row.stream))
+
+
+def _row(one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: float, now_ms: int) -> Row:
+    last = earlier.get(one.name)
+    oldest = min((group.oldest_pending for group in one.groups if group.oldest_pending), default=None)
+    return Row(
+        stream=one.name,
+        length=one.length,
+        added_per_s=(one.entries_added - last.entries_added) / elapsed_s if last and elapsed_s > 0 else None,
+        groups=len(one.groups),
+        lag=max((group.lag for group in one.groups if group.lag is not None), default=None),
+        pending=sum(group.pending for group in one.groups),
+        oldest_pending_ms=max(0, now_ms - oldest.ms) if oldest else None,
+        memory_bytes=one.memory_bytes,
+        holds_back=_holds_back(one),
+    )
+
+
+def _holds_back(one: StreamSurvey) -> str | None:
+    """The group with the smallest id that it still needs, if others are further or entries wait behind it."""
+    behind = [group for group in one.groups if group.pending or group.lag]
+    return min(behind, key=_needs_from).name if behind else None
+
+
+def _needs_from(group: GroupSurvey) -> tuple[int, int]:
+    return group.oldest_pending or group.last_delivered
