@@ -1,0 +1,166 @@
+"""What a handler needs, read from its signature when it is registered; a mistake is an error then, never at a message.
+
+Pure: a signature goes in, a plan of calls comes out. ``calls.py`` runs the plan.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from millstream.messaging.message import Message
+from millstream.messaging.place import place_of
+from millstream.messaging.registration import HandlerRefused, annotated_part, resolve
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """What ``Depends`` leaves in a signature."""
+
+    function: Callable[..., Any]
+    use_cache: bool = True
+
+
+def Depends(function: Callable[..., Any], *, use_cache: bool = True) -> Any:
+    """Asks for the result of ``function``: ``db: Annotated[Db, Depends(open_db)]`` or ``db: Db = Depends(open_db)``.
+
+    ``function`` may be sync (it runs in a thread), async, or a generator of either kind that yields once: what follows
+    its ``yield`` runs when the handler has ended and before its message is acknowledged, so a failing clean-up counts
+    as a failed handler. It may have dependencies itself, and a parameter annotated ``Message``. One message calls it
+    once, however often it is asked for, unless ``use_cache`` is false.
+    """
+    return Dependency(function, use_cache)
+
+
+class Given(Enum):
+    """What comes with the message rather than from a dependency."""
+
+    BODY = "the command or event itself"
+    MESSAGE = "the message that carried it"
+
+
+class Kind(Enum):
+    SYNC = "sync"
+    ASYNC = "async"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async generator"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One function and where each of its arguments comes from."""
+
+    function: Callable[..., Any]
+    kind: Kind
+    arguments: tuple[tuple[str, Given | Plan], ...]
+    use_cache: bool = True
+
+
+def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
+    """The type of command or event that the handler takes, and how to call it.
+
+    Raises HandlerRefused unless exactly one parameter is left for the body, with an annotation that is a class.
+    """
+    body: type | None = None
+    arguments: list[tuple[str, Given | Plan]] = []
+    for parameter, annotation, dependency in _parameters(function):
+        if dependency is not None:
+            arguments.append((parameter.name, _plan_dependency(dependency, (function,))))
+        elif annotation is Message:
+            arguments.append((parameter.name, Given.MESSAGE))
+        elif body is not None:
+            if parameter.default is inspect.Parameter.empty:
+                raise HandlerRefused(
+                    place_of(function),
+                    "a handler takes one command or event; give the other parameters Depends(...) or a default.",
+                    parameter=parameter.name,
+                )
+        else:
+            body = _body_type(function, parameter, annotation)
+            arguments.append((parameter.name, Given.BODY))
+    if body is None:
+        raise HandlerRefused(place_of(function), "takes no command or event. Add a parameter annotated with its class.")
+    kind = _kind_of(function)
+    if kind in (Kind.GENERATOR, Kind.ASYNC_GENERATOR):
+        raise HandlerRefused(place_of(function), "a handler returns, it does not yield. Use a plain or async function.")
+    return body, Plan(function, kind, tuple(arguments))
+
+
+def plan_dependency(function: Callable[..., Any], *, use_cache: bool = True) -> Plan:
+    return _plan_dependency(Dependency(function, use_cache), ())
+
+
+def _plan_dependency(dependency: Dependency, asked_by: tuple[Callable[..., Any], ...]) -> Plan:
+    function = dependency.function
+    if not callable(function):
+        raise HandlerRefused(
+            place_of(asked_by[-1]), f"Depends({function!r}) is not callable. Pass the function itself."
+        )
+    if function in asked_by:
+        circle = " -> ".join(place_of(each) for each in (*asked_by[asked_by.index(function) :], function))
+        raise HandlerRefused(place_of(function), f"depends on itself: {circle}. Break the circle.")
+    arguments: list[tuple[str, Given | Plan]] = []
+    for parameter, annotation, nested in _parameters(function):
+        if nested is not None:
+            arguments.append((parameter.name, _plan_dependency(nested, (*asked_by, function))))
+        elif annotation is Message:
+            arguments.append((parameter.name, Given.MESSAGE))
+        elif parameter.default is inspect.Parameter.empty:
+            raise HandlerRefused(
+                place_of(function),
+                "a dependency's parameter needs Depends(...), the annotation Message, or a default.",
+                parameter=parameter.name,
+            )
+    return Plan(function, _kind_of(function), tuple(arguments), dependency.use_cache)
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any, Dependency | None]]:
+    """Each parameter that can be given by name, with its bare annotation and the dependency that it asks for."""
+    signature, hints = resolve(function)
+    found: list[tuple[inspect.Parameter, Any, Dependency | None]] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            continue
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise HandlerRefused(place_of(function), "is positional-only. Remove the '/'.", parameter=parameter.name)
+        annotation = hints.get(parameter.name, inspect.Parameter.empty)
+        dependency = parameter.default if isinstance(parameter.default, Dependency) else None
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation, *extras = typing.get_args(annotation)
+            dependency = next((extra for extra in extras if isinstance(extra, Dependency)), dependency)
+        found.append((parameter, annotation, dependency))
+    return found
+
+
+def _body_type(function: Callable[..., Any], parameter: inspect.Parameter, annotation: Any) -> type:
+    if annotation is inspect.Parameter.empty:
+        raise HandlerRefused(
+            place_of(function),
+            "has no annotation, so nobody can tell which messages it handles. "
+            "Annotate it with the class of the command or event.",
+            parameter=parameter.name,
+        )
+    if not isinstance(annotation, type) or annotation is Any or annotation is object:
+        raise HandlerRefused(
+            place_of(function),
+            f"{annotation!r} is not the class of a command or event. Annotate it with one class.",
+            parameter=parameter.name,
+        )
+    return annotation
+
+
+def _kind_of(function: Callable[..., Any]) -> Kind:
+    part = annotated_part(function) if not inspect.isclass(function) else function
+    if inspect.isasyncgenfunction(part):
+        return Kind.ASYNC_GENERATOR
+    if inspect.isgeneratorfunction(part):
+        return Kind.GENERATOR
+    if inspect.iscoroutinefunction(part):
+        return Kind.ASYNC
+    return Kind.SYNC
