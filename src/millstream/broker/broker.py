@@ -15,6 +15,7 @@ from millstream.broker.operations import (
     leasing,
     pending,
     reading,
+    retention,
     settling,
     survey,
     trimming,
@@ -95,6 +96,7 @@ class Broker:
     server_time_ms = asynchronous(info.server_time_ms)
     server_info = asynchronous(info.server_info)
     server_version = asynchronous(info.server_version)
+    server_setting = asynchronous(info.server_setting)
 
     get = asynchronous(keyed.get)
     set = asynchronous(keyed.set)
@@ -122,6 +124,10 @@ class Broker:
     publish_later = asynchronous(settling.publish_later)
     publish_due = asynchronous(settling.publish_due)
     put_group_back = asynchronous(settling.put_group_back)
+
+    retain = asynchronous(retention.retain)
+    retention_losses = asynchronous(retention.retention_losses)
+    stream_bytes = asynchronous(retention.stream_bytes)
 
     member_beat = asynchronous(leasing.member_beat)
     members = asynchronous(leasing.members)
@@ -202,6 +208,7 @@ class BlockingBroker:
     server_time_ms = blocking(info.server_time_ms)
     server_info = blocking(info.server_info)
     server_version = blocking(info.server_version)
+    server_setting = blocking(info.server_setting)
 
     get = blocking(keyed.get)
     set = blocking(keyed.set)
@@ -229,6 +236,10 @@ class BlockingBroker:
     publish_later = blocking(settling.publish_later)
     publish_due = blocking(settling.publish_due)
     put_group_back = blocking(settling.put_group_back)
+
+    retain = blocking(retention.retain)
+    retention_losses = blocking(retention.retention_losses)
+    stream_bytes = blocking(retention.stream_bytes)
 
     member_beat = blocking(leasing.member_beat)
     members = blocking(leasing.members)

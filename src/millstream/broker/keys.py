@@ -43,6 +43,17 @@ LEGEND: Final = (
         "never: it must outlive every delay; empty when nothing waits",
     ),
     Legend("later.done", "sorted set: tokens of delayed messages that were published, scored by when (ms)", "an hour"),
+    Legend("dedup:*", "string: the id of the first message with this key, for deduplicate(shared=...)", "its window"),
+    Legend(
+        "acked",
+        "string 'ms id;...': at that time every group was done with all before that id; for keep_acked",
+        "a day after twice keep_acked",
+    ),
+    Legend(
+        "dropped",
+        "hash: group to the number of entries that a hard cap took from it before it was done with them",
+        "never: an account of losses must not vanish; one small field a group",
+    ),
 )
 """One line for each kind of companion key. Rooms above add theirs here."""
 
