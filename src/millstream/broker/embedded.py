@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from millstream.broker.persistence import Persistence
+from millstream.broker.scripts import register_all
 from millstream.engine.admission import reject
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.engine import Engine
@@ -56,6 +57,7 @@ class Embedded:
         self._now_ms = self.clock.now_ms
         self._lock: threading.Lock | _Barred = threading.Lock()
         self.engine = Engine(password=password, debug_enabled=debug_enabled, recording=directory is not None)
+        register_all(self.engine)
         self.persistence: Persistence | None = None
         self._held: list[tuple[Session, Reply]] = []
         """Answers to waiters whose change is not in the journal yet."""

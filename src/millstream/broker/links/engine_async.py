@@ -1,0 +1,196 @@
+"""The link to the engine in this process, for event loops. What does not wait is answered without a task switch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from millstream.broker.embedded import Embedded
+from millstream.broker.failures import typed
+from millstream.broker.limits import Limits
+from millstream.broker.links.link import Features
+from millstream.broker.links.local import Handle, LocalAddress
+from millstream.broker.links.subscriptions import message_of
+from millstream.engine.blocking import BLOCKED
+from millstream.engine.session import Session
+from millstream.errors import BrokerClosed
+from millstream.model.clock import Clock
+from millstream.model.observer import Observer
+from millstream.wire.commands import Batch, Command
+from millstream.wire.replies import ErrorReply
+
+TICK_MARGIN_S = 0.002
+"""The engine's clock counts whole milliseconds: a tick that comes a little late finds the wait over."""
+
+
+class EngineLink:
+    """Thread-safe, for any number of loops. A forked child is told to open its own."""
+
+    def __init__(self, address: LocalAddress, clock: Clock, limits: Limits, observer: Observer) -> None:
+        self._handle = Handle(address, clock)
+        self.features = Features(embedded=True, survives_restart=self._handle.durable)
+        self._limits = limits
+        self._observer = observer
+        self._embedded: Embedded | None = None
+        self._session: Session | None = None
+        self._waiting: set[_Waiter] = set()
+
+    async def call(self, command: Command) -> Any:
+        embedded = self._embedded
+        if embedded is None:
+            embedded = await self._open()
+        if command.block_ms is not None:
+            return await self._wait(embedded, command)
+        reply = embedded.execute(self._session, command.args)  # type: ignore[arg-type]  # set together with embedded
+        if type(reply) is ErrorReply:
+            raise typed(reply)
+        return reply
+
+    async def call_many(self, batch: Batch) -> list[Any]:
+        embedded = self._embedded
+        if embedded is None:
+            embedded = await self._open()
+        session = self._session
+        assert session is not None
+        replies = embedded.execute_many(session, batch.commands, atomic=batch.atomic)
+        if batch.after is not None:
+            replies.append(embedded.execute(session, batch.after))
+        return replies
+
+    async def _open(self) -> Embedded:
+        # Reading a journal takes a while: not on the loop's time.
+        opened = await asyncio.to_thread(self._handle.open) if self._handle.durable else self._handle.open()
+        self._embedded, self._session = opened
+        return opened[0]
+
+    async def _wait(self, embedded: Embedded, command: Command) -> Any:
+        """Cancelled, it leaves nothing behind; what was handed to it in the same moment is pending, as on Redis."""
+        waiter = _Waiter()
+        session = embedded.session(waiter.deliver)
+        self._waiting.add(waiter)
+        timer: asyncio.TimerHandle | None = None
+        try:
+            reply = embedded.execute(session, command.args)
+            if reply is BLOCKED:
+                if command.block_ms:
+                    timer = waiter.loop.call_later(command.block_ms / 1000 + TICK_MARGIN_S, embedded.tick)
+                reply = await waiter.future
+        finally:
+            self._waiting.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+            if not embedded.closed:
+                embedded.drop(session)
+        if type(reply) is ErrorReply:
+            raise typed(reply)
+        return reply
+
+    def listen(self, patterns: Sequence[bytes]) -> EngineListener:
+        return EngineListener(self, patterns, self._limits, self._observer)
+
+    async def opened(self) -> Embedded:
+        return self._embedded or await self._open()
+
+    async def close(self) -> None:
+        self._embedded = self._session = None
+        for waiter in list(self._waiting):
+            waiter.give_up(BrokerClosed("this broker was closed while the call was waiting."))
+        self._handle.close()
+
+
+class _Waiter:
+    """A future that any thread may settle."""
+
+    __slots__ = ("_thread", "future", "loop")
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self._thread = threading.get_ident()
+
+    def deliver(self, reply: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._settle(reply)
+        else:
+            self._from_afar(self._settle, reply)
+
+    def _settle(self, reply: Any) -> None:
+        if not self.future.done():
+            self.future.set_result(reply)
+
+    def give_up(self, error: Exception) -> None:
+        self._from_afar(self._fail, error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # seen: a listener that nobody reads any more must not be reported
+
+    def _from_afar(self, step: Any, value: Any) -> None:
+        try:
+            self.loop.call_soon_threadsafe(step, value)
+        except RuntimeError:
+            pass  # that loop was closed, and with it whoever waited
+
+
+class EngineListener:
+    """Subscribes on first use."""
+
+    def __init__(self, link: EngineLink, patterns: Sequence[bytes], limits: Limits, observer: Observer) -> None:
+        self._link = link
+        self._patterns = patterns
+        self._observer = observer
+        self._messages: deque[tuple[bytes, bytes]] = deque(maxlen=limits.listen_backlog)
+        self._waiter: _Waiter | None = None
+        self._embedded: Embedded | None = None
+        self._session: Session | None = None
+
+    async def __aenter__(self) -> EngineListener:
+        await self._subscribe()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._drop()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        try:
+            await self._subscribe()
+            while True:
+                # A fresh waiter first, then a look: what comes in between settles the waiter.
+                waiter = self._waiter = _Waiter()
+                self._link._waiting.add(waiter)
+                try:
+                    while self._messages:
+                        yield self._messages.popleft()
+                    await waiter.future
+                finally:
+                    self._link._waiting.discard(waiter)
+        finally:
+            self._drop()
+
+    async def _subscribe(self) -> None:
+        if self._session is not None:
+            return
+        self._embedded = await self._link.opened()
+        self._session = self._embedded.session(self._deliver)
+        reply = self._embedded.execute(self._session, (b"PSUBSCRIBE", *self._patterns))
+        if type(reply) is ErrorReply:
+            raise typed(reply)
+
+    def _deliver(self, reply: Any) -> None:
+        message = message_of(reply)
+        if message is None:
+            return
+        if len(self._messages) == self._messages.maxlen:
+            self._observer("broker.listener_overflow", dropped=1)
+        self._messages.append(message)
+        if self._waiter is not None:
+            self._waiter.deliver(None)
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and self._embedded is not None and not self._embedded.closed:
+            self._embedded.drop(session)

@@ -1,0 +1,135 @@
+"""The embedded brokers of this process: shared by all who open the same name or directory, gone with the last one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from millstream.broker.embedded import Embedded
+from millstream.engine.session import Session
+from millstream.errors import BrokerClosed, InvalidArgument
+from millstream.model.clock import Clock
+
+Policy = Literal["always", "everysec", "no"]
+LOCAL_FORMS = "local://, local://name or local:///path, the last with ?appendfsync=always, everysec or no"
+
+
+class LocalAddress(NamedTuple):
+    """``path`` is the real path of a directory, or empty for what lives in memory under ``name``."""
+
+    name: str
+    path: str
+    appendfsync: Policy | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.name, self.path
+
+
+def address_of(url: str) -> LocalAddress:
+    parts = urlsplit(url)
+    if parts.scheme != "local" or not url.startswith("local://") or (parts.netloc and parts.path.strip("/")):
+        raise InvalidArgument("url", url, LOCAL_FORMS)
+    policy: Policy | None = None
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name != "appendfsync" or value not in ("always", "everysec", "no"):
+            raise InvalidArgument("url", url, LOCAL_FORMS)
+        policy = cast(Policy, value)
+    path = unquote(parts.path)
+    if path in ("", "/"):
+        if policy is not None or path == "/":
+            raise InvalidArgument("url", url, LOCAL_FORMS)
+        return LocalAddress(unquote(parts.netloc), "")
+    return LocalAddress("", os.path.realpath(path), policy)
+
+
+class _Shared:
+    """One embedded broker, and how many handles it has."""
+
+    def __init__(self) -> None:
+        self.handles = 0
+        self.opening = threading.Lock()
+        self.embedded: Embedded | None = None
+        self.appendfsync: Policy | None = None
+
+
+_shared: dict[tuple[str, str], _Shared] = {}
+_guard = threading.Lock()
+
+
+def _forget_all() -> None:
+    """In a forked child nothing is open: what the parent has is the parent's."""
+    global _guard  # noqa: PLW0603  # the parent's may have been held while it forked
+    _guard = threading.Lock()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class Handle:
+    """One opener's hold on an embedded broker. It counts from the start, and opens files on first use."""
+
+    def __init__(self, address: LocalAddress, clock: Clock) -> None:
+        self._address = address
+        self._clock = clock
+        with _guard:
+            self._mine = _shared.setdefault(address.place, _Shared())
+            self._mine.handles += 1
+        self.closed = False
+        self._session: Session | None = None
+        self._release = weakref.finalize(self, _let_go, address.place, self._mine)
+
+    @property
+    def durable(self) -> bool:
+        return bool(self._address.path)
+
+    def open(self) -> tuple[Embedded, Session]:
+        """The broker, and this handle's session for what does not wait. Blocks while a journal is read."""
+        if self.closed:
+            raise BrokerClosed("this broker was closed. Open another one with open_broker(url).")
+        with self._mine.opening:
+            if self._mine.embedded is None:
+                self._mine.embedded = self._make()
+                self._mine.appendfsync = self._address.appendfsync or "everysec"
+            elif self._address.appendfsync not in (None, self._mine.appendfsync):
+                raise InvalidArgument(
+                    "url",
+                    f"appendfsync={self._address.appendfsync}",
+                    f"{self._mine.appendfsync!r}, as it is open already",
+                )
+            embedded = self._mine.embedded
+        if self._session is None:
+            self._session = embedded.session()
+        return embedded, self._session
+
+    def _make(self) -> Embedded:
+        if not self._address.path:
+            return Embedded(clock=self._clock)
+        return Embedded(
+            directory=Path(self._address.path),
+            appendfsync=self._address.appendfsync or "everysec",
+            clock=self._clock,
+        )
+
+    def close(self) -> None:
+        self.closed = True
+        session, self._session = self._session, None
+        embedded = self._mine.embedded
+        if session is not None and embedded is not None and not embedded.closed:
+            embedded.drop(session)
+        self._release()
+
+
+def _let_go(place: tuple[str, str], mine: _Shared) -> None:
+    with _guard:
+        mine.handles -= 1
+        last = mine.handles == 0
+        if last and _shared.get(place) is mine:
+            del _shared[place]
+    if last and mine.embedded is not None:
+        mine.embedded.close()
