@@ -49,6 +49,8 @@ class AssignmentClient:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
+        self._joined = False
+        self._stop = asyncio.Event()
         self._changes = asyncio.Lock()
         self._beat_at_ms = 0.0
 
@@ -88,8 +90,8 @@ class AssignmentClient:
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
+        # The loops end by themselves: a step that is cut in the middle would leave leases that have to time out.
+        self._stop.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with self._changes:
@@ -121,13 +123,16 @@ class AssignmentClient:
 
     async def _repeat(self, step: Callable[[], Awaitable[None]], interval_ms: int) -> None:
         """A failing step is reported and tried again: the server may be away for a while."""
-        while True:
+        while not self._stop.is_set():
             try:
                 await step()
             except MillstreamError as error:
                 log.warning("member %r: %s", self.id, error)
                 self._tell("assignment.step_failed", member=self.id, step=step.__name__, error=str(error))
-            await asyncio.sleep(interval_ms / 1000)
+            try:
+                await asyncio.wait_for(self._stop.wait(), interval_ms / 1000)
+            except TimeoutError:
+                pass
 
     async def _renew_step(self) -> None:
         async with self._changes:
@@ -135,16 +140,17 @@ class AssignmentClient:
             await self._steps.renew()
 
     async def _place_step(self) -> None:
-        moved = 1
-        while moved:
+        more = True
+        while more and not self._closed:
             async with self._changes:
-                if not self._steps.view.members:
-                    await self._steps.join()
                 await self._beat()
-                moved = await self._steps.place(self.settings.queue_size - len(self._waiting))
+                more = await self._steps.place(self.settings.queue_size - len(self._waiting))
             await asyncio.sleep(0)
 
     async def _beat(self) -> None:
+        if not self._joined:
+            await self._steps.join()
+            self._joined = True
         await self._steps.beat()
         self._beat_at_ms = asyncio.get_running_loop().time() * 1000
 

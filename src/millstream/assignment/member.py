@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
 from millstream.assignment.errors import MalformedAnnouncement, NotTheOwner, StreamIsOwned
+from millstream.assignment.leases import PAGE, Candidate, Lease, Page, View, is_free
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
@@ -39,43 +38,6 @@ TOUCH_EVERY = 8
 """Renewals between two repairs of the pending list; a Go member that starts claims what was idle for 40 s."""
 
 
-@dataclass(slots=True)
-class Lease:
-    """A stream that this member owns."""
-
-    token: Token
-    lbs_id: EntryId
-    info: Mapping[str, Any]
-
-    @property
-    def stream(self) -> str:
-        return self.token.stream
-
-
-class Candidate(NamedTuple):
-    """An announcement that may be without an owner. ``holder`` is the consumer in whose pending list it lies."""
-
-    lbs_id: EntryId
-    announcement: Announcement
-    holder: str
-
-
-class View(NamedTuple):
-    """What the last beat told: the server's time, how many streams are announced, and who is a member."""
-
-    now_ms: int
-    announced: int
-    members: dict[str, Row]
-
-
-def is_free(record: bytes | None, lock: bytes | None, me: str, alive: Mapping[str, Row]) -> bool:
-    """Whether a stream may be taken: no living member's record beside it, and nobody else's lock."""
-    owner = OwnerRecord.parse(record).member
-    if owner and owner != me and owner in alive:
-        return False
-    return lock is None or to_name(lock) == me
-
-
 class AssignmentMember:
     def __init__(
         self,
@@ -99,7 +61,8 @@ class AssignmentMember:
         self.view = View(0, 0, {})
         self._emit = emit
         self._tell = observer
-        self._cursors: dict[str, str] = {}
+        self._pages: dict[str, Page] = {}
+        self._tried = 0
         self._expired_told: set[tuple[EntryId, int]] = set()
         self._renewals = 0
 
@@ -108,7 +71,6 @@ class AssignmentMember:
     async def join(self) -> None:
         """From the start of the stream: what was announced before the first member came is handed out too."""
         await self.broker.create_group(self.stream, self.group, start="0")
-        await self.beat()
 
     async def beat(self) -> None:
         """Says that this member is alive, and learns who else is."""
@@ -177,8 +139,11 @@ class AssignmentMember:
 
     # --- taking and handing over ---
 
-    async def place(self, room: int) -> int:
-        """Moves towards this member's share: hands over what is too much, or takes up to ``room`` streams."""
+    async def place(self, room: int) -> bool:
+        """Moves towards this member's share: hands over what is too much, or takes up to ``room`` streams.
+
+        True when it is worth another step at once: something moved, or rivals were quicker.
+        """
         alive = living(self.view.members, self.view.now_ms)
         target = targets(alive, self.view.announced).get(self.name, 0)
         if len(self.owned) > target:
@@ -187,19 +152,19 @@ class AssignmentMember:
             for lease in excess:
                 self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
             self._tell("assignment.handed_over", member=self.name, streams=len(excess))
-            return -len(excess)
+            return True
         allowed = min(target - len(self.owned), room, STEP)
         if allowed <= 0:
-            return 0
+            return False
+        tried_before = self._tried
         try:
             taken = await self._adopt(allowed, alive)
             if taken < allowed:
-                taken += await self._take_new(allowed - taken, alive)
+                await self._take_new(allowed - taken, alive)
         except NoSuchGroup:
             log.warning("the group %r of %r has vanished; making it again", self.group, self.stream)
-            await self.broker.create_group(self.stream, self.group, start="0")
-            return 0
-        return taken
+            await self.join()
+        return self._tried > tried_before
 
     async def _take_new(self, count: int, alive: Mapping[str, Row]) -> int:
         deliveries = await self.broker.xreadgroup(self.stream, self.group, self.name, count=count)
@@ -222,15 +187,14 @@ class AssignmentMember:
         return taken
 
     async def _adopt_from(self, holder: str, count: int, alive: Mapping[str, Row]) -> int:
-        # The cursor stays between sweeps: entries that cannot be taken yet must not hide those behind them.
-        start = self._cursors.get(holder, "-")
+        page = self._pages.setdefault(holder, Page())
         pending = await self.broker.xpending_range(
-            self.stream, self.group, start=start, count=max(count, STEP), consumer=holder
+            self.stream, self.group, start=page.start, count=PAGE, consumer=holder
         )
-        if len(pending) < max(count, STEP):
-            self._cursors.pop(holder, None)
-        else:
-            self._cursors[holder] = f"({pending[-1].id}"
+        # Each member begins elsewhere in the page, so that rivals do not all reach for the same streams; and goes on
+        # from there in the next sweep, so that what cannot be taken yet does not hide what lies behind it.
+        ahead = sorted(alive).index(self.name) * len(pending) // len(alive) if self.name in alive else 0
+        pending = page.next_window([*pending[ahead:], *pending[:ahead]], 2 * count)
         held = {lease.lbs_id for lease in self.owned.values()}
         ids = [item.id for item in pending if item.id not in held]
         if not ids:
@@ -294,6 +258,7 @@ class AssignmentMember:
     async def _win(self, free: Sequence[tuple[Candidate, bytes | None]]) -> list[tuple[Candidate, Lease]]:
         if not free:
             return []
+        self._tried += len(free)
         numbers = await self.broker.take_leases(self.name, [(c.announcement.stream, record) for c, record in free])
         won = [
             (c, Lease(Token(c.announcement.stream, self.name, number), c.lbs_id, c.announcement.info), record)

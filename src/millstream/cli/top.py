@@ -75,13 +75,13 @@ def picture(now: Look, before: Look | None, height: int) -> Group:
         "groups",
         "lag",
         "pending",
-        "oldest pending",
+        "oldest",
         "memory",
-        "trimming waits for",
+        "trim waits for",
     ):
         table.add_column(
             column,
-            justify="left" if column in ("stream", "trimming waits for") else "right",
+            justify="left" if column in ("stream", "trim waits for") else "right",
             no_wrap=True,
             overflow="ellipsis",
         )

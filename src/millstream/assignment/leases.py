@@ -1,0 +1,70 @@
+"""What a member knows of streams, owned or not, and the one question that decides: is it free?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from millstream.assignment.announcement import Announcement
+from millstream.assignment.placement import Member as Row
+from millstream.assignment.tokens import OwnerRecord, Token
+from millstream.model import EntryId, PendingEntry
+from millstream.wire.names import to_name
+
+PAGE = 2_000
+"""How much of a dead consumer's pending list a sweep looks at in one go."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """A stream that this member owns."""
+
+    token: Token
+    lbs_id: EntryId
+    info: Mapping[str, Any]
+
+    @property
+    def stream(self) -> str:
+        return self.token.stream
+
+
+class Candidate(NamedTuple):
+    """An announcement that may be without an owner. ``holder`` is the consumer in whose pending list it lies."""
+
+    lbs_id: EntryId
+    announcement: Announcement
+    holder: str
+
+
+@dataclass(slots=True)
+class Page:
+    """Where a sweep stands in the pending list of one dead consumer."""
+
+    start: str = "-"
+    done: int = 0
+
+    def next_window(self, pending: Sequence[PendingEntry], size: int) -> list[PendingEntry]:
+        """The next ``size`` entries of this page; after its last one the next page comes, and after all the first."""
+        window = list(pending[self.done : self.done + size])
+        self.done += len(window)
+        if self.done >= len(pending):
+            self.done = 0
+            self.start = f"({max(item.id for item in pending)}" if len(pending) == PAGE else "-"
+        return window
+
+
+class View(NamedTuple):
+    """What the last beat told: the server's time, how many streams are announced, and who is a member."""
+
+    now_ms: int
+    announced: int
+    members: dict[str, Row]
+
+
+def is_free(record: bytes | None, lock: bytes | None, me: str, alive: Mapping[str, Row]) -> bool:
+    """Whether a stream may be taken: no living member's record beside it, and nobody else's lock."""
+    owner = OwnerRecord.parse(record).member
+    if owner and owner != me and owner in alive:
+        return False
+    return lock is None or to_name(lock) == me
