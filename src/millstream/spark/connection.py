@@ -1,0 +1,20 @@
+"""One broker for each address and process: Python workers live on between tasks, and so do their connections."""
+
+from __future__ import annotations
+
+import os
+
+from millstream.broker.broker import BlockingBroker
+from millstream.broker.open import open_blocking_broker
+from millstream.spark.address import Address
+
+_open: dict[tuple[int, str, int], BlockingBroker] = {}
+
+
+def broker_at(address: Address) -> BlockingBroker:
+    """The process's broker for this address. Secrets are looked up each time, so that a changed password is seen."""
+    key = (os.getpid(), address.resolve(), address.deadline_ms)
+    broker = _open.get(key)
+    if broker is None:
+        broker = _open[key] = open_blocking_broker(key[1], deadline_ms=address.deadline_ms)
+    return broker

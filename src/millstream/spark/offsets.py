@@ -1,0 +1,124 @@
+"""How far a query has come, as Spark logs it: per stream an id, the number of entries added up to it, and the splits.
+
+Everything that decides which rows a partition holds lies in the offsets, which Spark logs before a batch runs. So
+partitions are a pure function of (start, end), and a replay after a restart, under whatever options, gives the same
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from millstream.errors import InvalidArgument
+from millstream.model import EntryId
+from millstream.model.entry_id import MIN_ID
+
+_VERSION = 1
+
+
+class Position(NamedTuple):
+    """The place after entry ``id`` of one stream."""
+
+    id: EntryId
+    added: int | None = None
+    """How many entries had ever been added up to ``id``; None where nobody can know."""
+    exact: bool = True
+    """False when entries may have been deleted unseen while they were counted."""
+    splits: tuple[EntryId, ...] = ()
+    """Where the batch that ends here is cut into ranges; each is the last id of its range."""
+    origin: EntryId | None = None
+    """Where the batch that ends here begins, if not at the start's position: the stream was made anew meanwhile."""
+
+
+BEGINNING = Position(MIN_ID, 0)
+
+
+class Offset(NamedTuple):
+    """All streams' positions, and the number of partitions of the batch that ends here."""
+
+    streams: Mapping[str, Position]
+    partitions: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            "partitions": self.partitions,
+            "streams": {name: _position_to_json(position) for name, position in self.streams.items()},
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Offset:
+        if raw.get("version") != _VERSION:
+            raise InvalidArgument("offset", raw, f"an offset of version {_VERSION}, as this source logs it")
+        streams = {name: _position_from_json(position) for name, position in raw["streams"].items()}
+        return cls(streams, int(raw["partitions"]))
+
+
+def _position_to_json(position: Position) -> dict[str, Any]:
+    raw: dict[str, Any] = {"id": str(position.id), "added": position.added}
+    if not position.exact:
+        raw["exact"] = False
+    if position.splits:
+        raw["splits"] = [str(split) for split in position.splits]
+    if position.origin is not None:
+        raw["origin"] = str(position.origin)
+    return raw
+
+
+def _position_from_json(raw: Mapping[str, Any]) -> Position:
+    return Position(
+        EntryId.parse(raw["id"]),
+        raw["added"],
+        raw.get("exact", True),
+        tuple(EntryId.parse(split) for split in raw.get("splits", ())),
+        EntryId.parse(raw["origin"]) if "origin" in raw else None,
+    )
+
+
+class Range(NamedTuple):
+    """Entries of one stream with ``after < id <= upto``. ``added`` counts those up to ``after``, where it is known."""
+
+    stream: str
+    after: EntryId
+    upto: EntryId
+    added: int | None
+    exact: bool
+    weight: float
+    """How many entries it is expected to hold, for spreading ranges over partitions."""
+
+
+def ranges(start: Offset, end: Offset) -> list[Range]:
+    """The ranges of the batch from ``start`` to ``end``, in order of stream and id."""
+    found: list[Range] = []
+    for stream, position in end.streams.items():
+        before = start.streams.get(stream, BEGINNING)
+        if position.origin is not None:
+            before = Position(position.origin, 0)
+        if position.id <= before.id:
+            continue
+        bounds = [before.id, *(s for s in position.splits if before.id < s < position.id), position.id]
+        count = expected(before, position)
+        weight = (1.0 if count is None else float(max(count, 1))) / (len(bounds) - 1)
+        for at, (after, upto) in enumerate(pairwise(bounds)):
+            known = before.added if at == 0 else None
+            found.append(Range(stream, after, upto, known, before.exact, weight))
+    return found
+
+
+def expected(start: Position, end: Position) -> int | None:
+    """How many entries were added between the two; None where one of them does not know."""
+    return None if start.added is None or end.added is None else end.added - start.added
+
+
+def pack(found: list[Range], partitions: int) -> list[list[Range]]:
+    """Spreads ranges over at most ``partitions`` bins of about the same weight, neighbours together, none empty."""
+    total = sum(r.weight for r in found)
+    bins: dict[int, list[Range]] = {}
+    passed = 0.0
+    for each in found:
+        middle = passed + each.weight / 2
+        bins.setdefault(min(int(middle / total * partitions), partitions - 1), []).append(each)
+        passed += each.weight
+    return [bins[at] for at in sorted(bins)]

@@ -1,0 +1,37 @@
+"""What Spark has finished, published as a consumer group's position: lag tools and safe trimming see the reader."""
+
+from __future__ import annotations
+
+import logging
+
+from millstream.broker.broker import BlockingBroker
+from millstream.broker.drivers import blocking
+from millstream.broker.operations.progress import advance_group
+from millstream.spark.offsets import Offset, Position
+
+_advance = blocking(advance_group)
+log = logging.getLogger("millstream.spark")
+
+
+class GroupProgress:
+    """Publishes each position once. Forward only, by the server's own comparison: a late call changes nothing."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._published: dict[str, Position] = {}
+
+    def publish(self, broker: BlockingBroker, finished: Offset) -> None:
+        for stream, position in finished.streams.items():
+            place = position._replace(splits=(), origin=None)
+            if self._published.get(stream) == place:
+                continue
+            entries_read = place.added if place.exact else None
+            _advance(broker, stream, self._group, place.id, entries_read=entries_read)
+            self._published[stream] = place
+
+
+def warn_without_group() -> None:
+    log.warning(
+        "option group is not set: lag tools and safe trimming cannot see this query, and entries may be trimmed before "
+        "it has read them. Set group to a consumer group's name of its own."
+    )

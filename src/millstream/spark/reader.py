@@ -1,0 +1,164 @@
+"""The readers that Spark runs: planning on the driver, reading in the tasks. Decisions lie in ``plan`` and ``rows``.
+
+Driver: ``partitions``, ``initialOffset``, ``latestOffset``, ``commit`` and the like, one by one in one process.
+Tasks: ``read``, in other processes; the reader arrives there as a pickle, without its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from millstream.broker.broker import BlockingBroker
+from millstream.spark import plan
+from millstream.spark.connection import broker_at
+from millstream.spark.errors import DataLost
+from millstream.spark.gaps import Gap
+from millstream.spark.offsets import BEGINNING, Offset, Position, Range, pack, ranges
+from millstream.spark.options import SourceOptions
+from millstream.spark.pages import collector_resting, read_range
+from millstream.spark.progress import GroupProgress, warn_without_group
+from millstream.spark.rows import DEFAULT_COLUMNS, ToBatch, default_batches, typed_batches
+from millstream.spark.survey import RedisSurvey
+
+log = logging.getLogger("millstream.spark")
+
+
+class RangesPartition(InputPartition):
+    """Some ranges of some streams. Pickles; equal for equal (start, end)."""
+
+    def __init__(self, found: Sequence[Range]) -> None:
+        super().__init__([(r.stream, str(r.after), str(r.upto)) for r in found])
+        self.ranges = tuple(found)
+
+
+def _partitions(start: Offset, end: Offset) -> list[RangesPartition]:
+    found = ranges(start, end)
+    return [RangesPartition(each) for each in pack(found, end.partitions)] if found else []
+
+
+class _Reading:
+    """What both readers do in a task."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema, *, default_columns: bool) -> None:
+        self._options = options
+        self._schema = schema
+        self._default_columns = default_columns
+        self._to_batch()  # an unusable schema is an error on the driver, before any data moves
+
+    def _to_batch(self) -> ToBatch:
+        if self._default_columns:
+            assert tuple(self._schema.names) == DEFAULT_COLUMNS
+            return default_batches(self._schema, self._options.value_field)
+        return typed_batches(self._schema, self._options.mode, self._options.corrupt_column)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task. Reads ranges and consumes nothing, so that any attempt gives the same rows."""
+        if not isinstance(partition, RangesPartition):
+            return  # Spark's stand-in for "no partitions"
+        broker = broker_at(self._options.address)
+        to_batch = self._to_batch()
+        with collector_resting():
+            for wanted in partition.ranges:
+                for page in read_range(broker, wanted, self._options.page_size, self._on_gap):
+                    batch = to_batch(wanted.stream, page)
+                    if batch.num_rows:
+                        yield batch
+
+    def _on_gap(self, stream: str, gap: Gap) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLost(stream, gap.explanation, lost=gap.lost, certain=gap.certain)
+        log.warning("data loss: %s", gap.explanation)
+
+
+class RedisStreamsBatchReader(_Reading, DataSourceReader):
+    def partitions(self) -> list[RangesPartition]:
+        """On the driver, once for each plan."""
+        broker = broker_at(self._options.address)
+        survey = RedisSurvey(broker, self._options)
+        start = plan.first_offset(survey, self._options, "earliest")
+        return _partitions(start, plan.last_offset(survey, self._options, start))
+
+
+class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The streaming source. What is finished is the start that ``latestOffset`` gets: ``commit`` comes late."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema, *, default_columns: bool) -> None:
+        super().__init__(options, schema, default_columns=default_columns)
+        self._target: Offset | None = None
+        self._progress = GroupProgress(options.group) if options.group is not None else None
+        self._planned: Offset | None = None
+        self._gaps_told: set[tuple[str, str]] = set()
+        self._lost: dict[str, int] = {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._progress is None:
+            warn_without_group()
+        offset = plan.first_offset(self._survey(), self._options, "latest")
+        self._publish(offset)
+        return offset.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = plan.latest_offset(self._survey())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; with nothing new ``start`` itself, since any other byte would start a batch."""
+        finished = Offset.from_json(start)
+        self._publish(finished)
+        end = plan.next_offset(
+            self._survey(),
+            self._options,
+            finished,
+            max_rows=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            target=self._target,
+            on_gap=self._on_driver_gap,
+        )
+        self._planned = finished if end is None else end
+        return start if end is None else end.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RangesPartition]:
+        return _partitions(Offset.from_json(start), Offset.from_json(end))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._publish(Offset.from_json(end))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """For ``query.lastProgress``: where the streams end, and how many entries are still to be read."""
+        planned = self._planned.streams if self._planned is not None else {}
+        latest = plan.latest_offset(self._survey()).streams
+        return {
+            "streams": {name: self._report(name, end, planned.get(name, BEGINNING)) for name, end in latest.items()}
+        }
+
+    def _report(self, name: str, end: Position, planned: Position) -> dict[str, Any]:
+        known = end.added is not None and planned.added is not None
+        report: dict[str, Any] = {"id": str(end.id), "added": end.added}
+        report["lag"] = max(0, end.added - planned.added) if known else None  # type: ignore[operator]  # known says so
+        if name in self._lost:
+            report["lost"] = self._lost[name]
+        return report
+
+    def _on_driver_gap(self, stream: str, gap: Gap) -> None:
+        if (stream, gap.explanation) in self._gaps_told:
+            return
+        self._on_gap(stream, gap)
+        self._gaps_told.add((stream, gap.explanation))
+        self._lost[stream] = self._lost.get(stream, 0) + (gap.lost or 0)
+
+    def _publish(self, finished: Offset) -> None:
+        if self._progress is not None:
+            self._progress.publish(self._broker(), finished)
+
+    def _survey(self) -> RedisSurvey:
+        return RedisSurvey(self._broker(), self._options)
+
+    def _broker(self) -> BlockingBroker:
+        return broker_at(self._options.address)

@@ -1,0 +1,111 @@
+"""What the driver asks the server to plan a batch: names, XINFO, a few probes, and ids where rows are counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from millstream.broker.broker import BlockingBroker
+from millstream.broker.failures import typed
+from millstream.broker.operations.info import stream_info
+from millstream.broker.site import Site
+from millstream.errors import NoSuchStream
+from millstream.model import EntryId, StreamInfo
+from millstream.spark import splits
+from millstream.spark.options import SourceOptions
+from millstream.wire.commands import Args, Batch, Command
+from millstream.wire.names import to_bytes
+from millstream.wire.replies import ErrorReply
+
+_SITE = Site()
+
+
+def told(stream: str, reply: Any) -> StreamInfo | None:
+    """XINFO STREAM's raw reply as a value; None where the stream does not exist."""
+    if isinstance(reply, ErrorReply):
+        error = typed(reply)
+        if isinstance(error, NoSuchStream):
+            return None
+        raise error
+    conversation = stream_info(_SITE, stream)
+    next(conversation)
+    try:
+        conversation.send(reply)
+    except StopIteration as done:
+        info: StreamInfo = done.value
+        return info
+    raise AssertionError("stream_info asks one question")
+
+
+class Survey(Protocol):
+    """The driver's view of the server; tests plan over a made-up one."""
+
+    def streams(self) -> list[str]: ...
+
+    def look(self, streams: Iterable[str]) -> dict[str, StreamInfo | None]: ...
+
+    def cuts(self, stream: str, after: EntryId, upto: EntryId, parts: int) -> tuple[EntryId, ...]: ...
+
+    def ids(self, stream: str, after: EntryId, upto: EntryId, most: int) -> Iterator[EntryId]: ...
+
+
+class RedisSurvey:
+    def __init__(self, broker: BlockingBroker, options: SourceOptions) -> None:
+        self._broker = broker
+        self._options = options
+
+    def streams(self) -> list[str]:
+        if self._options.pattern is None:
+            return list(self._options.streams)
+        matches = re.compile(self._options.pattern).fullmatch
+        return [name for name in self._broker.list_streams("*") if matches(name)]
+
+    def look(self, streams: Iterable[str]) -> dict[str, StreamInfo | None]:
+        """XINFO STREAM of each: one trip for all of them, except on a cluster."""
+        names = list(streams)
+        questions: list[Args] = [(b"XINFO", b"STREAM", to_bytes(name)) for name in names]
+        return {name: told(name, reply) for name, reply in zip(names, self._ask(questions), strict=True)}
+
+    def cuts(self, stream: str, after: EntryId, upto: EntryId, parts: int) -> tuple[EntryId, ...]:
+        """Ids of entries that cut ``(after, upto]`` into about ``parts`` equal ranges. Two small trips."""
+        points = splits.probe_points(after, upto, parts)
+        probes = self._ids_before(stream, after, points, splits.PROBE_DEPTH)
+        guesses = splits.guesses(after, upto, parts, points, probes)
+        real = self._ids_before(stream, after, guesses, 1)
+        return splits.cuts(after, upto, [found[0] if found else None for found in real])
+
+    def ids(self, stream: str, after: EntryId, upto: EntryId, most: int) -> Iterator[EntryId]:
+        """The ids of at most ``most`` entries with ``after < id <= upto``."""
+        key, left = to_bytes(stream), most
+        while left > 0 and after < upto:
+            size = min(left, self._options.page_size)
+            words = (b"XRANGE", key, b"(" + bytes(after), bytes(upto), b"COUNT", b"%d" % size)
+            page = self._broker.link.call(Command(words, key, repeatable=True))
+            for item in page:
+                after = EntryId.parse(item[0])
+                yield after
+            left -= len(page)
+            if len(page) < size:
+                return
+
+    def _ids_before(self, stream: str, after: EntryId, points: Sequence[EntryId], depth: int) -> list[list[EntryId]]:
+        if not points:
+            return []
+        key, first = to_bytes(stream), b"(" + bytes(after)
+        commands = [(b"XREVRANGE", key, bytes(point), first, b"COUNT", b"%d" % depth) for point in points]
+        replies = self._broker.link.call_many(Batch(commands, key, repeatable=True))
+        return [[EntryId.parse(item[0]) for item in _checked(reply)] for reply in replies]
+
+    def _ask(self, commands: list[Args]) -> list[Any]:
+        if not commands:
+            return []
+        if not self._broker.link.features.cluster:
+            return self._broker.link.call_many(Batch(commands, commands[0][-1], repeatable=True))
+        return [self._broker.link.call_many(Batch([words], words[-1], repeatable=True))[0] for words in commands]
+
+
+def _checked(reply: Any) -> Any:
+    if isinstance(reply, ErrorReply):
+        raise typed(reply)
+    return reply

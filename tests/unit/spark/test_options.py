@@ -1,0 +1,160 @@
+"""Options are read before anything connects, and every complaint names the option."""
+
+import pickle
+
+import pytest
+
+from millstream.model import EntryId, TrimPolicy
+from millstream.spark.address import Address, redacted
+from millstream.spark.errors import InvalidOption
+from millstream.spark.options import sink_options, source_options
+
+URL = "redis://localhost:6379"
+
+
+def source(streaming: bool = True, **given: str):
+    return source_options({"url": URL, "subscribe": "orders", **given}, streaming=streaming)
+
+
+def sink(streaming: bool = True, **given: str):
+    return sink_options({"url": URL, "stream": "out", **given}, streaming=streaming)
+
+
+def test_the_source_reads_kafkas_names_in_any_case():
+    options = source_options(
+        {
+            "url": URL,
+            "SUBSCRIBE": "orders, payments",
+            "startingoffsets": '{"orders": "5-1", "payments": "earliest"}',
+            "maxOffsetsPerTrigger": "1000",
+            "minPartitions": "4",
+            "failOnDataLoss": "false",
+            "group": "spark",
+        },
+        streaming=True,
+    )
+    assert options.streams == ("orders", "payments")
+    assert options.start_of("orders", "latest") == EntryId(5, 1)
+    assert options.start_of("payments", "latest") == "earliest"
+    assert options.start_of("another", "latest") == "latest"
+    assert (options.max_rows, options.min_partitions, options.fail_on_data_loss) == (1000, 4, False)
+    assert options.group == "spark"
+
+
+def test_a_timestamp_starts_with_the_first_entry_of_that_millisecond():
+    assert source(startingTimestamp="1000").start_of("orders", "latest") == EntryId(1000, 0).previous()
+
+
+def test_the_scala_connectors_names_are_understood():
+    options = source_options(
+        {
+            "url": URL,
+            "stream.keys": "orders",
+            "stream.offsets": '{"offsets": {"orders": {"groupName": "g", "offset": "7-0"}}}',
+            "stream.group.name": "g",
+            "stream.read.batch.size": "200",
+        },
+        streaming=True,
+    )
+    assert options.streams == ("orders",)
+    assert options.start_of("orders", "latest") == EntryId(7, 0)
+    assert (options.group, options.page_size) == ("g", 200)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "subscribe"),
+        ({"subscribe": "a", "subscribePattern": "b.*"}, "subscribe"),
+        ({"subscribe": "a,,b"}, "subscribe"),
+        ({"subscribePattern": "("}, "subscribePattern"),
+        ({"subscribe": "a", "startingOffsets": "yesterday"}, "startingOffsets"),
+        ({"subscribe": "a", "startingOffsets": '{"a": "no-id"}'}, "startingOffsets"),
+        ({"subscribe": "a", "startingOffsets": "[]"}, "startingOffsets"),
+        ({"subscribe": "a", "startingOffsets": "latest", "startingTimestamp": "5"}, "startingTimestamp"),
+        ({"subscribe": "a", "startingTimestamp": "noon"}, "startingTimestamp"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
+        ({"subscribe": "a", "minPartitions": "-1"}, "minPartitions"),
+        ({"subscribe": "a", "failOnDataLoss": "perhaps"}, "failOnDataLoss"),
+        ({"subscribe": "a", "mode": "LENIENT"}, "mode"),
+        ({"subscribe": "a", "endingOffsets": "latest"}, "endingOffsets"),
+        ({"subscribe": "a", "subscribes": "b"}, "subscribes"),
+        ({"subscribe": "a", "group": " "}, "group"),
+    ],
+)
+def test_a_source_option_that_is_wrong_is_named(given: dict[str, str], named: str):
+    with pytest.raises(InvalidOption) as caught:
+        source_options({"url": URL, **given}, streaming=True)
+    assert caught.value.option == named
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"txnAppId": "app"}, "txnVersion"),
+        ({"txnVersion": "3"}, "txnAppId"),
+        ({"delivery": "twice"}, "delivery"),
+        ({"delivery": "exactly_once_by_event_id"}, "eventIdColumn"),
+        ({"eventIdColumn": "id"}, "eventIdColumn"),
+        ({"maxlen": "many"}, "maxlen"),
+        ({"minid": "x"}, "minid"),
+        ({"maxlen": "5", "minid": "1-1"}, "minid"),
+        ({"durability": "forever"}, "durability"),
+        ({"eventIdWindow": "long", "delivery": "exactly_once_by_event_id", "eventIdColumn": "id"}, "eventIdWindow"),
+        ({"chunkRows": "0"}, "chunkRows"),
+        ({"content": "all"}, "content"),
+        ({"steam": "out"}, "steam"),
+    ],
+)
+def test_a_sink_option_that_is_wrong_is_named(given: dict[str, str], named: str):
+    with pytest.raises(InvalidOption) as caught:
+        sink(streaming=False, **given)
+    assert caught.value.option == named
+
+
+def test_a_streaming_write_takes_no_transaction_of_its_own():
+    with pytest.raises(InvalidOption, match="txnAppId"):
+        sink(txnAppId="app", txnVersion="1")
+
+
+def test_the_sink_reads_caps_durations_and_ignores_what_is_sparks():
+    options = sink(maxlen="~1000", forgetAfter="2h", checkpointLocation="/somewhere", queryName="q")
+    assert options.trim == TrimPolicy(max_len=1000, approximate=True)
+    assert options.forget_after_ms == 7_200_000
+    assert sink(minid="5-1").trim == TrimPolicy(min_id=EntryId(5, 1))
+    assert sink(forgetAfter="30 min").forget_after_ms == 1_800_000
+
+
+def test_an_address_holds_no_secret_until_it_is_used(tmp_path):
+    secret = tmp_path / "password"
+    secret.write_text("p@ss/word\n")
+    by_file = source(username="spark", passwordFile=str(secret)).address
+    assert b"p@ss" not in pickle.dumps(by_file)
+    assert by_file.resolve({}) == "redis://spark:p%40ss%2Fword@localhost:6379"
+    by_variable = source_options({"url": "redis://:${SECRET}@h", "subscribe": "a"}, streaming=True).address
+    assert by_variable.resolve({"SECRET": "s"}) == "redis://:s@h"
+    assert source(passwordEnv="SECRET").address.resolve({"SECRET": "s"}) == "redis://:s@localhost:6379"
+
+
+def test_a_password_in_an_address_is_not_shown():
+    address = Address("redis://user:hush@h:1/0")
+    assert "hush" not in repr(address)
+    assert "hush" not in repr(source(url="redis://user:hush@h:1/0"))
+    assert redacted("redis://user:a@b@h:1/0") == "redis://user:***@h:1/0"
+
+
+def test_what_is_missing_in_the_environment_is_named():
+    with pytest.raises(InvalidOption, match="SECRET"):
+        source(url="redis://:${SECRET}@h").address.resolve({})
+    with pytest.raises(InvalidOption, match="MILLSTREAM_URL"):
+        source_options({"subscribe": "a"}, streaming=True).address.resolve({})
+    with pytest.raises(InvalidOption, match="passwordFile"):
+        source(passwordFile="/no/such/file").address.resolve({})
+
+
+def test_an_embedded_broker_is_refused_with_a_way_out():
+    with pytest.raises(InvalidOption, match="millstream serve"):
+        source(url="local://")
+    with pytest.raises(InvalidOption, match="redis://"):
+        source(url="http://h")
