@@ -1,0 +1,80 @@
+"""The wire format is the Go client's, to the letter; what is not an announcement is told apart with a reason."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
+from millstream.assignment.errors import MalformedAnnouncement, StreamIsOwned
+from millstream.assignment.settings import Settings, default_member
+from millstream.assignment.tokens import OwnerRecord, Token
+from millstream.errors import InvalidArgument
+from millstream.model import EntryId
+
+
+def test_the_wire_format_is_the_go_clients() -> None:
+    fields = Announcement("session-7", {"tenant": "a"}).fields()
+    assert list(fields) == [b"lbs-input"]
+    assert json.loads(fields[b"lbs-input"]) == {"DataStreamName": "session-7", "Info": {"tenant": "a"}}
+    assert Announcement.parse(fields) == Announcement("session-7", {"tenant": "a"})
+
+
+def test_names_of_keys_are_the_go_clients() -> None:
+    assert balancer_stream("svc") == "svc-input"
+    assert balancer_group("svc") == "svc-group"
+    assert lock_key("session-7", EntryId(5, 1)) == b"session-7MUTEX_KEY_SEP5-1"
+
+
+def test_a_go_announcement_without_info_is_understood() -> None:
+    assert Announcement.parse({b"lbs-input": b'{"DataStreamName": "x", "Info": null}'}) == Announcement("x")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {b"other": b"x"},
+        {b"lbs-input": b"not json"},
+        {b"lbs-input": b"[1]"},
+        {b"lbs-input": b'{"DataStreamName": ""}'},
+        {b"lbs-input": b'{"DataStreamName": 7}'},
+        {b"lbs-input": b'{"DataStreamName": "x", "Info": 7}'},
+        {b"lbs-input": b"\xff\xfe"},
+        {b"lbs-input": b"[" * 100_000},
+        {b"lbs-input": b'"' + b"x" * 2_000_000 + b'"'},
+    ],
+)
+def test_anything_else_is_malformed_and_says_why(fields: dict[bytes, bytes]) -> None:
+    with pytest.raises(MalformedAnnouncement, match="not an announcement"):
+        Announcement.parse(fields)
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="stream"):
+        Announcement("").fields()
+
+
+def test_a_lease_shorter_than_two_renewals_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="twice renew_interval_ms"):
+        Settings(lease_ms=1000, renew_interval_ms=501)
+
+
+def test_a_member_is_named_after_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_IP", "10.0.0.7")
+    assert default_member() == "redis-consumer-10.0.0.7"
+    monkeypatch.setenv("POD_NAME", "worker-3")
+    assert default_member() == "redis-consumer-worker-3"
+
+
+def test_a_record_survives_names_with_spaces() -> None:
+    token = Token("s", "a member", 7)
+    assert OwnerRecord.parse(token.record()) == OwnerRecord(7, "a member")
+    assert OwnerRecord.parse(b"7 ") == OwnerRecord(7, "")
+    assert OwnerRecord.parse(None) == OwnerRecord(0, "")
+
+
+def test_errors_travel_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(StreamIsOwned("s", "m")))
+    assert (error.stream, error.owner, str(error)) == ("s", "m", str(StreamIsOwned("s", "m")))
