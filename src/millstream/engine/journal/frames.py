@@ -42,13 +42,10 @@ def _open_seal(raw: bytes, chain: int) -> tuple[int, int] | None:
         return None
 
 
-def _may_be_cut_short(raw: bytes) -> bool:
-    """Whether a write of a seal that did not come to its end can leave these bytes. One changed byte cannot: it would
-    have to shorten the file, or be two zeros."""
-    written = raw.rstrip(b"\0")
-    if len(written) > SEAL_SIZE - 2:
-        return len(raw) < SEAL_SIZE
+def _begins_a_seal(written: bytes) -> bool:
     start, digits = written[: len(_SEAL_START)], written[len(_SEAL_START) :]
+    if len(written) == SEAL_SIZE - 1:
+        digits = digits.removesuffix(b"\r")
     return _SEAL_START.startswith(start) and (not digits or digits.isalnum())
 
 
@@ -94,8 +91,8 @@ class FrameReader:
         if head == HEAD:
             self.end = len(HEAD)
             return True
-        if HEAD.startswith(head) or not head.strip(b"\0"):
-            self.torn = bool(head)
+        if HEAD.startswith(head.rstrip(b"\0")) and self._cut_short(head, len(HEAD)):
+            self.torn = True
             return False
         raise self.corrupt(0, "it does not begin as a journal of this version does")
 
@@ -104,7 +101,7 @@ class FrameReader:
         raw = self._file.read(min(SEAL_SIZE, left))
         found = _open_seal(raw, self.chain)
         if found is None:
-            if _may_be_cut_short(raw) and self._only_zeros_follow():
+            if _begins_a_seal(raw.rstrip(b"\0")) and self._cut_short(raw, SEAL_SIZE):
                 return None
             raise self.corrupt(self.end, "a frame's seal is damaged")
         length, crc = found
@@ -112,18 +109,21 @@ class FrameReader:
         if len(payload) < length:
             return None
         if crc32(payload, self.chain) != crc:
-            # A payload ends with CRLF: zeros up to the end of the file are blocks that a power cut kept from the disk.
-            if payload.endswith(b"\0\0") and self._only_zeros_follow():
+            if self._cut_short(payload, length):
                 return None
             raise self.corrupt(self.end, "a frame's checksum does not match")
         self.chain = crc
         return payload
 
-    def _only_zeros_follow(self) -> bool:
-        while raw := self._file.read(1 << 20):
-            if raw.strip(b"\0"):
+    def _cut_short(self, last: bytes, whole: int) -> bool:
+        """Whether the file ends here before it should: too early, or with the zeros of blocks that a power cut kept
+        from the disk. Nothing that we write ends with a zero; one zero alone is not enough, it may be a changed byte."""
+        zeros = len(last) - len(last.rstrip(b"\0"))
+        while more := self._file.read(1 << 20):
+            if more.strip(b"\0"):
                 return False
-        return True
+            zeros += len(more)
+        return len(last) < whole or zeros > 1
 
     def corrupt(self, offset: int, what: str) -> JournalCorrupt:
         return JournalCorrupt(

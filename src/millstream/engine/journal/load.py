@@ -62,7 +62,7 @@ def load(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | 
         engine.take_outbox()
     if reader.torn:
         logger.warning(
-            "the journal %s ends in mid-write: cut off at byte %d, %d bytes dropped. They were never answered.",
+            "the journal %s ends in mid-write: cut off at byte %d, %d bytes dropped.",
             path,
             reader.end,
             size - reader.end,

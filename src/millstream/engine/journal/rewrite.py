@@ -45,6 +45,10 @@ class Rewrite:
             stderr=subprocess.PIPE,
         )
 
+    def wait(self) -> None:
+        """Until the child has done its part, or failed."""
+        self._child.wait()
+
     def catch_up(self) -> bool:
         """Does what can be done beside the service. False: the child is still at work."""
         if self._replacement is None:

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.engine.journal.packing import Effect
-from millstream.wire.resp import format_double
 
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine
@@ -46,11 +45,6 @@ def effects_of_value(key: bytes, value: Any) -> Iterator[Words]:
         yield from _in_parts(b"SADD", key, sorted(value))
     else:
         yield from value.effects(key)
-
-
-def effects_of_scores(key: bytes, scores: Iterable[tuple[bytes, float]]) -> Iterator[Words]:
-    """A sorted set's members and scores."""
-    return _in_parts(b"ZADD", key, (word for member, score in scores for word in (format_double(score), member)))
 
 
 def _in_parts(name: bytes, key: bytes, words: Iterable[bytes]) -> Iterator[Words]:
