@@ -5,8 +5,22 @@ Never a second implementation of a command: both APIs and all links run the same
 """
 
 from millstream.broker.broker import BlockingBroker, Broker
+from millstream.broker.errors import RowsMissing
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
+from millstream.broker.once import Appended, BlockingOnceWriter, Digest, OnceWriter
 from millstream.broker.open import open_blocking_broker, open_broker
 
-__all__ = ["BlockingBroker", "Broker", "Limits", "beside", "open_blocking_broker", "open_broker"]
+__all__ = [
+    "Appended",
+    "BlockingBroker",
+    "BlockingOnceWriter",
+    "Broker",
+    "Digest",
+    "Limits",
+    "OnceWriter",
+    "RowsMissing",
+    "beside",
+    "open_blocking_broker",
+    "open_broker",
+]

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from millstream.broker.drivers import asynchronous, blocking
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
+from millstream.broker.once import WEEK_MS, BlockingOnceWriter, Digest, OnceWriter
 from millstream.broker.operations import (
     groups,
     info,
     keyed,
     leasing,
+    once,
     pending,
     reading,
     retention,
     settling,
     survey,
     trimming,
+    unique,
     writing,
 )
 from millstream.broker.operations.arguments import Name, name_word
+from millstream.broker.operations.durable import Wanted
 from millstream.broker.site import Site
+from millstream.model.trim import TrimPolicy
+from millstream.wire.commands import Conversation
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Broker:
@@ -52,6 +61,27 @@ class Broker:
         """Idempotent. Calls that are under way, and all later ones, raise BrokerClosed."""
         await self.link.close()
 
+    async def run(
+        self, operation: Callable[Concatenate[Site, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Runs an operation of your own, written as a conversation, as the ones below are."""
+        return await asynchronous(operation)(self, *args, **kwargs)
+
+    def once_writer(
+        self,
+        stream: Name,
+        writer: Name,
+        epoch: int,
+        *,
+        partition: Name = "0",
+        forget_after_ms: int = WEEK_MS,
+        trim: TrimPolicy | None = None,
+        durability: Wanted = None,
+    ) -> OnceWriter:
+        """A writer of ``append_once`` that keeps its position and digest, from row 0 of version ``epoch`` on."""
+        options: dict[str, Any] = {"forget_after_ms": forget_after_ms, "trim": trim, "durability": durability}
+        return OnceWriter(self, once.Once(stream, writer, epoch, partition=partition, digest=Digest(), **options))
+
     def listen(self, patterns: Name | Iterable[Name]) -> Listener:
         """Messages of the channels that match the globs: ``async for channel, payload in broker.listen("news.*")``.
 
@@ -61,6 +91,8 @@ class Broker:
 
     xadd = asynchronous(writing.xadd)
     xadd_many = asynchronous(writing.xadd_many)
+    append_once = asynchronous(once.append_once)
+    append_unique = asynchronous(unique.append_unique)
     xdel = asynchronous(writing.xdel)
     xtrim = asynchronous(writing.xtrim)
     xsetid = asynchronous(writing.xsetid)
@@ -167,12 +199,35 @@ class BlockingBroker:
         """Idempotent. Calls that are under way, and all later ones, raise BrokerClosed."""
         self.link.close()
 
+    def run(self, operation: Callable[Concatenate[Site, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs an operation of your own, written as a conversation, as the ones below are."""
+        return blocking(operation)(self, *args, **kwargs)
+
+    def once_writer(
+        self,
+        stream: Name,
+        writer: Name,
+        epoch: int,
+        *,
+        partition: Name = "0",
+        forget_after_ms: int = WEEK_MS,
+        trim: TrimPolicy | None = None,
+        durability: Wanted = None,
+    ) -> BlockingOnceWriter:
+        """A writer of ``append_once`` that keeps its position and digest, from row 0 of version ``epoch`` on."""
+        options: dict[str, Any] = {"forget_after_ms": forget_after_ms, "trim": trim, "durability": durability}
+        return BlockingOnceWriter(
+            self, once.Once(stream, writer, epoch, partition=partition, digest=Digest(), **options)
+        )
+
     def listen(self, patterns: Name | Iterable[Name]) -> BlockingListener:
         """As ``Broker.listen``, with ``with`` and ``for``."""
         return self.link.listen(_patterns(patterns))
 
     xadd = blocking(writing.xadd)
     xadd_many = blocking(writing.xadd_many)
+    append_once = blocking(once.append_once)
+    append_unique = blocking(unique.append_unique)
     xdel = blocking(writing.xdel)
     xtrim = blocking(writing.xtrim)
     xsetid = blocking(writing.xsetid)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
+from millstream.broker.scripts import Script, load_script, run_script
 from millstream.broker.site import Site
 from millstream.errors import DurabilityUnavailable, PermissionDenied, ServerError
 from millstream.model.durability import Durability
 from millstream.wire.commands import Args, Batch, Command, Conversation
+from millstream.wire.replies import ErrorReply
 
 REMEMBER_MS = 10_000
 """How long the server's settings are believed. A change by CONFIG SET, or a failover, is noticed after that."""
@@ -88,3 +91,30 @@ def send_durably(
         f"{confirmed if isinstance(confirmed, int) else 0} replicas confirmed within {wanted.timeout_ms} ms. "
         "The write is stored but not confirmed: do not repeat it blindly, check the replicas.",
     )
+
+
+def run_script_durably(
+    site: Site,
+    chosen: Script,
+    keys: Sequence[bytes],
+    argv: Sequence[bytes],
+    wanted: Durability | None,
+    *,
+    repeatable: bool = False,
+) -> Conversation[Any]:
+    """A script's reply; DurabilityUnavailable where what it wrote was not confirmed. ``reply`` is then a fact of it."""
+    if wanted is None:
+        return (yield from run_script(chosen, keys, argv, repeatable=repeatable))
+    while True:
+        (reply,), unconfirmed = yield from send_durably(
+            site, keys[0], [chosen.words(keys, argv)], wanted, repeatable=repeatable
+        )
+        if not isinstance(reply, ErrorReply):
+            break
+        if code_of(reply) != "NOSCRIPT":
+            raise typed(reply)
+        yield from load_script(chosen, keys[0])
+    if unconfirmed is not None:
+        unconfirmed.__dict__["reply"] = reply
+        raise unconfirmed
+    return reply

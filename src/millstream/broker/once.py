@@ -1,0 +1,111 @@
+"""Appending once: the digest that tells whether a replay brings the same rows, and the writer that keeps count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from millstream.model.entry_id import EntryId
+from millstream.wire.resp import pack
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import BlockingBroker, Broker
+    from millstream.broker.operations.arguments import Fields
+    from millstream.broker.operations.once import Once
+
+WEEK_MS = 7 * 24 * 3600 * 1000
+UNKNOWN = b"-"
+"""In the place of a digest: not known, so not compared."""
+
+
+class Digest:
+    """A rolling digest over rows: the same rows give the same digest, however they are cut into chunks."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state = blake2b(digest_size=16)
+
+    def add(self, rows: Iterable[Sequence[bytes]]) -> None:
+        """Rows as words: names and values in turn. Packed, so that no two different rows look alike."""
+        self._state.update(b"".join(map(pack, rows)))
+
+    def copy(self) -> Digest:
+        twin = Digest()
+        twin._state = self._state.copy()
+        return twin
+
+    def adopt(self, other: Digest) -> None:
+        self._state = other._state.copy()
+
+    def word(self) -> bytes:
+        return self._state.hexdigest().encode()
+
+
+class Appended(NamedTuple):
+    """What an idempotent append did.
+
+    ``ids`` has one item for each entry: its id, or None where it was there already and its id is not known.
+    After a broken connection the link asks again: what the first try stored then counts as skipped.
+    """
+
+    ids: list[EntryId | None]
+    added: int
+    skipped: int
+
+
+class OnceWriter:
+    """One writer of one partition, from row 0 on: keeps its position and its rolling digest.
+
+    ``append`` may be called as often as needed, with chunks of any size; ``finish`` makes sure that a replay did not
+    bring fewer rows than are stored. Not for several tasks at once: rows have an order.
+    """
+
+    def __init__(self, broker: Broker, once: Once) -> None:
+        self._broker = broker
+        self._once = once
+
+    @property
+    def position(self) -> int:
+        """Rows appended or skipped so far."""
+        return self._once.position
+
+    async def append(self, entries: Sequence[Fields]) -> Appended:
+        return await self._broker.run(self._once.append, entries)
+
+    async def finish(self) -> None:
+        await self._broker.run(self._once.finish)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Finishes, unless an error is on its way."""
+        if kind is None:
+            await self.finish()
+
+
+class BlockingOnceWriter:
+    """The same for threads."""
+
+    def __init__(self, broker: BlockingBroker, once: Once) -> None:
+        self._broker = broker
+        self._once = once
+
+    @property
+    def position(self) -> int:
+        return self._once.position
+
+    def append(self, entries: Sequence[Fields]) -> Appended:
+        return self._broker.run(self._once.append, entries)
+
+    def finish(self) -> None:
+        self._broker.run(self._once.finish)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.finish()

@@ -1,0 +1,228 @@
+"""append_once: entries and the writer's position are one atomic step, so that repeating it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from millstream.broker.errors import RowsMissing
+from millstream.broker.keys import beside
+from millstream.broker.limits import Limits
+from millstream.broker.once import UNKNOWN, WEEK_MS, Appended, Digest
+from millstream.broker.operations.answers import entry_id, entry_ids
+from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word
+from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
+from millstream.broker.operations.trimming import added
+from millstream.broker.scripts import script
+from millstream.broker.site import Site
+from millstream.errors import InvalidArgument, NonDeterministicReplay, StaleWriter
+from millstream.model.entry_id import EntryId
+from millstream.model.trim import TrimPolicy
+from millstream.wire.commands import Command, Conversation
+from millstream.wire.names import to_name
+
+GREATEST = 2**53 - 1
+"""Versions and positions beyond this do not fit into a script's numbers."""
+ROW_WORDS = 7000
+"""Names and values of one row: a script cannot take more apart at a time."""
+
+
+def append_once(
+    site: Site,
+    stream: Name,
+    writer: Name,
+    epoch: int,
+    position: int,
+    entries: Sequence[Fields],
+    *,
+    partition: Name = "0",
+    digest: Digest | None = None,
+    forget_after_ms: int = WEEK_MS,
+    trim: TrimPolicy | None = None,
+    durability: Wanted = None,
+) -> Conversation[Appended]:
+    """Appends rows ``position``... of version ``epoch`` of a writer; those that are there already are skipped.
+
+    Idempotent; atomic for each chunk of rows (``limits.script_entries``), in order. ``digest`` is the writer's rolling
+    digest before these rows; it is moved on. Without it, and not from row 0 on, rows are counted but not compared.
+    Raises StaleWriter (a later version was here), NonDeterministicReplay (other rows than the stored ones),
+    RowsMissing (rows before these are not stored).
+    """
+    rolling = digest or (Digest() if position == 0 else None)
+    once = Once(
+        stream,
+        writer,
+        epoch,
+        partition=partition,
+        position=position,
+        digest=rolling.copy() if rolling is not None else None,
+        forget_after_ms=forget_after_ms,
+        trim=trim,
+        durability=durability,
+    )
+    appended = yield from once.append(site, entries)
+    if digest is not None and once.digest is not None:
+        digest.adopt(once.digest)
+    return appended
+
+
+class Once:
+    """A writer's side of append_once: where it is, and what it knows of the stream's marker. Pure but for ``yield``."""
+
+    def __init__(
+        self,
+        stream: Name,
+        writer: Name,
+        epoch: int,
+        *,
+        partition: Name = "0",
+        position: int = 0,
+        digest: Digest | None = None,
+        forget_after_ms: int = WEEK_MS,
+        trim: TrimPolicy | None = None,
+        durability: Wanted = None,
+    ) -> None:
+        self._stream = name_word(stream, "stream")
+        self._writer = name_word(writer, "writer")
+        self._markers = beside(self._stream, b"once:" + self._writer)
+        self._partition = name_word(partition, "partition")
+        self._version = _number(epoch, "epoch")
+        _number(position, "position")
+        self._ttl = count_word(forget_after_ms, "forget_after_ms")
+        words = trim.words() if trim is not None else ()
+        self._trim = (b"%d" % len(words), *words)
+        self._durability = durability_of(durability)
+        self.position = position
+        self.digest = digest
+        self._known: tuple[int, bytes, bytes] | None = None
+        """Rows, digest and last id of the marker, as the stream last told."""
+
+    def append(self, site: Site, entries: Sequence[Fields]) -> Conversation[Appended]:
+        rows = [field_words(fields, site.limits) for fields in entries]
+        if any(len(row) > ROW_WORDS for row in rows):
+            raise InvalidArgument("entries", "a row", f"at most {ROW_WORDS // 2} fields a row")
+        ids: list[EntryId | None] = []
+        skipped = self._skip(rows, ids)
+        for chunk in chunks(rows[skipped:], site.limits):
+            todo = chunk
+            while todo:
+                reply = yield from self._step(site, todo)
+                if reply[0] == b"OK":
+                    ids += entry_ids(reply[1:])
+                    self._move(todo)
+                    break
+                self._refused(reply)
+                skipped_now = self._skip(todo, ids)
+                skipped += skipped_now
+                todo = todo[skipped_now:]
+        new = len(rows) - skipped
+        if new and site.max_stream_len is not None:
+            yield from added(site, self._stream, new)
+        return Appended(ids, new, skipped)
+
+    def finish(self, site: Site) -> Conversation[None]:
+        """All rows were given. Raises NonDeterministicReplay where the stream holds more rows of this version."""
+        marker: bytes | None = yield Command((b"HGET", self._markers, self._partition), self._stream, repeatable=True)
+        version, rows = map(int, marker.split(b" ")[:2]) if marker else (0, 0)
+        if marker is not None and version > int(self._version):
+            raise self._stale(version)
+        if marker is None or version < int(self._version):
+            rows = 0
+        if rows > self.position:
+            raise NonDeterministicReplay(
+                f"writer {self._name} brought {self.position} rows of version {int(self._version)}, "
+                f"but {rows} are stored. Make the source repeat its rows exactly, or use a new version.",
+                rows=rows,
+            )
+        if rows < self.position:
+            raise RowsMissing(to_name(self._writer), rows=rows, position=self.position)
+
+    # --- the steps --------------------------------------------------------------------------------------------------
+
+    def _step(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[list[Any]]:
+        after = UNKNOWN
+        if self.digest is not None:
+            ahead = self.digest.copy()
+            ahead.add(rows)
+            after = ahead.word()
+        argv = [
+            *(self._partition, self._version, b"%d" % self.position),
+            *(self.digest.word() if self.digest is not None else UNKNOWN, after, self._ttl, *self._trim),
+        ]
+        for row in rows:
+            argv.append(b"%d" % len(row))
+            argv += row
+        reply: list[Any] = yield from run_script_durably(
+            site, script("append_once"), (self._stream, self._markers), argv, self._durability, repeatable=True
+        )
+        return reply
+
+    def _refused(self, reply: list[Any]) -> None:
+        """Learns where the marker is, or raises."""
+        if reply[0] == b"STALE":
+            raise self._stale(int(reply[1]))
+        if reply[0] == b"DIGEST":
+            raise self._different()
+        self._known = int(reply[1]), reply[2], reply[3]
+        if self._known[0] < self.position:
+            raise RowsMissing(to_name(self._writer), rows=self._known[0], position=self.position)
+
+    def _skip(self, rows: Sequence[list[bytes]], ids: list[EntryId | None]) -> int:
+        """Passes over the rows that the marker says are stored; compares digests where the stored ones end."""
+        if self._known is None or self._known[0] <= self.position:
+            return 0
+        stored, digest, last = self._known
+        count = min(stored - self.position, len(rows))
+        self._move(rows[:count])
+        ids += [None] * count
+        if self.position == stored:
+            if self.digest is not None and digest != UNKNOWN and self.digest.word() != digest:
+                raise self._different()
+            if count:
+                ids[-1] = entry_id(last)
+        return count
+
+    def _move(self, rows: Sequence[list[bytes]]) -> None:
+        self.position += len(rows)
+        if self.digest is not None:
+            self.digest.add(rows)
+
+    # --- what can be wrong ------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return f"{to_name(self._writer)!r} (partition {to_name(self._partition)!r})"
+
+    def _stale(self, version: int) -> StaleWriter:
+        return StaleWriter(
+            f"writer {self._name} has version {int(self._version)}, but version {version} has written since. "
+            "This one was replaced: stop it.",
+            version=int(self._version),
+            recorded=version,
+        )
+
+    def _different(self) -> NonDeterministicReplay:
+        return NonDeterministicReplay(
+            f"writer {self._name} repeats version {int(self._version)} with other rows than the stored ones, "
+            f"at or before row {self.position}. Make the source repeat its rows exactly, or use append_unique.",
+            position=self.position,
+        )
+
+
+def chunks(rows: Sequence[list[bytes]], limits: Limits) -> Iterator[Sequence[list[bytes]]]:
+    """Pieces that a script may carry, bounded by count and by size."""
+    start = size = 0
+    for index, row in enumerate(rows):
+        row_size = sum(map(len, row))
+        if index > start and (index - start >= limits.script_entries or size + row_size > limits.script_bytes):
+            yield rows[start:index]
+            start, size = index, 0
+        size += row_size
+    if start < len(rows):
+        yield rows[start:]
+
+
+def _number(value: int, argument: str) -> bytes:
+    if type(value) is not int or not 0 <= value <= GREATEST:
+        raise InvalidArgument(argument, value, f"a whole number from 0 to {GREATEST}")
+    return b"%d" % value

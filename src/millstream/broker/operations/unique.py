@@ -1,0 +1,57 @@
+"""append_unique: where rows have no stable order, their event ids decide whether they were written before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millstream.broker.keys import beside
+from millstream.broker.once import Appended
+from millstream.broker.operations.answers import entry_id
+from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word
+from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
+from millstream.broker.operations.once import ROW_WORDS, chunks
+from millstream.broker.operations.trimming import added
+from millstream.broker.scripts import script
+from millstream.broker.site import Site
+from millstream.errors import InvalidArgument
+from millstream.model.entry_id import EntryId
+from millstream.model.trim import TrimPolicy
+from millstream.wire.commands import Conversation
+
+DAY_MS = 24 * 3600 * 1000
+
+
+def append_unique(
+    site: Site,
+    stream: Name,
+    entries: Sequence[tuple[str | bytes, Fields]],
+    *,
+    window_ms: int = DAY_MS,
+    trim: TrimPolicy | None = None,
+    durability: Wanted = None,
+) -> Conversation[Appended]:
+    """Appends (event id, fields) pairs whose event id was not seen for ``window_ms``; None in ``ids`` for the others.
+
+    Idempotent within the window; atomic for each chunk of entries (``limits.script_entries``), in order. An id is
+    remembered for one window at least and for two at most. Use one window for a stream.
+    """
+    key = name_word(stream, "stream")
+    keys = (key, *(beside(key, suffix) for suffix in ("seen.a", "seen.b", "seen.t")))
+    words = trim.words() if trim is not None else ()
+    head = [count_word(window_ms, "window_ms"), b"%d" % len(words), *words]
+    rows = [[name_word(event, "entries"), *field_words(fields, site.limits)] for event, fields in entries]
+    if any(len(row) > ROW_WORDS for row in rows):
+        raise InvalidArgument("entries", "an entry", f"at most {ROW_WORDS // 2} fields an entry")
+    wanted = durability_of(durability)
+    ids: list[EntryId | None] = []
+    for chunk in chunks(rows, site.limits):
+        argv = list(head)
+        for event, *fields in chunk:
+            argv += (event, b"%d" % len(fields))
+            argv += fields
+        reply = yield from run_script_durably(site, script("append_unique"), keys, argv, wanted, repeatable=True)
+        ids += [entry_id(raw) if raw else None for raw in reply]
+    new = len(ids) - ids.count(None)
+    if new and site.max_stream_len is not None:
+        yield from added(site, key, new)
+    return Appended(ids, new, len(ids) - new)
