@@ -116,7 +116,7 @@ class AssignmentMember:
             await self._announce_again(vanished)
         self._renewals += 1
         if self._renewals % TOUCH_EVERY == 0:
-            await self._hold_entries([lease.lbs_id for lease in self.owned.values()])
+            await self._keep_announced()
         self._tell("assignment.renewed", member=self.name, leases=len(leases))
 
     def _disown(self, lease: Lease) -> None:
@@ -124,18 +124,40 @@ class AssignmentMember:
         self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
         self._tell("assignment.disowned", member=self.name, stream=lease.stream)
 
+    async def _keep_announced(self) -> None:
+        """Keeps the pending list in step with the records: these entries are this member's, not idle, and there."""
+        leases = list(self.owned.values())
+        try:
+            held = await self._hold([lease.lbs_id for lease in leases])
+        except NoSuchGroup:
+            await self._make_group_again()
+            held = set()
+        await self._announce_again([lease for lease in leases if lease.lbs_id not in held])
+
+    async def _hold(self, ids: Sequence[EntryId]) -> set[EntryId]:
+        """Claims entries of the load-balancer stream for this member; those that are there."""
+        held: set[EntryId] = set()
+        for start in range(0, len(ids), STEP):
+            chunk = ids[start : start + STEP]
+            held.update(await self.broker.xclaim_ids(self.stream, self.group, self.name, chunk, min_idle_ms=0))
+        return held
+
     async def _announce_again(self, leases: Sequence[Lease]) -> None:
-        """The server lost its data (FLUSHALL, a failover): whoever owned a stream is the one who still knows of it."""
+        """The server lost data (FLUSHALL, a failover): whoever owned a stream is the one who still knows of it."""
+        if not leases:
+            return
         entries = await self.broker.entries_at(self.stream, [lease.lbs_id for lease in leases])
         gone = [lease for lease, entry in zip(leases, entries, strict=True) if entry is None]
-        if gone:
-            log.warning("the records of %d streams have vanished from the server; announcing them again", len(gone))
-            await self.broker.xadd_many(self.stream, [Announcement(x.stream, x.info).fields() for x in gone])
+        if not gone:
+            return
+        log.warning("the announcements of %d streams have vanished from the server; announcing them again", len(gone))
+        ids = await self.broker.xadd_many(self.stream, [Announcement(one.stream, one.info).fields() for one in gone])
+        for lease, lbs_id in zip(gone, ids, strict=True):
+            lease.lbs_id = lbs_id
 
-    async def _hold_entries(self, ids: Sequence[EntryId]) -> None:
-        """Keeps the pending list in step with the records: these entries are this member's, and not idle."""
-        for start in range(0, len(ids), STEP):
-            await self.broker.xclaim_ids(self.stream, self.group, self.name, ids[start : start + STEP], min_idle_ms=0)
+    async def _make_group_again(self) -> None:
+        log.warning("the group %r of %r has vanished; making it again", self.group, self.stream)
+        await self.join()
 
     # --- taking and handing over ---
 
@@ -144,6 +166,10 @@ class AssignmentMember:
 
         True when it is worth another step at once: something moved, or rivals were quicker.
         """
+        if self.view.announced < len(self.owned):
+            # Not too many owned, but announcements lost: handing over would make the server's loss everybody's.
+            await self._keep_announced()
+            return False
         alive = living(self.view.members, self.view.now_ms)
         target = targets(alive, self.view.announced).get(self.name, 0)
         if len(self.owned) > target:
@@ -162,8 +188,7 @@ class AssignmentMember:
             if taken < allowed:
                 await self._take_new(allowed - taken, alive)
         except NoSuchGroup:
-            log.warning("the group %r of %r has vanished; making it again", self.group, self.stream)
-            await self.join()
+            await self._make_group_again()
         return self._tried > tried_before
 
     async def _take_new(self, count: int, alive: Mapping[str, Row]) -> int:
@@ -272,7 +297,7 @@ class AssignmentMember:
         # sweep judges by the record; the other way round, a stream could lie with a consumer that has no lease.
         moved = [c.lbs_id for c, _, _ in won if c.holder != self.name]
         if moved:
-            await self._hold_entries(moved)
+            await self._hold(moved)
         for candidate, lease, record in won:
             before = OwnerRecord.parse(record).member
             self.owned[lease.stream] = lease
@@ -344,7 +369,7 @@ class AssignmentMember:
             raise NotTheOwner(stream)
         if not await self.broker.finish_announcement(self.stream, self.group, self.name, lease.lbs_id):
             # A failover may have lost the last claim; the record still says that the entry is this member's.
-            await self._hold_entries([lease.lbs_id])
+            await self._hold([lease.lbs_id])
             await self.broker.finish_announcement(self.stream, self.group, self.name, lease.lbs_id)
         self.owned.pop(stream, None)
         await self.broker.release_lease(stream, lease.token.record())

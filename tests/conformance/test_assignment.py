@@ -1,0 +1,282 @@
+"""The load-balancer stream, the same over the embedded broker, our server and a real redis-server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from millstream import Broker, open_broker
+from millstream.assignment import (
+    AssignmentClient,
+    Notification,
+    NotTheOwner,
+    StreamAdded,
+    StreamDisowned,
+    StreamExpired,
+    StreamIsOwned,
+    StreamTerminated,
+    guarded,
+)
+from millstream.assignment.announcement import lock_key
+from millstream.assignment.errors import MemberClosed
+from millstream.assignment.settings import Settings
+from millstream.broker.keys import beside
+from millstream.errors import InvalidArgument, StaleOwner
+from millstream.wire.commands import Command
+
+QUICK = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50)
+LONG = Settings(lease_ms=60_000, renew_interval_ms=20_000, sweep_interval_ms=50)
+NOTIFY = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50, takeover="notify")
+
+
+@dataclass
+class Running:
+    """A member whose notifications are collected."""
+
+    client: AssignmentClient
+    broker: Broker
+    told: list[Notification] = field(default_factory=list)
+    ended: bool = False
+    crashed: bool = False
+
+    def of(self, kind: type[Notification]) -> list[str]:
+        return [one.stream for one in self.told if type(one) is kind]
+
+    async def crash(self) -> None:
+        """Stops as SIGKILL would: no word to anybody."""
+        for task in self.client._tasks:
+            task.cancel()
+        await asyncio.gather(*self.client._tasks, return_exceptions=True)
+        self.crashed = True
+
+
+async def until(predicate: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not predicate():
+        assert asyncio.get_running_loop().time() < deadline, f"waited in vain until {what}"
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def member(url: str, name: str, settings: Settings = QUICK) -> AsyncIterator[Running]:
+    async with open_broker(url) as broker:
+        running = Running(AssignmentClient(broker, "svc", member=name, settings=settings), broker)
+
+        async def collect() -> None:
+            async for one in running.client.start():
+                running.told.append(one)
+            running.ended = True
+
+        task = asyncio.create_task(collect())
+        try:
+            yield running
+        finally:
+            if running.crashed:
+                task.cancel()  # the dead hand nothing back
+            else:
+                await running.client.close()
+                await asyncio.wait_for(task, 5)
+
+
+async def test_two_streams_over_two_members_one_each(broker_url: str) -> None:
+    async with member(broker_url, "a") as a, member(broker_url, "b") as b:
+        await a.client.announce("s1", {"tenant": "x"})
+        await a.client.announce("s2", {"tenant": "y"})
+        await until(lambda: len(a.client.owned) == len(b.client.owned) == 1, "each owns one")
+        added = {one.stream: one for one in a.told + b.told if isinstance(one, StreamAdded)}
+        assert {stream: one.info["tenant"] for stream, one in added.items()} == {"s1": "x", "s2": "y"}
+        assert all(one.token and one.token.stream == stream for stream, one in added.items())
+    assert a.ended
+    assert b.ended
+
+
+async def test_streams_announced_before_the_first_member_are_handed_out(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        await AssignmentClient(broker, "svc", member="announcer").announce("early")
+        async with member(broker_url, "a") as a:
+            await until(lambda: a.of(StreamAdded) == ["early"], "it was handed out")
+
+
+async def test_nothing_before_the_first_announcement_then_one(broker_url: str) -> None:
+    async with member(broker_url, "a") as a:
+        await until(lambda: a.client.ready, "it has joined")
+        assert a.told == []
+        await a.client.announce("s")
+        await until(lambda: a.of(StreamAdded) == ["s"], "it was handed out", timeout_s=2)
+
+
+async def test_a_crashed_member_is_taken_over(broker_url: str) -> None:
+    async with member(broker_url, "a") as a, member(broker_url, "b") as b:
+        for n in range(6):
+            await a.client.announce(f"s{n}")
+        await until(lambda: len(a.client.owned) == len(b.client.owned) == 3, "each owns three")
+        lost = set(a.client.owned)
+        await a.crash()
+        await until(lambda: len(b.client.owned) == 6, "the other one has them all")
+        taken = {one.stream: one.taken_from for one in b.told if isinstance(one, StreamAdded) and one.taken_from}
+        assert taken == dict.fromkeys(lost, "a")
+
+
+async def test_a_member_that_restarts_under_the_same_name_goes_on(broker_url: str) -> None:
+    async with member(broker_url, "a", LONG) as first:
+        for n in range(3):
+            await first.client.announce(f"s{n}")
+        await until(lambda: len(first.client.owned) == 3, "it owns all")
+        old = dict(first.client.owned)
+        await first.crash()
+        async with member(broker_url, "a", LONG) as second:
+            await until(lambda: len(second.client.owned) == 3, "it has them again, long before the lease ends")
+            assert all(second.client.owned[stream].number > token.number for stream, token in old.items())
+
+
+async def test_what_was_finished_is_not_recovered_and_the_rest_is(broker_url: str) -> None:
+    async with member(broker_url, "a") as a:
+        for n in range(5):
+            await a.client.announce(f"s{n}")
+        await until(lambda: len(a.client.owned) == 5, "it owns all")
+        await a.client.finish("s1")
+        await a.client.finish("s3")
+        await a.crash()
+        async with member(broker_url, "b") as b:
+            await until(lambda: len(b.client.owned) == 3, "the rest was recovered")
+            assert sorted(b.client.owned) == ["s0", "s2", "s4"]
+            assert await b.broker.xlen("svc-input") == 3
+
+
+async def test_of_two_rivals_one_wins_and_the_other_is_told(broker_url: str) -> None:
+    async with member(broker_url, "dead") as dead:
+        await dead.client.announce("s")
+        await until(lambda: "s" in dead.client.owned, "it is owned")
+        await dead.crash()
+        async with member(broker_url, "a", NOTIFY) as a, member(broker_url, "b", NOTIFY) as b:
+            await until(lambda: bool(a.of(StreamExpired) or b.of(StreamExpired)), "somebody was told")
+            [expired] = [one for one in a.told + b.told if isinstance(one, StreamExpired)][:1]
+            results = await asyncio.gather(a.client.claim(expired), b.client.claim(expired), return_exceptions=True)
+            won = [one for one in results if isinstance(one, StreamAdded)]
+            lost = [one for one in results if isinstance(one, StreamIsOwned)]
+            assert len(won) == len(lost) == 1
+            assert won[0].token is not None
+            assert lost[0].owner == won[0].token.member
+
+
+async def test_finishing_leaves_no_pending_entry_and_no_announcement(broker_url: str) -> None:
+    async with member(broker_url, "a") as a:
+        lbs_id = await a.client.announce("s")
+        await until(lambda: "s" in a.client.owned, "it is owned")
+        await a.client.finish("s")
+        assert await a.broker.xlen("svc-input") == 0
+        assert (await a.broker.xpending("svc-input", "svc-group")).count == 0
+        assert not await a.broker.exists(lock_key("s", lbs_id))
+        await until(lambda: a.of(StreamTerminated) == ["s"], "it was told")
+
+
+async def test_a_malformed_announcement_among_good_ones_is_buried(broker_url: str) -> None:
+    async with member(broker_url, "a") as a:
+        await a.client.announce("s1")
+        await a.broker.xadd("svc-input", {"lbs-input": "{"})
+        await a.broker.xadd("svc-input", {"something": "else"})
+        await a.client.announce("s2")
+        await until(lambda: sorted(a.client.owned) == ["s1", "s2"], "the good ones are owned")
+        letters = await a.broker.xrange(beside("svc-input", "dlq"))
+        assert [letter.fields[b"error"][:19] for letter in letters] == [b"not an announcement"] * 2
+        assert await a.broker.xlen("svc-input") == 2
+
+
+async def test_close_hands_back_at_once_and_finishes_nothing(broker_url: str) -> None:
+    async with member(broker_url, "b", LONG) as b:
+        async with member(broker_url, "a", LONG) as a:
+            for n in range(4):
+                await a.client.announce(f"s{n}")
+            await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two")
+        await until(lambda: len(b.client.owned) == 4, "the other one has them, long before the lease ends")
+        assert await b.broker.xlen("svc-input") == 4
+
+
+async def test_a_member_that_joins_gets_its_share_by_hand_over(broker_url: str) -> None:
+    async with member(broker_url, "a", LONG) as a:
+        for n in range(6):
+            await a.client.announce(f"s{n}")
+        await until(lambda: len(a.client.owned) == 6, "it owns all")
+        async with member(broker_url, "b", LONG) as b:
+            await until(lambda: len(a.client.owned) == len(b.client.owned) == 3, "each owns three")
+            assert sorted(a.of(StreamDisowned)) == sorted(b.client.owned)
+
+
+async def test_capacity_is_kept(broker_url: str) -> None:
+    small = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50, capacity=2)
+    async with member(broker_url, "a", small) as a:
+        for n in range(5):
+            await a.client.announce(f"s{n}")
+        await until(lambda: len(a.client.owned) == 2, "it is full")
+        async with member(broker_url, "b") as b:
+            await until(lambda: len(b.client.owned) == 3, "the other one takes the rest")
+            assert len(a.client.owned) == 2
+
+
+async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) -> None:
+    async with member(broker_url, "a") as a:
+        await a.client.announce("s")
+        await until(lambda: "s" in a.client.owned, "it is owned")
+        stale = a.client.guarded(a.client.owned["s"])
+        await a.broker.create_group("s", "g", start="0")
+        await stale.xadd("s", {"n": 1})
+        [delivery] = await a.broker.xreadgroup("s", "g", "c")
+        await a.crash()
+        async with member(broker_url, "b") as b:
+            await until(lambda: "s" in b.client.owned, "it was taken over")
+            with pytest.raises(StaleOwner):
+                await stale.xadd("s", {"n": 2})
+            with pytest.raises(StaleOwner):
+                await stale.xack("s", "g", delivery.id)
+            fresh = guarded(b.broker, b.client.owned["s"])
+            await fresh.xadd("s", {"n": 3})
+            assert await fresh.xack("s", "g", delivery.id) == 1
+            assert [entry.fields[b"n"] for entry in await b.broker.xrange("s")] == [b"1", b"3"]
+
+
+async def test_a_flushed_server_gets_its_announcements_back(broker_url: str) -> None:
+    async with member(broker_url, "a") as a, member(broker_url, "b") as b:
+        for n in range(4):
+            await a.client.announce(f"s{n}", {"n": n})
+        await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two")
+        await a.broker.link.call(Command((b"FLUSHALL",)))
+        await until(lambda: len(a.of(StreamDisowned)) + len(b.of(StreamDisowned)) == 4, "all were disowned")
+        await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two again")
+        entries = await a.broker.xrange("svc-input")
+        assert sorted(json.loads(entry.fields[b"lbs-input"])["Info"]["n"] for entry in entries) == [0, 1, 2, 3]
+
+
+async def test_a_stream_locked_by_a_go_member_is_left_alone(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        lbs_id = await AssignmentClient(broker, "svc", member="x").announce("s")
+        await broker.set(lock_key("s", lbs_id), "redis-consumer-go", px=60_000)
+        async with member(broker_url, "a") as a:
+            await a.client.announce("other")
+            await until(lambda: sorted(a.client.owned) == ["other"], "the free one is owned")
+            await broker.delete(lock_key("s", lbs_id))
+            await until(lambda: sorted(a.client.owned) == ["other", "s"], "the Go member has let go")
+            assert await broker.get(lock_key("s", lbs_id)) == b"a"
+
+
+async def test_bad_input_changes_nothing(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        with pytest.raises(InvalidArgument, match="service"):
+            AssignmentClient(broker, "")
+    async with member(broker_url, "a", LONG) as a:
+        with pytest.raises(InvalidArgument, match="stream"):
+            await a.client.announce("")
+        with pytest.raises(NotTheOwner):
+            await a.client.finish("nothing")
+        lbs_id = await a.client.announce("s")
+        await until(lambda: "s" in a.client.owned, "it is owned")
+        async with member(broker_url, "b", LONG) as b:
+            with pytest.raises(StreamIsOwned) as caught:
+                await b.client.claim(StreamExpired("s", lbs_id))
+            assert caught.value.owner == "a"
+        with pytest.raises(MemberClosed):
+            a.client.start()
