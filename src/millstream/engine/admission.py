@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from millstream.engine.blocking import BLOCKED
 from millstream.engine.registry import Flag, Spec
 from millstream.wire.replies import QUEUED, ErrorReply, Reply, Several, Status
 
@@ -36,7 +37,11 @@ def reject(session: Session, spec: Spec | None, text: str) -> Reply:
     if spec is not None:
         spec.rejected += 1
     engine.stats.count_error(text)
-    return Several() if session.muted else ErrorReply(text)
+    if session.muted or session.skips:
+        session.skips = False
+        session.refresh()
+        return Several()
+    return ErrorReply(text)
 
 
 def discard(session: Session) -> None:
@@ -88,21 +93,23 @@ def _would_add(session: Session, spec: Spec) -> bool:
 
 
 def _without_answer(session: Session, args: Sequence[bytes]) -> Reply:
+    """Runs the command for a session that wants no answer, unless the command makes it want answers again."""
     engine = session.engine
     muted, session.muted, session.skips = session.muted, False, False
     session.refresh()
+    queued = session.queue is not None
     reply = engine.execute(session, args, engine.now_ms)
-    asked_on = muted and session.last is not None and session.last.name == "CLIENT|REPLY" and not session.muted
-    if muted and not _turns_answers_on(args):
-        session.muted = True
-        session.refresh()
-    elif asked_on:
+    if _wants_answers(args, queued=queued):
         return reply
-    return Several()
+    if muted:
+        session.muted, session.skips = True, False
+        session.refresh()
+    return reply if reply is BLOCKED else Several()
 
 
-def _turns_answers_on(args: Sequence[bytes]) -> bool:
-    return [word.upper() for word in args] == [b"CLIENT", b"REPLY", b"ON"]
+def _wants_answers(args: Sequence[bytes], *, queued: bool) -> bool:
+    words = [word.upper() for word in args]
+    return words == [b"RESET"] or (words == [b"CLIENT", b"REPLY", b"ON"] and not queued)
 
 
 def feed_monitors(session: Session, spec: Spec, args: Sequence[bytes]) -> None:

@@ -162,11 +162,11 @@ class Config:
             checked = value if parameter.check is None else parameter.check(value)
         except _Refused as why:
             raise ErrorReply(_failed(name, str(why))) from None
-        self._put(name, checked)
+        self._put(name, checked, value)
 
     def change(self, wanted: list[tuple[str, str]]) -> None:
         """CONFIG SET: all of it or, with an ErrorReply, nothing."""
-        checked: dict[str, str] = {}
+        checked: dict[str, tuple[str, str]] = {}
         for name, _ in wanted:
             if name.lower() not in _PARAMETERS:
                 raise ErrorReply(f"ERR Unknown option or number of arguments for CONFIG SET - '{name}'")
@@ -178,22 +178,23 @@ class Config:
             if name in checked:
                 raise ErrorReply(_failed(name, "duplicate parameter"))
             try:
-                checked[name] = check(value)
+                checked[name] = check(value), value
             except _Refused as why:
                 raise ErrorReply(_failed(name, str(why))) from None
-        for name, value in checked.items():
-            self._put(name, value)
+        for name, (shown, value) in checked.items():
+            self._put(name, shown, value)
             if self._engine.hooks.configure is not None:
-                self._engine.hooks.configure(name, value)
+                self._engine.hooks.configure(name, shown)
 
-    def _put(self, name: str, value: str) -> None:
+    def _put(self, name: str, value: str, given: str) -> None:
         self._values[name] = value
         engine = self._engine
         if name == "maxmemory":
             engine.memory.set_limit(int(value))
             engine.refresh()
         elif name == "notify-keyspace-events":
-            engine.notify_flags = parse_flags(value) or 0
+            # What is shown tells less than what was given: an n beside an A is in force, but not shown.
+            engine.notify_flags = parse_flags(given) or 0
         elif name == "requirepass":
             engine.password = value.encode("utf-8", "surrogateescape") or None
         elif name == "stream-node-max-bytes":

@@ -11,7 +11,7 @@ _UNITS = (b"EX", b"PX", b"EXAT", b"PXAT")
 
 
 class ExpireOptions:
-    """What SET and GETEX were told besides key and value."""
+    """What SET and GETEX were told besides key and value. An option may be repeated: the last counts."""
 
     __slots__ = ("amount", "get", "keep_ttl", "nx", "persist", "unit", "xx")
 
@@ -26,7 +26,6 @@ class ExpireOptions:
         at = 3
         while at < len(args):
             word = args[at].upper()
-            timed = options.unit is not None or options.keep_ttl
             if word == b"NX" and not options.xx:
                 options.nx = True
             elif word == b"XX" and not options.nx:
@@ -35,7 +34,7 @@ class ExpireOptions:
                 options.get = True
             elif word == b"KEEPTTL" and options.unit is None:
                 options.keep_ttl = True
-            elif word in _UNITS and not timed and at + 1 < len(args):
+            elif word in _UNITS and not options.keep_ttl and options.unit in (None, word) and at + 1 < len(args):
                 options.unit, options.amount = word, args[at + 1]
                 at += 1
             else:
@@ -51,7 +50,7 @@ class ExpireOptions:
             word = args[at].upper()
             if word == b"PERSIST" and options.unit is None:
                 options.persist = True
-            elif word in _UNITS and not options.persist and options.unit is None and at + 1 < len(args):
+            elif word in _UNITS and not options.persist and options.unit in (None, word) and at + 1 < len(args):
                 options.unit, options.amount = word, args[at + 1]
                 at += 1
             else:

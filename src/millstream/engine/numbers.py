@@ -79,10 +79,3 @@ def _does_not_fit(raw: bytes, number: float) -> bool:
         return b"n" not in raw.lower()
     mantissa = re.split(rb"[pP]" if b"x" in raw.lower() else rb"[eE]", raw, maxsplit=1)[0]
     return number == 0 and any(digit not in b"0.+-xX" for digit in mantissa)
-
-
-def format_float(number: float) -> bytes:
-    """Seventeen digits, which bring back the same double."""
-    if math.isinf(number):
-        return b"inf" if number > 0 else b"-inf"
-    return b"%.17g" % number

@@ -13,6 +13,8 @@ from typing import Final
 RUN: Final = 512
 """A run of twice this length is split."""
 
+PAIRS_PER_EFFECT: Final = 32
+
 Item = tuple[float, bytes]
 
 
@@ -32,6 +34,7 @@ class SortedSet:
             yield from run
 
     def put(self, member: bytes, score: float) -> None:
+        score += 0.0  # minus zero becomes zero, as it does in Redis's small sorted sets
         old = self.scores.get(member)
         if old is not None:
             if old == score:
@@ -69,6 +72,13 @@ class SortedSet:
             if stop <= 0:
                 break
         return found
+
+    def effects(self, key: bytes) -> Iterator[tuple[bytes, ...]]:
+        """The commands that make it where there is none: what a rewrite of the journal consists of."""
+        for run in self._runs:
+            for at in range(0, len(run), PAIRS_PER_EFFECT):
+                pairs = run[at : at + PAIRS_PER_EFFECT]
+                yield (b"ZADD", key, *(word for score, member in pairs for word in (repr(score).encode(), member)))
 
     def _run_of(self, item: tuple[float] | Item) -> int:
         """The first run whose last item is not smaller."""

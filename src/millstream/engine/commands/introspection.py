@@ -79,7 +79,7 @@ def command_list(session: Session, args: Sequence[bytes]) -> Reply:
     return names
 
 
-@command("COMMAND|GETKEYS", arity=-3)
+@command("COMMAND|GETKEYS", arity=-4)
 def command_getkeys(session: Session, args: Sequence[bytes]) -> Reply:
     words = args[2:]
     try:

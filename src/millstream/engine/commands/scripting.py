@@ -10,6 +10,8 @@ from millstream.engine.scripts import FOREIGN, Twin, run_twin, sha1_hex
 from millstream.engine.session import Session
 from millstream.wire.replies import OK, ErrorReply, Reply
 
+NO_SCRIPT = "NOSCRIPT No matching script. Please use EVAL."
+
 _EVAL = Flag.NO_SCRIPT | Flag.MOVABLE_KEYS
 
 
@@ -38,8 +40,10 @@ def eval_(session: Session, args: Sequence[bytes]) -> Reply:
 def evalsha(session: Session, args: Sequence[bytes]) -> Reply:
     engine = session.engine
     sha = args[1].lower()
+    if len(sha) != 40:
+        raise ErrorReply(NO_SCRIPT)
     twin = engine.scripts.get(sha) if sha in engine.loaded_scripts else None
-    return _run(session, twin, args, "NOSCRIPT No matching script. Please use EVAL.")
+    return _run(session, twin, args, NO_SCRIPT)
 
 
 @command("SCRIPT|LOAD", arity=3, flags=Flag.NO_SCRIPT)

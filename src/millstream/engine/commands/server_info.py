@@ -45,10 +45,10 @@ def role(session: Session, args: Sequence[bytes]) -> Reply:
 @command("WAIT", arity=3, flags=Flag.NO_SCRIPT | Flag.BLOCKING)
 def wait(session: Session, args: Sequence[bytes]) -> Reply:
     """There are no replicas, so there is nothing to wait for."""
+    parse_int(args[1])
     timeout = parse_int(args[2], "ERR timeout is not an integer or out of range")
     if timeout < 0:
         raise ErrorReply("ERR timeout is negative")
-    parse_int(args[1])
     return 0
 
 

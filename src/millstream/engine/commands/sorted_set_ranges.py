@@ -117,9 +117,9 @@ class _RangeOptions:
             elif word == b"LIMIT" and at + 2 < len(words):
                 self.offset, self.count = parse_int(words[at + 1]), parse_int(words[at + 2])
                 at += 2
-            elif full and word == b"REV":
+            elif full and word == b"REV" and not self.reverse:
                 self.reverse = True
-            elif full and word in (b"BYSCORE", b"BYLEX"):
+            elif full and word in (b"BYSCORE", b"BYLEX") and not self.by:
                 self.by = word
             else:
                 raise ErrorReply(SYNTAX_ERROR)

@@ -1,0 +1,257 @@
+"""Random sequences of commands on keys, sent to the engine and to a real Redis: the same replies, the same
+notifications, the same keys in the end. Streams have a test of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from key_commands import SPEAKERS, STEPS
+from two_servers import Pair, Step
+
+from millstream.testing import RedisProcess
+
+LISTENER = SPEAKERS
+"""The connection that hears the notifications."""
+
+PROFILE = settings(
+    max_examples=300,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@pytest.fixture(scope="module")
+def redis(shared_redis: RedisProcess) -> Iterator[RedisProcess]:
+    """A server of this module's own, because its settings are changed. The shared one says whether one can be had."""
+    with RedisProcess() as server:
+        yield server
+
+
+def beginning() -> Iterator[Step]:
+    yield 0, (b"CONFIG", b"SET", b"notify-keyspace-events", b"KEAnm")
+    yield LISTENER, (b"PSUBSCRIBE", b"__key*__:*", b"news")
+
+
+def ending() -> Iterator[Step]:
+    """Ends open transactions, shows what there is, and lets every connection say whether it heard more than ours."""
+    for at in range(SPEAKERS):
+        yield at, (b"RESET",)
+    for index in (b"0", b"1"):
+        yield 0, (b"SELECT", index)
+        yield 0, (b"KEYS", b"*")
+        for key in (b"a", b"b", b"c", b"{x}1", b"", b"lex"):
+            yield 0, (b"TYPE", key)
+            yield 0, (b"GET", key)
+            yield 0, (b"HGETALL", key)
+            yield 0, (b"LRANGE", key, b"0", b"-1")
+            yield 0, (b"SMEMBERS", key)
+            yield 0, (b"ZRANGE", key, b"0", b"-1", b"WITHSCORES")
+            yield 0, (b"PTTL", key)
+    for at in range(SPEAKERS + 1):
+        yield at, (b"PING", b"the end")
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@PROFILE
+@given(steps=STEPS)
+def test_the_same_replies_and_notifications(redis: RedisProcess, protocol: int, steps: list[Step]) -> None:
+    with Pair(redis.port, connections=SPEAKERS + 1, protocol=protocol) as pair:
+        for at, words in [*beginning(), *steps, *ending()]:
+            note(f"connection {at}: {words!r}")
+            pair.step(at, words)
+
+
+# Dialogues whose order is the point: (connection, words) as people would type them.
+DIALOGUES: dict[str, list[tuple[int, str]]] = {
+    "a subscriber hears what others publish": [
+        (1, "SUBSCRIBE news sports news"),
+        (1, "PSUBSCRIBE n*"),
+        (0, "PUBLISH news hello"),
+        (0, "PUBLISH other hello"),
+        (0, "PUBSUB CHANNELS n*"),
+        (0, "PUBSUB NUMSUB news sports nothing"),
+        (0, "PUBSUB NUMPAT"),
+        (1, "UNSUBSCRIBE sports"),
+        (1, "PUNSUBSCRIBE nothing*"),
+        (0, "PUBLISH news again"),
+        (1, "PING"),
+        (1, "PING there"),
+        (1, "GET a"),
+        (1, "CLIENT ID a"),
+        (1, "NOSUCH"),
+        (1, "UNSUBSCRIBE nothing"),
+        (1, "PUNSUBSCRIBE"),
+        (1, "UNSUBSCRIBE"),
+        (1, "UNSUBSCRIBE"),
+        (1, "PUNSUBSCRIBE"),
+        (1, "GET a"),
+        (0, "PUBLISH news nobody"),
+    ],
+    "reset ends everything": [
+        (0, "SUBSCRIBE a"),
+        (0, "RESET"),
+        (0, "GET a"),
+        (0, "SELECT 3"),
+        (0, "SET a 1"),
+        (0, "WATCH a"),
+        (0, "MULTI"),
+        (0, "GET a"),
+        (0, "RESET"),
+        (0, "EXEC"),
+        (0, "GET a"),
+        (0, "CLIENT SETNAME me"),
+        (0, "RESET"),
+        (0, "CLIENT GETNAME"),
+    ],
+    "watch notices changes of others": [
+        (0, "SET a 1"),
+        (0, "WATCH a"),
+        (1, "SET a 1"),
+        (0, "MULTI"),
+        (0, "GET a"),
+        (0, "EXEC"),
+        (0, "EXEC"),
+        (0, "WATCH a b"),
+        (1, "DEL b"),
+        (0, "MULTI"),
+        (0, "EXEC"),
+        (0, "WATCH b"),
+        (1, "FLUSHALL"),
+        (0, "MULTI"),
+        (0, "SET b 1"),
+        (0, "EXEC"),
+        (0, "WATCH b"),
+        (1, "FLUSHDB"),
+        (0, "MULTI"),
+        (0, "EXEC"),
+        (0, "WATCH b"),
+        (1, "SELECT 1"),
+        (1, "SET b 1"),
+        (0, "MULTI"),
+        (0, "PING"),
+        (0, "EXEC"),
+        (0, "WATCH b"),
+        (0, "SET b 1"),
+        (0, "UNWATCH"),
+        (0, "MULTI"),
+        (0, "PING"),
+        (0, "DISCARD"),
+        (0, "WATCH b"),
+        (0, "SET b 2"),
+        (0, "MULTI"),
+        (0, "PING"),
+        (0, "EXEC"),
+    ],
+    "a transaction fails as a whole at the gate, and step by step inside": [
+        (0, "MULTI"),
+        (0, "SET a x"),
+        (0, "INCR a"),
+        (0, "LPUSH a 1"),
+        (0, "GET a"),
+        (0, "SELECT 2"),
+        (0, "SUBSCRIBE c"),
+        (0, "EXEC"),
+        (0, "RESET"),
+        (0, "MULTI"),
+        (0, "CLIENT NOSUCH"),
+        (0, "SET a"),
+        (0, "PING"),
+        (0, "EXEC"),
+        (0, "MULTI"),
+        (0, "WATCH a"),
+        (0, "MULTI"),
+        (0, "EXEC extra"),
+        (0, "EXEC"),
+        (0, "DISCARD"),
+    ],
+    "answers can be switched off": [
+        (0, "CLIENT REPLY OFF"),
+        (0, "SET a 1"),
+        (0, "NOSUCH"),
+        (0, "CLIENT REPLY SKIP"),
+        (0, "GET a"),
+        (0, "CLIENT REPLY ON"),
+        (0, "GET a"),
+        (0, "CLIENT REPLY SKIP"),
+        (0, "SET a 2"),
+        (0, "GET a"),
+        (0, "CLIENT REPLY SKIP"),
+        (0, "NOSUCH"),
+        (0, "GET a"),
+        (0, "CLIENT REPLY SKIP"),
+        (0, "CLIENT REPLY ON"),
+        (0, "GET a"),
+        (0, "CLIENT REPLY OFF"),
+        (0, "MULTI"),
+        (0, "GET a"),
+        (0, "CLIENT REPLY ON"),
+        (0, "RESET"),
+        (0, "PING"),
+        (0, "CLIENT REPLY SKIP"),
+        (0, "CLIENT REPLY SKIP"),
+        (0, "CLIENT REPLY OFF"),
+        (0, "CLIENT REPLY nonsense"),
+        (0, "CLIENT REPLY ON"),
+    ],
+    "settings are shown in their normal form": [
+        (0, "CONFIG SET notify-keyspace-events EKgx$"),
+        (0, "CONFIG GET notify-keyspace-events"),
+        (0, "CONFIG SET notify-keyspace-events KEAmn"),
+        (0, "CONFIG GET notify-keyspace-*"),
+        (0, "CONFIG SET notify-keyspace-events nKlshzxetdg$"),
+        (0, "CONFIG GET notify-keyspace-events"),
+        (0, "CONFIG SET notify-keyspace-events lshzetdn"),
+        (0, "CONFIG GET notify-keyspace-events"),
+        (0, "CONFIG SET notify-keyspace-events y"),
+        (0, "CONFIG SET stream-node-max-bytes 4kb stream-node-max-entries 10"),
+        (0, "CONFIG GET stream-node-max-bytes"),
+        (0, "CONFIG SET stream-node-max-entries -1"),
+        (0, "CONFIG SET stream-node-max-entries 10 stream-node-max-entries 11"),
+        (0, "CONFIG SET stream-node-max-entries 12 databases 3"),
+        (0, "CONFIG GET stream-node-max-entries"),
+        (0, "CONFIG SET stream-node-max-entries 100 stream-node-max-bytes 4096 notify-keyspace-events ''"),
+        (0, "CONFIG SET maxmemory 1k"),
+        (0, "CONFIG GET maxmemory"),
+        (0, "CONFIG SET maxmemory 0"),
+        (0, "CONFIG SET maxmemory 1x"),
+        (0, "CONFIG SET proto-max-bulk-len 1"),
+        (0, "CONFIG SET appendfsync sometimes"),
+        (0, "CONFIG SET appendfsync"),
+        (0, "CONFIG REWRITE"),
+        (0, "CONFIG RESETSTAT"),
+    ],
+    "memory that is full": [
+        (0, "SET keep 1"),
+        (0, "SET a 1"),
+        (0, "MULTI"),
+        (1, "CONFIG SET maxmemory 1"),
+        (1, "SET b 2"),
+        (1, "GET a"),
+        (1, "DEL a"),
+        (0, "SET c 3"),
+        (0, "EXEC"),
+        (1, "MULTI"),
+        (1, "GET a"),
+        (1, "EXEC"),
+        (1, "CONFIG SET maxmemory 0"),
+        (1, "MULTI"),
+        (1, "SET a 1"),
+        (0, "CONFIG SET maxmemory 1"),
+        (1, "EXEC"),
+        (0, "CONFIG SET maxmemory 0"),
+        (0, "GET a"),
+    ],
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("name", DIALOGUES)
+def test_dialogue(redis: RedisProcess, protocol: int, name: str) -> None:
+    with Pair(redis.port, connections=2, protocol=protocol) as pair:
+        for at, line in DIALOGUES[name]:
+            pair.step(at, tuple(b"" if word == "''" else word.encode() for word in line.split()))
+        for at in (0, 1):
+            pair.step(at, (b"PING", b"the end"))
