@@ -16,6 +16,7 @@ from millstream.broker.operations import (
     leasing,
     once,
     pending,
+    progress,
     reading,
     retention,
     settling,
@@ -106,6 +107,7 @@ class Broker:
     create_group = asynchronous(groups.create_group)
     delete_group = asynchronous(groups.delete_group)
     set_group_position = asynchronous(groups.set_group_position)
+    advance_group = asynchronous(progress.advance_group)
     create_consumer = asynchronous(groups.create_consumer)
     delete_consumer = asynchronous(groups.delete_consumer)
     xreadgroup = asynchronous(groups.xreadgroup)
@@ -241,6 +243,7 @@ class BlockingBroker:
     create_group = blocking(groups.create_group)
     delete_group = blocking(groups.delete_group)
     set_group_position = blocking(groups.set_group_position)
+    advance_group = blocking(progress.advance_group)
     create_consumer = blocking(groups.create_consumer)
     delete_consumer = blocking(groups.delete_consumer)
     xreadgroup = blocking(groups.xreadgroup)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 
 from millstream.broker.broker import BlockingBroker
-from millstream.broker.drivers import blocking
-from millstream.broker.operations.progress import advance_group
 from millstream.spark.offsets import Offset, Position
 
-_advance = blocking(advance_group)
 log = logging.getLogger("millstream.spark")
 
 
@@ -26,7 +23,7 @@ class GroupProgress:
             if self._published.get(stream) == place:
                 continue
             entries_read = place.added if place.exact else None
-            _advance(broker, stream, self._group, place.id, entries_read=entries_read)
+            broker.advance_group(stream, self._group, place.id, entries_read=entries_read)
             self._published[stream] = place
 
 

@@ -30,28 +30,28 @@ def wanted_partitions(count: int, *, at_least: int, rows_each: int) -> int:
 
 
 def probe_points(after: EntryId, upto: EntryId, parts: int) -> list[EntryId]:
-    """Where to probe before cutting ``(after, upto]`` into ``parts``: the ends of cells of equal width.
+    """Where to probe before cutting ``(after, upto]`` into ``parts``: the last ids that cells of equal width may hold.
 
-    The first cell begins at ``after``, the last ends behind ``upto``. Within one millisecond there is no density to
-    measure (sequence numbers run without holes), and no probe.
+    The first cell begins at ``after``, the last ends at or behind ``upto``. Within one millisecond there is no density
+    to measure (sequence numbers run without holes), and no probe.
     """
     width = upto.ms + 1 - after.ms
     cells = min(2 * parts, _MOST_CELLS, width)
     if parts < 2 or cells < 2:
         return []
-    return [EntryId(after.ms + width * k // cells, 0) for k in range(1, cells + 1)]
+    return [EntryId(after.ms + width * k // cells, 0).previous() for k in range(1, cells + 1)]
 
 
 def guesses(
     after: EntryId, upto: EntryId, parts: int, points: Sequence[EntryId], probes: Sequence[Sequence[EntryId]]
 ) -> list[EntryId]:
-    """Where equal shares of ``(after, upto]`` end. ``probes[k]``: the last ids before ``points[k]``, latest first."""
+    """Where equal shares of ``(after, upto]`` end. ``probes[k]``: the last ids up to ``points[k]``, latest first."""
     if parts < 2:
         return []
     if not points:
         first, last = (after.seq, upto.seq) if after.ms == upto.ms else (0, upto.seq)
         return [EntryId(upto.ms, first + (last - first) * k // parts) for k in range(1, parts)]
-    edges = [after.ms, *(point.ms for point in points)]
+    edges = [after.ms, *(point.ms + 1 for point in points)]
     amounts = [_amount(left, right, ids) for left, right, ids in zip(edges, edges[1:], probes, strict=False)]
     sums = [0.0, *accumulate(amounts)]
     if sums[-1] <= 0:

@@ -98,7 +98,10 @@ class Once:
         """Rows, digest and last id of the marker, as the stream last told."""
 
     def append(self, site: Site, entries: Sequence[Fields]) -> Conversation[Appended]:
-        rows = [field_words(fields, site.limits) for fields in entries]
+        return (yield from self.append_rows(site, [field_words(fields, site.limits) for fields in entries]))
+
+    def append_rows(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
+        """``append`` for bulk writers, who have each row as words already: names and values in turn."""
         if any(len(row) > ROW_WORDS for row in rows):
             raise InvalidArgument("entries", "a row", f"at most {ROW_WORDS // 2} fields a row")
         ids: list[EntryId | None] = []
@@ -106,10 +109,11 @@ class Once:
         for chunk in chunks(rows[skipped:], site.limits):
             todo = chunk
             while todo:
-                reply = yield from self._step(site, todo)
+                reply, ahead = yield from self._step(site, todo)
                 if reply[0] == b"OK":
                     ids += entry_ids(reply[1:])
-                    self._move(todo)
+                    self.position += len(todo)
+                    self.digest = ahead
                     break
                 self._refused(reply)
                 skipped_now = self._skip(todo, ids)
@@ -139,12 +143,12 @@ class Once:
 
     # --- the steps --------------------------------------------------------------------------------------------------
 
-    def _step(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[list[Any]]:
-        after = UNKNOWN
-        if self.digest is not None:
-            ahead = self.digest.copy()
+    def _step(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[tuple[list[Any], Digest | None]]:
+        """The script's answer, and the digest after these rows."""
+        ahead = self.digest.copy() if self.digest is not None else None
+        if ahead is not None:
             ahead.add(rows)
-            after = ahead.word()
+        after = ahead.word() if ahead is not None else UNKNOWN
         argv = [
             *(self._partition, self._version, b"%d" % self.position),
             *(self.digest.word() if self.digest is not None else UNKNOWN, after, self._ttl, *self._trim),
@@ -155,7 +159,7 @@ class Once:
         reply: list[Any] = yield from run_script_durably(
             site, script("append_once"), (self._stream, self._markers), argv, self._durability, repeatable=True
         )
-        return reply
+        return reply, ahead
 
     def _refused(self, reply: list[Any]) -> None:
         """Learns where the marker is, or raises."""
