@@ -111,15 +111,22 @@ local excess = max_len and redis.call('XLEN', key) - max_len or 0
 if excess > 0 then
   if not safe then
     dropped = dropped + redis.call('XTRIM', key, 'MAXLEN', '=', max_len)
-  elseif redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1][1] ~= safe then
-    -- Redis has no rank: look at the oldest entries, a bounded number of them, to find where the excess ends.
-    local upto = safe
-    local head = redis.call('XRANGE', key, '-', '(' .. safe, 'COUNT', math.min(excess, step) + 1)
-    if #head > math.min(excess, step) then
-      upto = head[#head][1]
-      if excess > step then more = 1 end
+  else
+    -- Whole nodes first, which costs little; LIMIT keeps it from taking more than the excess. The rest is looked at,
+    -- because Redis has no rank: a bounded number of the oldest entries, to find where the excess ends.
+    local whole = redis.call('XTRIM', key, 'MINID', '~', safe, 'LIMIT', excess)
+    dropped = dropped + whole
+    excess = excess - whole
+    if excess > 0 then
+      local upto = safe
+      local at_most = math.min(excess, step)
+      local head = redis.call('XRANGE', key, '-', '(' .. safe, 'COUNT', at_most + 1)
+      if #head > at_most then
+        upto = head[#head][1]
+        if excess > step then more = 1 end
+      end
+      dropped = dropped + redis.call('XTRIM', key, 'MINID', '=', upto)
     end
-    dropped = dropped + redis.call('XTRIM', key, 'MINID', '=', upto)
   end
 end
 

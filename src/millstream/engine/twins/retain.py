@@ -105,14 +105,16 @@ def acked_bound(call: Call, marks: bytes, now: int, keep: int, done: bytes) -> b
 def drop_excess(call: Call, key: bytes, excess: int, safe: bytes | None, max_len: int, step: int) -> tuple[int, int]:
     if safe is None:
         return call(b"XTRIM", key, b"MAXLEN", b"=", b"%d" % max_len), 0
-    if call(b"XRANGE", key, b"-", b"+", b"COUNT", b"1")[0][0] == safe:
-        return 0, 0
+    dropped: int = call(b"XTRIM", key, b"MINID", b"~", safe, b"LIMIT", b"%d" % excess)
+    excess -= dropped
+    if not excess:
+        return dropped, 0
     at_most, upto, more = min(excess, step), safe, 0
     head = call(b"XRANGE", key, b"-", b"(" + safe, b"COUNT", b"%d" % (at_most + 1))
     if len(head) > at_most:
         upto = head[-1][0]
         more = 1 if excess > step else 0
-    return call(b"XTRIM", key, b"MINID", b"=", upto), more
+    return dropped + call(b"XTRIM", key, b"MINID", b"=", upto), more
 
 
 def take(call: Call, key: bytes, losses: bytes, groups: list[Group], count: int) -> int:
