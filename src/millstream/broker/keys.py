@@ -54,6 +54,16 @@ LEGEND: Final = (
         "hash: group to the number of entries that a hard cap took from it before it was done with them",
         "never: an account of losses must not vanish; one small field a group",
     ),
+    Legend(
+        "members",
+        "hash beside a load-balancer stream: member to 'expires_ms owned capacity'",
+        "a day after the last member's last beat",
+    ),
+    Legend(
+        "owner",
+        "string: 'number member', the fencing token of the stream's owner; no member after a release",
+        "a week after the lease was last renewed, so that numbers go on growing",
+    ),
 )
 """One line for each kind of companion key. Rooms above add theirs here."""
 

@@ -1,0 +1,138 @@
+"""How quickly streams are placed, renewed, and taken over from a killed member, against a real redis-server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from millstream import Broker, open_broker
+from millstream.assignment.announcement import Announcement
+from millstream.assignment.client import AssignmentClient
+from millstream.assignment.member import AssignmentMember
+from millstream.assignment.settings import Settings
+from millstream.bench.processes import redis_server
+from millstream.bench.result import Progress, Result
+
+SETTINGS = Settings(lease_ms=2_000, renew_interval_ms=700)
+"""The lease of the Go client that people move from."""
+
+_VICTIM = """
+import asyncio, sys
+from millstream import open_broker
+from millstream.assignment.client import AssignmentClient
+from millstream.bench.assignment import SETTINGS
+async def main():
+    async with open_broker(sys.argv[1]) as broker:
+        async for _ in AssignmentClient(broker, "svc", member="victim", settings=SETTINGS).start():
+            pass
+asyncio.run(main())
+"""
+
+
+def run(rounds: int, progress: Progress) -> list[Result]:
+    with redis_server() as port:
+        return asyncio.run(_run(f"redis://127.0.0.1:{port}", rounds, progress))
+
+
+async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
+    takeovers, renewals, spreads, placings = [], [], [], []
+    for _ in range(rounds):
+        progress("2,000 streams of a member that is killed")
+        takeovers.append(await _takeover(url))
+        progress("10,000 leases of one member renewed")
+        renewals.append(await _renew(url))
+        progress("10,000 streams placed over 10 members")
+        seconds, spread = await _place(url)
+        placings.append(seconds)
+        spreads.append(spread)
+    return [
+        Result("takeover_s", statistics.median(takeovers), "s (lease 2 s)", goal="<= 3"),
+        Result("renew_10000", statistics.median(renewals), "ms", goal="<= 150"),
+        Result("place_10000", max(spreads), f"% off even ({statistics.median(placings):.2f} s)", goal="<= 5"),
+    ]
+
+
+async def _takeover(url: str) -> float:
+    async with open_broker(url) as broker:
+        await _empty(broker)
+        await _announce(broker, 10_000)
+        victim = await asyncio.create_subprocess_exec(sys.executable, "-c", _VICTIM, url)
+        clients = [AssignmentClient(broker, "svc", member=f"m{n}", settings=SETTINGS) for n in range(4)]
+        tasks = [asyncio.create_task(_drain(client)) for client in clients]
+        try:
+            await _until(lambda: [len(client.owned) for client in clients] == [2_000] * 4)
+            await _until_holder(broker, "victim", 2_000)
+            os.kill(victim.pid, signal.SIGKILL)
+            began = time.perf_counter()
+            await victim.wait()
+            await _until(lambda: sum(len(client.owned) for client in clients) == 10_000)
+            return time.perf_counter() - began
+        finally:
+            if victim.returncode is None:
+                victim.kill()
+            await asyncio.gather(*[client.close() for client in clients], *tasks)
+
+
+async def _renew(url: str) -> float:
+    async with open_broker(url) as broker:
+        await _empty(broker)
+        await _announce(broker, 10_000)
+        member = AssignmentMember(broker, "svc", "one", Settings(), lambda _: None)
+        await member.join()
+        while len(member.owned) < 10_000:
+            await member.beat()
+            await member.place(1_000)
+        taken = []
+        for _ in range(5):
+            began = time.perf_counter()
+            await member.beat()
+            await member.renew()
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken) * 1000
+
+
+async def _place(url: str) -> tuple[float, float]:
+    async with open_broker(url) as broker:
+        await _empty(broker)
+        clients = [AssignmentClient(broker, "svc", member=f"m{n}", settings=SETTINGS) for n in range(10)]
+        tasks = [asyncio.create_task(_drain(client)) for client in clients]
+        try:
+            await _until(lambda: all(client.ready for client in clients))
+            began = time.perf_counter()
+            await _announce(broker, 10_000)
+            await _until(lambda: sum(len(client.owned) for client in clients) == 10_000)
+            seconds = time.perf_counter() - began
+            return seconds, max(abs(len(client.owned) - 1_000) / 10 for client in clients)
+        finally:
+            await asyncio.gather(*[client.close() for client in clients], *tasks)
+
+
+async def _empty(broker: Broker) -> None:
+    for stream in await broker.list_streams("svc-*"):
+        await broker.delete_stream(stream, companions=True)
+
+
+async def _announce(broker: Broker, count: int) -> None:
+    await broker.xadd_many("svc-input", [Announcement(f"data-{n}").fields() for n in range(count)])
+
+
+async def _drain(client: AssignmentClient) -> None:
+    async for _ in client.start():
+        pass
+
+
+async def _until(predicate: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not predicate():  # noqa: ASYNC110  # what is waited for happens on the server
+            await asyncio.sleep(0.005)
+
+
+async def _until_holder(broker: Broker, member: str, count: int) -> None:
+    async with asyncio.timeout(60):
+        while (await broker.xpending("svc-input", "svc-group")).consumers.get(member) != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
