@@ -52,6 +52,19 @@ class AlreadySubscribed(MillstreamError):
         )
 
 
+class DeliveriesExhausted(MillstreamError):
+    """Every handler that was given this message vanished with its process. ``deliveries`` counts the starts."""
+
+    deliveries: int
+
+    def __init__(self, deliveries: int) -> None:
+        super().__init__(
+            f"{deliveries} handlers were started on this message and none of them came back. "
+            "Find what in it ends the process, then replay it from the dead letters.",
+            deliveries=deliveries,
+        )
+
+
 class SubscriberClosed(MillstreamError):
     """The subscriber was closed and reads no more."""
 
@@ -78,3 +91,12 @@ class RetryLater(MillstreamError):
 
     def __init__(self, reason: str = "asked to come back later", *, delay_ms: int | None = None) -> None:
         super().__init__(reason, delay_ms=delay_ms)
+
+
+class HandlerCancelled(MillstreamError):
+    """A handler ended because something that it waited for was cancelled, while nobody cancelled the handler."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"cancelled from inside: {error!r}. Catch CancelledError where the handler waits for a task.")

@@ -120,6 +120,10 @@ class Message:
             self._origin.settle(self, outcome)
         self._outcome = outcome
 
+    def mark_settled(self, outcome: Outcome) -> None:
+        """Settled by whoever delivered it, without asking anybody to act."""
+        self._outcome = outcome
+
     def receive(
         self,
         origin: Origin,

@@ -77,7 +77,7 @@ class SubscriberSettings:
 
     @property
     def read_block_ms(self) -> int:
-        """Shorter than others wait before they claim: a read that is answered late could bring what is theirs by now."""
+        """Shorter than others wait before they claim: a read that is answered late may bring what is theirs by now."""
         return max(1, min(self.block_ms, self.claim_interval_ms, self.claim_min_idle_ms // 3))
 
     @property

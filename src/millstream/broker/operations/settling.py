@@ -217,8 +217,8 @@ def sweep(
     """Takes over what nobody has touched for ``min_idle_ms``, on one page of the pending list.
 
     Looks at ``scan`` entries at most, those of ``owner`` alone where it is given, and takes ``room`` at most; the
-    cursor stops where room ended. Delivery counts stay, but for what was handed back (0 becomes 1). Delayed entries
-    are left alone, and so are those in ``but``. Raises NoSuchGroup.
+    cursor stops where room ended. Delivery counts stay and are told; only what was handed back (told as 0) counts as
+    delivered once from now on. Delayed entries are left alone, and so are those in ``but``. Raises NoSuchGroup.
     """
     key, name = name_word(stream, "stream"), name_word(group, "group")
     argv = (

@@ -18,11 +18,10 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         if idle >= int(abandoned) and entry_id not in leave and call(b"ZSCORE", due, entry_id) is None:
             if len(taken) >= room or left <= 0:
                 return [entry_id, taken, gone]
-            count = times or 1
-            claimed = call(b"XCLAIM", key, group, me, b"0", entry_id, b"RETRYCOUNT", b"%d" % count)
+            claimed = call(b"XCLAIM", key, group, me, b"0", entry_id, b"RETRYCOUNT", b"%d" % max(1, times))
             if claimed:
                 words = claimed[0][1]
-                taken.append([entry_id, words, count])
+                taken.append([entry_id, words, times])
                 left -= sum(map(len, words))
             else:
                 gone.append(entry_id)

@@ -26,10 +26,12 @@ class Held:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
 
-    def add(self, message: Message) -> None:
-        assert message.id is not None
-        self.entries[message.id] = message
-        self._bytes += len(message.payload)
+    def add(self, message: Message) -> int:
+        """Enters a message; returns what it weighs."""
+        self.entries[message.id] = message  # type: ignore[index]  # received: it has an id
+        size = len(message.payload)
+        self._bytes += size
+        return size
 
     def drop(self, ids: Iterable[EntryId]) -> None:
         """Forgets entries; those that are not in the book are passed over."""
@@ -63,17 +65,17 @@ class Held:
         self.doubtful = [message for message in self.doubtful if message.id not in ids]
 
     def trust(self, valid_until: float, ids: Iterable[EntryId]) -> None:
-        """The broker confirmed that these are ours; what was doubtful among them may be started."""
+        """The broker confirmed that these are ours."""
         for entry_id in ids:
             message = self.entries.get(entry_id)
             if message is not None:
                 message.valid_until = valid_until
-        doubtful, self.doubtful = self.doubtful, []
-        for message in reversed(doubtful):
-            if message.valid_until >= valid_until:
-                self.ready.appendleft(message)
-            else:
-                self.doubtful.append(message)
+
+    def reconsider(self, now: float) -> None:
+        """What was doubtful and is certain again may be started, before what came later."""
+        certain = [message for message in self.doubtful if message.valid_until >= now]
+        self.doubtful = [message for message in self.doubtful if message.valid_until < now]
+        self.ready.extendleft(reversed(certain))
 
 
 def ids_by_count(messages: Iterable[Message]) -> dict[int, list[EntryId]]:

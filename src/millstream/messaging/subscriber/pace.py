@@ -14,6 +14,9 @@ MAX_SCAN = 1000
 REST_FACTOR = 20
 """After a page that took t the next one rests 20 t: looking for the abandoned costs the server 5 % at most."""
 
+RECOVERING_BLOCK_MS = 20
+"""How long a read waits while more is to be recovered as soon as there is room for it."""
+
 
 class Step(Enum):
     WAIT = auto()
@@ -90,7 +93,9 @@ class Pace:
     def read_block_ms(self, now_ms: float) -> int:
         """No longer than until the next page of the sweep is due: then nothing has to interrupt a read."""
         until_sweep = self.sweep.next_at_ms - now_ms
-        return max(1, min(self._settings.read_block_ms, int(until_sweep))) if until_sweep >= 1 else 1
+        if self.own.active or until_sweep < RECOVERING_BLOCK_MS:
+            return min(self._settings.read_block_ms, RECOVERING_BLOCK_MS)
+        return min(self._settings.read_block_ms, int(until_sweep))
 
     def scan_size(self, room: int) -> int:
         """A page in proportion to what may be taken from it."""

@@ -1,0 +1,60 @@
+"""What the parts of one subscription share: the settings, the book, and the signals between them. It does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from millstream.messaging.codec import Codec
+from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.subscriber.held import Held
+from millstream.messaging.subscriber.lanes import Lanes
+from millstream.messaging.subscriber.probation import Probation
+from millstream.model import MIN_ID, EntryId
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+log = logging.getLogger("millstream.messaging")
+
+
+def _nobody() -> None:
+    pass
+
+
+class Desk:
+    def __init__(self, broker: Broker, topic: str, settings: SubscriberSettings, codec: Codec) -> None:
+        assert settings.group is not None
+        self.broker = broker
+        self.topic = topic
+        self.group = settings.group
+        self.consumer = settings.consumer
+        self.settings = settings
+        self.codec = codec
+        self.held = Held(settings.max_in_flight, settings.max_bytes_in_flight)
+        self.probation = Probation(max(1, min(settings.count, settings.max_in_flight // 2)))
+        self.lanes = Lanes(settings.key_of) if settings.key_of is not None else None
+        self.lost: set[EntryId] = set()
+        """Entries that others took over while a handler here was at work on them. They stay in the book until it ends:
+        so it is never joined by a second one in the same process."""
+        self.last_delivered: EntryId = MIN_ID
+        """The greatest id that this process was given: where a vanished group begins again if nothing is held."""
+        self.generation = 0
+        """How often the group was made again or moved back: so that one fault leads to one repair."""
+        self.room_freed = asyncio.Event()
+        self.wake_workers: Callable[[], None] = _nobody
+        """Something is ready to be started."""
+
+    def valid_until(self, asked_at: float) -> float:
+        """Until when what the broker said is certain, if it was asked at ``asked_at`` (monotonic seconds)."""
+        return asked_at + self.settings.trusted_ms / 1000
+
+    def tell(self, name: str, **facts: Any) -> None:
+        self.broker.site.observer(name, topic=self.topic, group=self.group, consumer=self.consumer, **facts)
+
+
+def monotonic_ms() -> float:
+    return time.monotonic() * 1000

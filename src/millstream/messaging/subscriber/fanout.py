@@ -1,0 +1,155 @@
+"""Messages to everybody: each subscriber reads the stream by itself, and nothing is ever pending.
+
+For feature flags, caches and live views: what matters is what happens from now on, in every instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
+from millstream.messaging.codec import Codec
+from millstream.messaging.errors import NothingToSettle
+from millstream.messaging.message import Handler, Message
+from millstream.messaging.outcome import Ack, Outcome, Retry
+from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.subscriber.desk import log, monotonic_ms
+from millstream.model import MIN_ID, Entry, EntryId
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+PAUSE_S = (0.05, 1.0)
+
+
+class Fanout:
+    """Made and run by Subscriber. It is the ``Origin`` of its messages."""
+
+    group: str | None = None
+    consumer: str | None = None
+
+    def __init__(
+        self, broker: Broker, topic: str, settings: SubscriberSettings, codec: Codec, start: EntryId | str
+    ) -> None:
+        self.topic = topic
+        self._broker = broker
+        self._settings = settings
+        self._codec = codec
+        self._start = start
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._progress_ms = 0.0
+
+    def settle(self, message: Message, outcome: Outcome) -> None:
+        """An acknowledgement has nothing to do here; bringing a message back cannot be promised, so it is refused."""
+        if not isinstance(outcome, Ack):
+            raise NothingToSettle(message.uuid, "retry" if isinstance(outcome, Retry) else "bury")
+
+    @property
+    def ready(self) -> bool:
+        patience = self._settings.read_block_ms + self._settings.grace_ms
+        return not self._closing.is_set() and monotonic_ms() - self._progress_ms <= patience
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """Reads no more. Waits until the handler that is under way has ended, or ``timeout_s``."""
+        self._closing.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ended.wait()
+        except TimeoutError:
+            pass
+
+    async def consume(self, handler: Handler, publish_to: str | None) -> None:
+        """One message after the other. A handler that fails is told about, and the next message comes."""
+        async for message in self.messages():
+            try:
+                output = await handler(message)
+                if output is not None and publish_to is not None:
+                    outputs = (output,) if isinstance(output, Message) else output
+                    await self._broker.xadd_many(publish_to, [self._codec.encode(one) for one in outputs])
+            except Exception as error:
+                log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
+                self._tell("messaging.handler_failed", id=str(message.id), error=str(error))
+
+    async def messages(self) -> AsyncIterator[Message]:
+        try:
+            position = await self._position()
+            while not self._closing.is_set():
+                for entry in await self._read(position):
+                    position = entry.id
+                    message = self._decoded(entry)
+                    if message is not None:
+                        yield message
+                    if self._closing.is_set():
+                        break
+        finally:
+            self._ended.set()
+
+    async def _position(self) -> EntryId:
+        """ "$" is made a real id once: asked anew with every read, it would skip what came in between."""
+        if self._start != "$":
+            return self._start if isinstance(self._start, EntryId) else EntryId.parse(self._start, argument="start")
+        while True:
+            try:
+                position = (await self._broker.stream_info(self.topic)).last_generated
+            except NoSuchStream:
+                position = MIN_ID
+            except MillstreamError as error:
+                if not error.retryable:
+                    raise
+                continue  # the broker has waited for its deadline already
+            self._progress_ms = monotonic_ms()
+            return position
+
+    async def _read(self, position: EntryId) -> list[Entry]:
+        """The next entries; nothing when closing. Reading is idempotent: whatever fails is asked again."""
+        pause = PAUSE_S[0]
+        while not self._closing.is_set():
+            read = asyncio.ensure_future(
+                self._broker.xread(
+                    {self.topic: position}, count=self._settings.count, block_ms=self._settings.read_block_ms
+                )
+            )
+            closing = asyncio.ensure_future(self._closing.wait())
+            patience = (self._settings.read_block_ms + self._settings.grace_ms) / 1000
+            try:
+                await asyncio.wait({read, closing}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if read.done():
+                    entries = read.result().get(self.topic, [])
+                    self._progress_ms = monotonic_ms()
+                    return entries
+            except BrokerClosed:
+                raise
+            except MillstreamError as error:
+                if not error.retryable:
+                    raise
+                self._tell("messaging.read_failed", error=str(error))
+            finally:
+                closing.cancel()
+                read.cancel()
+            self._progress_ms = 0.0
+            await asyncio.sleep(pause)
+            pause = min(PAUSE_S[1], pause * 2)
+        return []
+
+    def _decoded(self, entry: Entry) -> Message | None:
+        try:
+            message = self._codec.decode(entry.fields)
+        except Exception as error:
+            # Nobody holds it, so nobody can bury it: it stays in the stream, and the observer is told.
+            log.warning("entry %s of %s cannot be decoded: %s", entry.id, self.topic, error)
+            self._tell("messaging.undecodable", id=str(entry.id), error=str(error))
+            return None
+        return message.receive(self, entry.id, 1, entry.fields)
+
+    def _tell(self, name: str, **facts: str) -> None:
+        self._broker.site.observer(name, topic=self.topic, **facts)

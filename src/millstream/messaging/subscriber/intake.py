@@ -1,0 +1,158 @@
+"""What was received becomes messages in the book, and what left the book makes way for what waited behind it.
+
+In: deliveries. Out: messages that may be started (``held.ready``), and outcomes for what can never be started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from millstream.messaging.errors import DeliveriesExhausted, Undecodable
+from millstream.messaging.message import Message, Origin
+from millstream.messaging.outcome import Bury
+from millstream.messaging.subscriber.desk import Desk, log
+from millstream.model import Delivery, EntryId
+
+
+class Intake:
+    def __init__(self, desk: Desk, origin: Origin, *, charge: Callable[[Message], None]) -> None:
+        self._desk = desk
+        self._origin = origin
+        self._charge = charge
+        self._suspects: set[EntryId] = set()
+        """Those that go through probation: until they are charged, nothing was counted for them."""
+
+    def accept(self, deliveries: Sequence[Delivery], valid_until: float) -> int:
+        """New entries, and those whose time has come again. Returns the bytes that they weigh."""
+        desk = self._desk
+        held, decode, origin, lanes = desk.held, desk.codec.decode, self._origin, desk.lanes
+        entries, ready = held.entries, held.ready
+        size = 0
+        for entry_id, fields, times in deliveries:
+            if entry_id in entries:
+                self._adopt(entries[entry_id], times or 1, valid_until)
+                continue
+            assert fields is not None
+            try:
+                message = decode(fields)
+            except Exception as error:
+                self._bury_undecodable(entry_id, fields, times or 1, error)
+                continue
+            message.receive(origin, entry_id, times or 1, fields, valid_until)
+            size += held.add(message)
+            if lanes is None or lanes.enter(message):
+                ready.append(message)
+        if ready:
+            desk.wake_workers()
+        return size
+
+    def accept_taken(self, deliveries: Sequence[Delivery], valid_until: float) -> None:
+        """What a sweep took over. What was handed back in good order is like new; the rest goes through probation."""
+        self.accept([delivery for delivery in deliveries if not delivery.times_delivered], valid_until)
+        desk = self._desk
+        for entry_id, fields, times in deliveries:
+            if not times:
+                continue
+            if entry_id in desk.held.entries:
+                # Our sign of life was late; or others had it in between, and a handler here is at work on it still.
+                self._adopt(desk.held.entries[entry_id], times, valid_until)
+                continue
+            assert fields is not None
+            try:
+                message = desk.codec.decode(fields)
+            except Exception as error:
+                self._bury_undecodable(entry_id, fields, times, error)
+                continue
+            message.receive(self._origin, entry_id, times, fields, valid_until)
+            desk.held.add(message)
+            self._suspects.add(entry_id)
+            if desk.lanes is None or desk.lanes.enter(message):
+                self._start(message)
+        self.next_suspect()
+
+    def release(self, ids: Iterable[EntryId]) -> None:
+        """The broker confirmed what became of these: they leave the book, and others move up."""
+        desk = self._desk
+        ids = list(ids)
+        desk.held.drop(ids)
+        if self._suspects:
+            self._suspects.difference_update(ids)
+        if desk.lost:
+            desk.lost.difference_update(ids)
+        if desk.lanes is not None:
+            for entry_id in ids:
+                following = desk.lanes.leave(entry_id)
+                if following is not None:
+                    self._start(following)
+        if desk.probation:
+            passed = [desk.probation.passed(entry_id) for entry_id in ids]
+            if any(passed):
+                self.next_suspect()
+        desk.room_freed.set()
+        if desk.held.ready:
+            desk.wake_workers()
+
+    def next_suspect(self) -> None:
+        """Starts the next on probation, unless one is under way: charged first, so that a killer cannot dodge it."""
+        desk = self._desk
+        message = desk.probation.next()
+        if message is None:
+            return
+        if message.times_delivered >= desk.settings.max_deliveries:
+            message.settle(Bury(DeliveriesExhausted(message.times_delivered)))
+        else:
+            self._charge(message)
+
+    def forget_unstarted(self) -> list[Message]:
+        """Takes out of the book, and returns, all that no handler has seen."""
+        desk = self._desk
+        unstarted = unstarted_of(desk)
+        ids = {message.id for message in unstarted if message.id is not None}
+        desk.held.withdraw(ids)
+        desk.probation.withdraw(ids)
+        desk.held.drop(ids)
+        if desk.lanes is not None:
+            for entry_id in ids:
+                desk.lanes.leave(entry_id)
+        self._suspects -= ids
+        return unstarted
+
+    def is_suspect(self, message: Message) -> bool:
+        return message.id in self._suspects
+
+    def once_more(self, message: Message) -> Message:
+        """A message for one more start of the same entry, decoded afresh: the last handler may have changed it."""
+        assert message.id is not None
+        assert message.fields is not None
+        self._suspects.discard(message.id)
+        fresh = self._desk.codec.decode(message.fields)
+        fresh.receive(self._origin, message.id, message.times_delivered, message.fields, message.valid_until)
+        self._desk.held.entries[message.id] = fresh
+        return fresh
+
+    def _start(self, message: Message) -> None:
+        if message.id in self._suspects:
+            self._desk.probation.add(message)
+            self.next_suspect()
+        else:
+            self._desk.held.ready.append(message)
+
+    def _adopt(self, message: Message, times: int, valid_until: float) -> None:
+        # The entry came to us again while a handler is at work on it: the group was moved back, or others lost it too.
+        # One handler at a time is enough. With the new count its acknowledgement is accepted.
+        message.times_delivered = times
+        message.valid_until = valid_until
+        if message.id is not None:
+            self._desk.lost.discard(message.id)
+
+    def _bury_undecodable(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int, error: Exception) -> None:
+        if not isinstance(error, Undecodable):
+            log.exception("codec %s failed on entry %s of %s", self._desk.codec.name, entry_id, self._desk.topic)
+        message = Message(b"").receive(self._origin, entry_id, times, fields)
+        self._desk.held.add(message)
+        message.settle(Bury(error))
+
+
+def unstarted_of(desk: Desk) -> list[Message]:
+    lanes = desk.lanes.waiting() if desk.lanes is not None else []
+    return [*desk.held.ready, *desk.held.doubtful, *desk.probation.waiting(), *lanes]

@@ -1,0 +1,313 @@
+"""Brings outcomes about, in batches: while one batch is on its way, the next one gathers.
+
+In: outcomes, from handlers that never wait for it. Out: the broker's atomic steps, and then the entry leaves the book.
+Nothing is said to be done before its handler is; nothing leaves the book before the broker confirmed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from millstream.broker.operations.settling import Output, Settled, shares_slot
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.messaging.burial import Burial, bury_with, describe
+from millstream.messaging.message import Message
+from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
+from millstream.messaging.subscriber.desk import Desk, log, monotonic_ms
+from millstream.messaging.subscriber.held import ids_by_count
+from millstream.model import EntryId
+
+Step = Callable[[Sequence[Message]], Awaitable[None]]
+
+PAUSE_S = (0.05, 1.0)
+"""Between tries while the broker cannot be reached: first, and at most."""
+
+
+class Settler:
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        release: Callable[[Iterable[EntryId]], None],
+        ready_again: Callable[[Message], None],
+        lost: Callable[[Settled, int], Awaitable[None]],
+        group_gone: Callable[[int], Awaitable[None]],
+        due_in: Callable[[int], None],
+    ) -> None:
+        self._desk = desk
+        self._release = release
+        self._ready_again = ready_again
+        self._lost = lost
+        self._group_gone = group_gone
+        self._due_in = due_in
+        self.publish_to: str | None = None
+        self._acks: list[Message] = []
+        self._others: list[tuple[Message, Outcome]] = []
+        self._charges: list[Message] = []
+        self._resting: dict[EntryId, tuple[asyncio.TimerHandle, Message, float]] = {}
+        """Messages that wait for a retry inside this process, because they hold their key back."""
+        self._wanted = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- what handlers and the intake say ---------------------------------------------------------------------------
+
+    def ack(self, message: Message) -> None:
+        """The short way of ``settle(message, ACKED)``."""
+        acks = self._acks
+        acks.append(message)
+        if len(acks) == 1:
+            self._wake()
+
+    def settle(self, message: Message, outcome: Outcome) -> None:
+        if outcome is ACKED:
+            self.ack(message)
+            return
+        self._others.append((message, limit_deliveries(outcome, message.times_delivered, self._max_deliveries)))
+        self._wake()
+
+    def charge(self, message: Message) -> None:
+        """One more start of an entry that was delivered before: counted first, then ready."""
+        self._charges.append(message)
+        self._wake()
+
+    async def ack_now(self, message: Message) -> bool:
+        """For at most once: returns when the broker has it, False if the entry is not ours any more."""
+        accepted = False
+
+        async def step(_: Sequence[Message]) -> None:
+            nonlocal accepted
+            desk = self._desk
+            assert message.id is not None
+            settled = await desk.broker.ack_held(
+                desk.topic, desk.group, desk.consumer, [message.id], times_delivered=message.times_delivered
+            )
+            accepted = not settled.refused
+            self._release([message.id])
+
+        message.mark_settled(ACKED)
+        await self._insist(step, [message])
+        return accepted
+
+    async def publish(self, outputs: Sequence[Message]) -> None:
+        """Outputs of a message that is acknowledged already."""
+        desk = self._desk
+        assert self.publish_to is not None
+        await desk.broker.xadd_many(self.publish_to, [desk.codec.encode(output) for output in outputs])
+
+    @property
+    def _max_deliveries(self) -> int:
+        return self._desk.settings.max_deliveries
+
+    def _wake(self) -> None:
+        self._idle.clear()
+        self._wanted.set()
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            acks, self._acks = self._acks, []
+            others, self._others = self._others, []
+            charges, self._charges = self._charges, []
+            if others or charges:
+                await asyncio.gather(
+                    self._insist(self._ack, acks), *self._plan(others), self._insist(self._start, charges)
+                )
+            else:
+                await self._insist(self._ack, acks)
+            if not self._wanted.is_set():
+                self._idle.set()
+
+    async def drained(self) -> None:
+        """Waits until everything that was said is done."""
+        await self._idle.wait()
+
+    async def _insist(self, step: Step, messages: Sequence[Message]) -> None:
+        """Until it is done: a broker that is away for a while costs nobody an outcome."""
+        if not messages:
+            return
+        pause = PAUSE_S[0]
+        while True:
+            generation = self._desk.generation
+            try:
+                await step(messages)
+                return
+            except NoSuchGroup:
+                # Nothing is pending any more. Making the group again brings back what was not done; what was done is
+                # not in the new pending list, so there is nothing left to say about it.
+                await self._group_gone(generation)
+                self._release([message.id for message in messages if message.id is not None])
+                return
+            except BrokerClosed:
+                raise
+            except MillstreamError as error:
+                if not error.retryable:
+                    self._give_up(messages, error)
+                    return
+                self._desk.tell("messaging.settle_retried", error=str(error))
+            await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311 - spreads retries, hides nothing
+            pause = min(PAUSE_S[1], pause * 2)
+
+    def _give_up(self, messages: Sequence[Message], error: MillstreamError) -> None:
+        # The entries stay pending; without our sign of life a sweep delivers them again, and counts.
+        log.error("could not settle %d deliveries of %s: %s", len(messages), self._desk.topic, error)
+        self._desk.tell("messaging.settle_failed", entries=len(messages), error=str(error))
+        self._release([message.id for message in messages if message.id is not None])
+
+    # --- the steps --------------------------------------------------------------------------------------------------
+
+    def _plan(self, others: Sequence[tuple[Message, Outcome]]) -> list[Awaitable[None]]:
+        outputs: dict[Message, Sequence[Message]] = {}
+        retries: dict[int, list[Message]] = {}
+        steps: list[Awaitable[None]] = []
+        for message, outcome in others:
+            if isinstance(outcome, Ack):
+                outputs[message] = outcome.outputs
+            elif isinstance(outcome, Bury):
+                steps.append(self._insist(partial(self._bury, outcome.error), [message]))
+            elif self._desk.lanes is not None:
+                self._rest(message, self._delay_of(message, outcome))
+            else:
+                retries.setdefault(self._delay_of(message, outcome), []).append(message)
+        for delay_ms, messages in retries.items():
+            steps.append(self._insist(partial(self._delay, delay_ms), messages))
+        if outputs:
+            steps.append(self._insist(partial(self._publish, outputs), list(outputs)))
+        return steps
+
+    def _delay_of(self, message: Message, retry: Retry) -> int:
+        if retry.delay_ms is not None:
+            return retry.delay_ms
+        return self._desk.settings.backoff.delay_ms(message.times_delivered, random.random())  # noqa: S311 - jitter
+
+    async def _ack(self, messages: Sequence[Message]) -> None:
+        desk = self._desk
+        groups = ids_by_count(messages)
+        generation = desk.generation
+        for times, ids in groups.items():
+            settled = await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            if settled.refused:
+                desk.tell("messaging.ack_refused", entries=len(settled.refused))
+                await self._lost(settled, generation)
+            self._release(ids)
+
+    async def _start(self, messages: Sequence[Message]) -> None:
+        desk = self._desk
+        generation = desk.generation
+        for times, ids in ids_by_count(messages).items():
+            asked_at = monotonic_ms() / 1000
+            settled = await desk.broker.charge(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            refused = set(settled.refused)
+            for message in messages:
+                if message.times_delivered == times and message.id in ids and message.id not in refused:
+                    message.times_delivered = times + 1
+                    message.valid_until = desk.valid_until(asked_at)
+                    self._ready_again(message)
+            if refused:
+                await self._lost(settled, generation)
+                self._release(refused)
+
+    async def _delay(self, delay_ms: int, messages: Sequence[Message]) -> None:
+        desk = self._desk
+        generation = desk.generation
+        for times, ids in ids_by_count(messages).items():
+            settled = await desk.broker.delay(
+                desk.topic, desk.group, desk.consumer, ids, times_delivered=times, delay_ms=delay_ms
+            )
+            desk.tell("messaging.retried", entries=len(ids) - len(settled.refused), delay_ms=delay_ms)
+            if settled.refused:
+                await self._lost(settled, generation)
+            self._release(ids)
+        self._due_in(delay_ms)
+
+    async def _bury(self, error: BaseException, messages: Sequence[Message]) -> None:
+        desk = self._desk
+        (message,) = messages
+        assert message.id is not None
+        text, kind, trace = describe(error)
+        burial = Burial(
+            stream=desk.topic,
+            original_id=str(message.id),
+            group=desk.group,
+            consumer=desk.consumer,
+            deliveries=message.times_delivered,
+            error=text,
+            error_type=kind,
+            traceback=trace,
+            buried_at_ms=desk.broker.site.clock.now_ms(),
+        )
+        letter = bury_with(message.fields or {}, burial)
+        dlq, times = desk.settings.dlq, message.times_delivered
+        if dlq is None or shares_slot(desk.broker.site, desk.topic, dlq):
+            buried = await desk.broker.bury(
+                desk.topic, desk.group, desk.consumer, message.id, times_delivered=times, letter=letter, dlq=dlq
+            )
+        else:
+            # Another slot: written first, acknowledged after. A crash in between buries it twice, and never loses it.
+            buried = await desk.broker.xadd(dlq, letter)
+            await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times)
+        if buried is not None:
+            log.warning("buried %s of %s after %d deliveries: %s: %s", message.id, desk.topic, times, kind, text)
+            desk.tell("messaging.buried", id=str(message.id), error=text, error_type=kind, deliveries=times)
+        self._release([message.id])
+
+    async def _publish(self, outputs: Mapping[Message, Sequence[Message]], messages: Sequence[Message]) -> None:
+        desk = self._desk
+        assert self.publish_to is not None
+        target, encode = self.publish_to, desk.codec.encode
+        if shares_slot(desk.broker.site, desk.topic, target):
+            step = [
+                Output(message.id, message.times_delivered, [(target, encode(one)) for one in outputs[message]])
+                for message in messages
+                if message.id is not None
+            ]
+            answers = await desk.broker.ack_with_outputs(desk.topic, desk.group, desk.consumer, step)
+            refused = sum(answer is None for answer in answers)
+            if refused:
+                desk.tell("messaging.ack_refused", entries=refused)
+        else:
+            # The output first: the other way round a crash in between would lose it.
+            for message in messages:
+                await desk.broker.xadd_many(target, [encode(one) for one in outputs[message]])
+            for times, ids in ids_by_count(messages).items():
+                await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+        self._release([message.id for message in messages if message.id is not None])
+
+    # --- retries inside the process, for keys in order --------------------------------------------------------------
+
+    def _rest(self, message: Message, delay_ms: int) -> None:
+        """The message stays in the book, with our signs of life: so its key waits for it."""
+        assert message.id is not None
+        entry_id = message.id
+        timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._rested, entry_id)
+        self._resting[entry_id] = (timer, message, monotonic_ms() + delay_ms)
+        self._desk.tell("messaging.retried", entries=1, delay_ms=delay_ms)
+
+    def _rested(self, entry_id: EntryId) -> None:
+        _, message, _ = self._resting.pop(entry_id)
+        if entry_id in self._desk.held.entries:
+            self.charge(message)
+
+    async def let_go(self) -> None:
+        """On closing: what rests here goes on resting where other members see it."""
+        desk = self._desk
+        resting, self._resting = self._resting, {}
+        for timer, message, due_ms in resting.values():
+            timer.cancel()
+            assert message.id is not None
+            left = max(0, round(due_ms - monotonic_ms()))
+            await desk.broker.delay(
+                desk.topic,
+                desk.group,
+                desk.consumer,
+                [message.id],
+                times_delivered=message.times_delivered,
+                delay_ms=left,
+            )
+            self._release([message.id])

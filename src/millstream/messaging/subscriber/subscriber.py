@@ -1,0 +1,202 @@
+"""What users hold: a subscriber to any number of topics, under one group and one consumer name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.codec import Codec
+from millstream.messaging.codecs import codec as codec_named
+from millstream.messaging.errors import AlreadySubscribed
+from millstream.messaging.message import Handler, Message
+from millstream.messaging.outcome import AckPolicy
+from millstream.messaging.settings import (
+    Backoff,
+    KeyOf,
+    SubscriberSettings,
+    check_topic,
+    default_consumer,
+    key_function,
+)
+from millstream.messaging.subscriber.fanout import Fanout
+from millstream.messaging.subscriber.subscription import Subscription
+from millstream.model import EntryId
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+
+class _OwnGroup:
+    def __repr__(self) -> str:
+        return "OWN_GROUP"
+
+
+OWN_GROUP: Final = _OwnGroup()
+"""The group that the subscriber was made with."""
+
+
+class Subscriber:
+    """Reads topics and sees to it that each message is handled: at least once, and buried when it cannot be.
+
+    Belongs to one event loop. Several topics may be read at a time, each of them once.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        group: str | None,
+        group_start: str | EntryId | None = None,
+        consumer: str | None = None,
+        block_ms: int = 5_000,
+        count: int = 50,
+        max_in_flight: int = 100,
+        max_bytes_in_flight: int = 64 * 1024 * 1024,
+        claim_min_idle_ms: int = 60_000,
+        claim_interval_ms: int = 5_000,
+        max_deliveries: int = 5,
+        dlq: str | None = None,
+        ack_policy: AckPolicy | str = AckPolicy.NACK_ON_ERROR,
+        codec: str | Codec = "flat",
+        backoff: Backoff | None = None,
+        ordered_by_key: bool | KeyOf = False,
+        dead_consumer_ms: int = 600_000,
+        grace_ms: int = 5_000,
+        close_timeout_ms: int = 30_000,
+    ) -> None:
+        """Checks everything now and connects to nothing. Options: see SubscriberSettings.
+
+        ``group_start`` has no default where there is a group. ``ordered_by_key``: messages with the same metadata
+        "key" (or the same result of the given function) are handled in order and one at a time, within this consumer;
+        across consumers that needs partitions. ``group=None``: every subscriber gets every message.
+        """
+        self._broker = broker
+        self._codec = codec_named(codec)
+        self._settings = SubscriberSettings(
+            group=group,
+            consumer=default_consumer() if consumer is None else consumer,
+            group_start=None if group_start is None else str(group_start),
+            block_ms=block_ms,
+            count=count,
+            max_in_flight=max_in_flight,
+            max_bytes_in_flight=max_bytes_in_flight,
+            claim_min_idle_ms=claim_min_idle_ms,
+            claim_interval_ms=claim_interval_ms,
+            max_deliveries=max_deliveries,
+            dlq=dlq,
+            ack_policy=AckPolicy.parse(ack_policy),
+            codec=self._codec.name,
+            backoff=backoff or Backoff(),
+            key_of=key_function(ordered_by_key),
+            dead_consumer_ms=dead_consumer_ms,
+            grace_ms=grace_ms,
+            close_timeout_ms=close_timeout_ms,
+        )
+        self._open: set[Subscription | Fanout] = set()
+        self._closed = False
+
+    @property
+    def settings(self) -> SubscriberSettings:
+        return self._settings
+
+    @property
+    def ready(self) -> bool:
+        """True while every topic is being read: joined, and reads come back in time."""
+        return not self._closed and bool(self._open) and all(one.ready for one in self._open)
+
+    async def subscribe(
+        self, topic: str, *, group: str | _OwnGroup | None = OWN_GROUP, start: str | EntryId | None = None
+    ) -> AsyncIterator[Message]:
+        """``async for message in subscriber.subscribe("orders")``: settle each message yourself.
+
+        No more than ``max_in_flight`` are unsettled at a time. Leaving the loop hands back what was not yielded; what
+        was yielded may still be settled, until ``close_timeout_ms``. With ``group=None`` every instance gets every
+        message after ``start`` ("$", the default: from now on), and nothing is pending. Ends after ``close``.
+        """
+        subscription = await self._subscription(topic, group, start)
+        if subscription is None:
+            return
+        messages = subscription.messages()
+        try:
+            async for message in messages:
+                yield message
+        finally:
+            try:
+                await messages.aclose()  # type: ignore[attr-defined]  # an async generator, seen as an iterator
+            finally:
+                self._open.discard(subscription)
+
+    async def consume(
+        self,
+        topic: str,
+        handler: Handler,
+        *,
+        publish_to: str | None = None,
+        group: str | _OwnGroup | None = OWN_GROUP,
+        start: str | EntryId | None = None,
+    ) -> None:
+        """Runs ``handler`` on every message of the topic until ``close``, up to ``max_in_flight`` at a time.
+
+        What the handler returns is published to ``publish_to``, in one atomic step with the acknowledgement where the
+        streams share a slot, before it elsewhere. A failing handler never ends this call; what does is an error that
+        trying again cannot cure (no permission, the key is no stream). Cancelling it closes the subscription.
+        """
+        if not callable(handler):
+            raise InvalidArgument("handler", handler, "an async function that takes a Message")
+        if publish_to is not None:
+            check_topic(publish_to)
+        subscription = await self._subscription(topic, group, start)
+        if subscription is None:
+            return
+        try:
+            await subscription.consume(handler, publish_to)
+        finally:
+            self._open.discard(subscription)
+
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """Stops reading, waits for what is in flight up to ``timeout_ms``, hands everything else back. Idempotent.
+
+        Nothing is left behind that others would have to wait for: what was not started is free for them at once, and
+        not counted as a delivery.
+        """
+        self._closed = True
+        patience = self._settings.close_timeout_ms if timeout_ms is None else timeout_ms
+        if self._open:
+            await asyncio.gather(*(one.close(patience / 1000) for one in list(self._open)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _subscription(
+        self, topic: str, group: str | _OwnGroup | None, start: str | EntryId | None
+    ) -> Subscription | Fanout | None:
+        """None after ``close``: a program that is told to stop while it starts just stops."""
+        check_topic(topic)
+        if self._closed:
+            return None
+        subscription = self._make(topic, group, start)
+        for other in list(self._open):
+            if isinstance(subscription, Subscription) and (other.topic, other.group) == (topic, subscription.group):
+                if not other.closing:
+                    raise AlreadySubscribed(topic, str(subscription.group), str(subscription.consumer))
+                await other.ended()
+        self._open.add(subscription)
+        return subscription
+
+    def _make(self, topic: str, group: str | _OwnGroup | None, start: str | EntryId | None) -> Subscription | Fanout:
+        settings = self._settings
+        if group is None or (isinstance(group, _OwnGroup) and settings.group is None):
+            return Fanout(self._broker, topic, settings, self._codec, "$" if start is None else start)
+        if start is not None:
+            raise InvalidArgument("start", start, "group_start of the subscriber, or group=None with start")
+        if not isinstance(group, _OwnGroup) and group != settings.group:
+            raise InvalidArgument("group", group, "None, or leave it out: a subscriber has one group")
+        return Subscription(self._broker, topic, settings, self._codec)

@@ -1,0 +1,154 @@
+"""Runs a handler on what is ready. A few tasks that go on from message to message, not one task for each message:
+a handler that finishes without waiting costs a call, and the next one starts at once.
+
+A worker that finds more than it can start calls another; so there are as many as handlers wait at a time.
+What a handler sets in a context variable, it resets: the same task goes on to other messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.errors import HandlerCancelled
+from millstream.messaging.message import Handler, Message
+from millstream.messaging.outcome import ACKED, Ack, AckPolicy, after_error
+from millstream.messaging.subscriber.desk import Desk, log
+
+SLICE_S = 0.005
+"""After so long without a pause a worker lets others on the loop run: signs of life, timers, other subscriptions."""
+
+
+class Workers:
+    def __init__(
+        self,
+        desk: Desk,
+        handler: Handler,
+        *,
+        ack: Callable[[Message], None],
+        ack_first: Callable[[Message], Awaitable[bool]],
+        publish: Callable[[Sequence[Message]], Awaitable[None]] | None,
+        doubt: Callable[[Message], None],
+    ) -> None:
+        self._desk = desk
+        self._handler = handler
+        self._policy = desk.settings.ack_policy
+        self._ack = ack
+        self._ack_first = ack_first
+        self._publish = publish
+        self._doubt = doubt
+        self._limit = desk.settings.max_in_flight
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._parked: list[asyncio.Future[None]] = []
+        self._called = False
+        """A worker was called and has not come yet: one call is enough."""
+        self._closing = False
+
+    def wake(self) -> None:
+        if self._called or self._closing:
+            return
+        while self._parked:
+            parked = self._parked.pop()
+            if not parked.done():
+                self._called = True
+                parked.set_result(None)
+                return
+        if len(self._tasks) < self._limit:
+            self._called = True
+            task = asyncio.get_running_loop().create_task(self._work(), name=f"millstream worker of {self._desk.topic}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self, time_left: Callable[[], float]) -> None:
+        """Starts nothing more, waits for what is under way as long as ``time_left`` says, then cancels it."""
+        self._closing = True
+        for parked in self._parked:
+            parked.cancel()
+        while self._tasks and (left := time_left()) > 0:
+            # In steps: a second, less patient close may shorten the time.
+            await asyncio.wait(self._tasks, timeout=min(left, 0.25))
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _work(self) -> None:
+        ready = self._desk.held.ready
+        loop = asyncio.get_running_loop()
+        while not self._closing:
+            self._called = False
+            if ready:
+                await self._drain()
+                if self._closing:
+                    return
+            parked = loop.create_future()
+            self._parked.append(parked)
+            await parked
+
+    async def _drain(self) -> None:
+        """Message after message until nothing is ready. The hot path: every line here costs every message."""
+        ready, handler, ack = self._desk.held.ready, self._handler, self._ack
+        monotonic = time.monotonic
+        short = self._policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and self._publish is None
+        pause_at = monotonic() + SLICE_S
+        while ready and not self._closing:
+            message = ready.popleft()
+            if ready and not self._called:
+                self.wake()
+            now = monotonic()
+            if now > message.valid_until:
+                self._doubt(message)
+                continue
+            try:
+                if short:
+                    await handler(message)
+                    if message._outcome is None:  # the worker and the message are one mechanism
+                        message._outcome = ACKED
+                        ack(message)
+                else:
+                    await self._handle(message)
+            except Exception as error:
+                self._failed(message, error)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # Something that the handler waited for was cancelled, not the handler: an error like any other.
+                self._failed(message, HandlerCancelled(error))
+            if now > pause_at:
+                await asyncio.sleep(0)
+                pause_at = monotonic() + SLICE_S
+
+    async def _handle(self, message: Message) -> None:
+        """The long way: outputs, manual settlement, acknowledgement before the start."""
+        if self._policy is AckPolicy.ACK_FIRST and not await self._ack_first(message):
+            return  # somebody else has it
+        output = await self._handler(message)
+        outputs = _messages(output) if self._publish is not None else ()
+        if message.settled is not None:
+            # Acknowledged before, by the policy or by the handler: the output can only follow.
+            if outputs and self._publish is not None:
+                await self._publish(outputs)
+        elif outputs:
+            message.settle(Ack(outputs))
+        elif self._policy is not AckPolicy.MANUAL:
+            message.settle(ACKED)
+
+    def _failed(self, message: Message, error: Exception) -> None:
+        desk = self._desk
+        log.info("handler failed on %s of %s", message.id, desk.topic, exc_info=error)
+        desk.tell("messaging.handler_failed", id=str(message.id), error=str(error), error_type=type(error).__name__)
+        if message.settled is None:
+            message.settle(after_error(self._policy, error))
+
+
+def _messages(output: object) -> Sequence[Message]:
+    if output is None:
+        return ()
+    if isinstance(output, Message):
+        return (output,)
+    if isinstance(output, Sequence) and all(isinstance(one, Message) for one in output):
+        return output
+    raise InvalidArgument("handler's result", output, "a Message, a sequence of them, or None")
