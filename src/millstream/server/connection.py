@@ -61,18 +61,22 @@ class Connection:
         self.out_bytes += len(reply)
 
     def send(self) -> bool:
-        """Sends what it can. False: the other side is gone."""
-        if self._leaving is None:
-            self._leaving = memoryview(self.out[0] if len(self.out) == 1 else b"".join(self.out))
-            self.out = []
-        try:
-            sent = self.sock.send(self._leaving)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
-        self.out_bytes -= sent
-        self._leaving = self._leaving[sent:] if sent < len(self._leaving) else None
+        """Sends until everything has left, or the socket takes no more. False: the other side is gone."""
+        while self.out_bytes:
+            if self._leaving is None:
+                self._leaving = memoryview(self.out[0] if len(self.out) == 1 else b"".join(self.out))
+                self.out = []
+            try:
+                sent = self.sock.send(self._leaving)
+            except (BlockingIOError, InterruptedError):
+                return True
+            except OSError:
+                return False
+            self.out_bytes -= sent
+            if sent < len(self._leaving):
+                self._leaving = self._leaving[sent:]
+                return True
+            self._leaving = None
         return True
 
 

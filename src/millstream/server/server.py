@@ -18,11 +18,12 @@ from typing import Final
 
 from millstream.broker.embedded import Embedded, Turn
 from millstream.engine.blocking import BLOCKED
+from millstream.errors import BrokerClosed
 from millstream.server.connection import Connection, address_of
 from millstream.server.info import add_to_info
 from millstream.server.limits import ServerLimits
 from millstream.server.listening import listen, listen_on_path, refuse_strangers, resolve
-from millstream.server.poller import READ, WRITE, Poller
+from millstream.server.poller import EDGE, HANGUP, READ, WRITE, Poller
 from millstream.wire.replies import ErrorReply, Push, Reply
 from millstream.wire.requests import UNAUTHENTICATED
 from millstream.wire.resp import encode
@@ -98,8 +99,9 @@ class Server:
     def stop(self) -> None:
         """What was received is answered, those who wait are let go, everything is closed. The broker stays open."""
         self.request_stop()
-        if self._thread is not None:
-            self._thread.join()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
 
     def request_stop(self) -> None:
         """Safe in a signal handler."""
@@ -121,6 +123,8 @@ class Server:
             while not self._stopping:
                 self._round(self._poller.wait(self._timeout_ms()))
             self._drain()
+        except BrokerClosed:
+            logger.warning("the broker was closed while it was being served: no more service")
         finally:
             self._close_everything()
 
@@ -131,10 +135,8 @@ class Server:
         return None if deadline is None else max(0, deadline - self._embedded.clock.now_ms())
 
     def _wake(self) -> None:
-        try:
+        if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
-        except OSError:
-            pass  # closed, or already as awake as can be
 
     # --- a round ----------------------------------------------------------------------------------------------------
 
@@ -174,6 +176,8 @@ class Server:
                 self._doom(connection)
                 return
             self.input_bytes += len(data)
+            if len(data) == READ_BYTES or event & HANGUP:
+                self._poller.watch(connection.fd, connection.interest)  # there is more, or the end
             requests = connection.parser.feed(data)
             if connection.inbox or connection.awaiting or connection.finishing:
                 self._put_off(connection, requests, 0)
@@ -329,7 +333,7 @@ class Server:
             interest |= WRITE
         if interest != connection.interest:
             connection.interest = interest
-            self._poller.modify(connection.fd, interest)
+            self._poller.watch(connection.fd, interest)
         if connection.inbox and not connection.awaiting and not full and connection not in self._ready:
             self._ready.append(connection)
 
@@ -357,7 +361,7 @@ class Server:
             session.tag = partial(self._deliver, connection)
             connection.interest = READ
             self._connections[connection.fd] = connection
-            self._poller.register(connection.fd, READ)
+            self._poller.register(connection.fd, READ | HANGUP | EDGE)
 
     def _doom(self, connection: Connection) -> None:
         """Closed after the round, because leaving the engine takes the lock that the round holds."""
@@ -368,7 +372,8 @@ class Server:
     def _close_doomed(self) -> None:
         while self._doomed:
             connection = self._doomed.pop()
-            self._embedded.drop(connection.session)
+            if not self._embedded.closed:
+                self._embedded.drop(connection.session)
             del self._connections[connection.fd]
             self._poller.unregister(connection.fd)
             connection.sock.close()
@@ -379,16 +384,15 @@ class Server:
         for fd, listener in self._listeners.items():
             self._poller.unregister(fd)
             listener.close()
-        self._round(self._poller.wait(0))
+        until = time.monotonic() + self.limits.drain_ms / 1000
+        self._finish_received(until)
         with self._embedded.turn() as turn:
             for connection in self._connections.values():
                 if connection.awaiting:
                     self._engine.unblock(connection.session)
             turn.tick()
             turn.end()
-        until = time.monotonic() + self.limits.drain_ms / 1000
-        while self._ready and time.monotonic() < until:
-            self._round(self._poller.wait(0))
+        self._finish_received(until)
         self._send_all()
         while time.monotonic() < until and any(one.out_bytes for one in self._connections.values()):
             for fd, _ in self._poller.wait(50):
@@ -396,6 +400,13 @@ class Server:
                     self._queue(self._connections[fd])
             self._send_all()
             self._close_doomed()
+
+    def _finish_received(self, until: float) -> None:
+        while time.monotonic() < until:
+            events = self._poller.wait(0)
+            if not events and not self._ready:
+                return
+            self._round(events)
 
     def _close_everything(self) -> None:
         for connection in list(self._connections.values()):

@@ -117,7 +117,7 @@ class FrameReader:
 
     def _cut_short(self, last: bytes, whole: int) -> bool:
         """Whether the file ends here before it should: too early, or with the zeros of blocks that a power cut kept
-        from the disk. Nothing that we write ends with a zero; one zero alone is not enough, it may be a changed byte."""
+        from the disk. Nothing that we write ends with a zero; one alone is not enough, it may be a changed byte."""
         zeros = len(last) - len(last.rstrip(b"\0"))
         while more := self._file.read(1 << 20):
             if more.strip(b"\0"):

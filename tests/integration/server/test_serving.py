@@ -1,0 +1,195 @@
+"""Order, waiting, passwords, threads: what holds between connections."""
+
+import random
+import threading
+
+import pytest
+
+from millstream.broker.embedded import Embedded
+from millstream.engine.blocking import BLOCKED
+from millstream.engine.journal.packing import pack
+from millstream.server import Server, ServerLimits
+from millstream.server.listening import CannotListen
+from millstream.testing.disk import SimulatedDisk
+from millstream.testing.waiting import wait_until
+from millstream.wire.replies import NIL_ARRAY, ErrorReply
+
+
+def test_connections_are_served_in_the_order_in_which_their_bytes_arrived(connect):
+    clients = [connect() for _ in range(8)]
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    expected = []
+    for turn in range(300):
+        dice.shuffle(clients)
+        for number, client in enumerate(clients):
+            client.send("RPUSH", "order", turn * 8 + number)
+            expected.append(b"%d" % (turn * 8 + number))
+        for client in clients:
+            client.take()
+    assert clients[0].ask("LRANGE", "order", 0, -1) == expected
+
+
+def wait_for_blocked(client, count):
+    wait_until(lambda: b"\r\nblocked_clients:%d\r\n" % count in client.ask("INFO", "clients"), what="blocked clients")
+
+
+def test_blocked_readers_are_woken_in_order_of_arrival_and_go_on(connect):
+    writer = connect()
+    writer.ask("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
+    readers = [connect() for _ in range(3)]
+    for number, reader in enumerate(readers):
+        # What a client sends behind a command that waits is answered after it.
+        reader.send_raw(
+            pack(
+                [b"XREADGROUP", b"GROUP", b"g", b"c%d" % number, b"COUNT", b"1", b"BLOCK", b"0", b"STREAMS", b"s", b">"]
+            )
+            + pack([b"ECHO", b"after"])
+        )
+        wait_for_blocked(writer, number + 1)
+    for number in range(3):
+        writer.ask("XADD", "s", f"{number + 1}-0", "f", "v")
+    for number, reader in enumerate(readers):
+        assert reader.take() == [[b"s", [[b"%d-0" % (number + 1), [b"f", b"v"]]]]]
+        assert reader.take() == b"after"
+
+
+def test_a_wait_ends_in_time_and_a_reader_that_hangs_up_waits_no_more(connect):
+    client, gone = connect(), connect()
+    assert client.ask("XREAD", "BLOCK", 20, "STREAMS", "s", "$") is NIL_ARRAY
+    gone.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
+    wait_for_blocked(client, 1)
+    gone.close()
+    wait_for_blocked(client, 0)
+
+
+def test_a_password_is_asked_for_and_the_limits_before_it_are_small(make_server, connect):
+    guarded = Embedded(password=b"secret")
+    port = make_server(guarded).port
+    client = connect(port)
+    assert client.ask("GET", "k") == ErrorReply("NOAUTH Authentication required.")
+    assert isinstance(client.ask("AUTH", "wrong"), ErrorReply)
+    client.send_raw(pack([b"ECHO", b"x" * 16385]))
+    assert client.rest() == b"-ERR Protocol error: unauthenticated bulk length\r\n"
+    client = connect(port)
+    client.send_raw(b"*11\r\n")
+    assert client.rest() == b"-ERR Protocol error: unauthenticated multibulk length\r\n"
+    # In one go: what comes behind AUTH is not bound by the small limits.
+    client = connect(port)
+    client.send_raw(pack([b"AUTH", b"secret"]) + pack([b"ECHO", b"x" * 100_000]) + pack([b"PING"]))
+    assert [client.take(), client.take(), client.take()] == [b"OK", b"x" * 100_000, b"PONG"]
+    assert client.ask("RESET") == b"RESET"
+    client.send_raw(b"*11\r\n")
+    assert client.rest() == b"-ERR Protocol error: unauthenticated multibulk length\r\n"
+    guarded.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::"])
+def test_nobody_listens_to_strangers_without_a_password(embedded, host):
+    with pytest.raises(CannotListen, match="without a password"):
+        Server(embedded, host, 0)
+
+
+def test_with_a_password_it_may(connect):
+    guarded = Embedded(password=b"secret")
+    with Server(guarded, "0.0.0.0", 0) as server:
+        assert connect(server.port).ask("AUTH", "secret") == b"OK"
+    guarded.close()
+
+
+def test_a_port_that_is_taken_is_named(embedded, server):
+    with pytest.raises(CannotListen, match=f"127.0.0.1:{server.port}"):
+        Server(embedded, "127.0.0.1", server.port)
+
+
+def test_a_unix_socket(embedded, tmp_path, make_server):
+    import redis
+
+    path = tmp_path / "socket"
+    server = make_server(unix_socket=path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert redis.Redis(unix_socket_path=str(path)).set("k", "v")
+    server.stop()
+    assert not path.exists()
+
+
+def test_the_process_that_embeds_the_broker_and_its_clients_see_each_other(embedded, connect):
+    client = connect()
+    own = []
+    reader = embedded.session(own.append)
+    assert embedded.execute(reader, (b"XREAD", b"BLOCK", b"0", b"STREAMS", b"s", b"$")) is BLOCKED
+    assert client.ask("XADD", "s", "1-1", "f", "v") == b"1-1"
+    wait_until(lambda: own == [[[b"s", [[b"1-1", [b"f", b"v"]]]]]])
+    client.send("XREAD", "BLOCK", 0, "STREAMS", "s", "1-1")
+    wait_for_blocked(connect(), 1)
+    embedded.execute(embedded.session(), (b"XADD", b"s", b"2-1", b"f", b"v"))
+    assert client.take() == [[b"s", [[b"2-1", [b"f", b"v"]]]]]
+
+
+def test_many_threads_and_connections_lose_no_update(embedded, server, connect):
+    clients = [connect() for _ in range(4)]
+
+    def through_the_server(client):
+        for _ in range(500):
+            client.ask("INCR", "n")
+
+    def directly():
+        session = embedded.session()
+        for _ in range(500):
+            embedded.execute(session, (b"INCR", b"n"))
+
+    threads = [threading.Thread(target=through_the_server, args=(client,)) for client in clients]
+    threads += [threading.Thread(target=directly) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clients[0].ask("GET", "n") == b"4000"
+
+
+def test_messages_keep_their_place_among_replies_in_resp3(connect, redis_server):
+    from conftest import Client
+
+    def talk(client):
+        client.ask("HELLO", 3)
+        client.ask("SUBSCRIBE", "c")
+        client.send_raw(pack([b"PUBLISH", b"c", b"x"]) + pack([b"ECHO", b"after"]))
+        return [client.take(), client.take(), client.take()]
+
+    theirs = Client(redis_server.port)
+    assert talk(connect()) == talk(theirs)
+    theirs.close()
+
+
+def test_what_the_journal_cannot_take_is_not_confirmed(tmp_path, make_server, connect):
+    disk = SimulatedDisk()
+    durable = Embedded(directory=tmp_path, files=disk)
+    port = make_server(durable).port
+    writer, reader, waiter = connect(port), connect(port), connect(port)
+    assert writer.ask("SET", "k", "v") == b"OK"
+    waiter.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
+    wait_for_blocked(reader, 1)
+    disk.room = 0
+    writer.send_raw(pack([b"GET", b"k"]) + pack([b"XADD", b"s", b"1-1", b"f", b"v"]) + pack([b"GET", b"k"]))
+    replies = [writer.take() for _ in range(3)]
+    assert replies[::2] == [b"v", b"v"]
+    assert replies[1].text.startswith("MISCONF Errors writing to the AOF file: No space left on device")
+    assert reader.ask("SET", "k", "w").text.startswith("MISCONF")
+    assert reader.ask("GET", "k") == b"v"
+    disk.room = None
+    assert waiter.take() == [[b"s", [[b"1-1", [b"f", b"v"]]]]]
+    wait_until(lambda: writer.ask("SET", "k", "w") == b"OK", what="the journal to be mended")
+    durable.close()
+
+
+def test_stopping_answers_what_was_received_and_lets_waiters_go(embedded, connect):
+    server = Server(embedded, port=0, limits=ServerLimits(drain_ms=2000)).start()
+    worker, waiter = connect(server.port), connect(server.port)
+    waiter.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
+    wait_for_blocked(worker, 1)
+    worker.send_raw(pack([b"INCR", b"n"]) * 5000)
+    server.stop()
+    assert worker.rest().count(b":") == 5000
+    assert waiter.rest() == b"*-1\r\n"
+    assert embedded.execute(embedded.session(), (b"GET", b"n")) == b"5000"
