@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from millstream import Broker, open_blocking_broker, open_broker
-from millstream.testing import RedisProcess, redis_server_installed
+from millstream.testing import ClusterSetup, RedisProcess, SentinelSetup, ServedBroker, redis_server_installed
+
+pytest.register_assert_rewrite("millstream.testing.conformance")
 
 
 def need_redis_server() -> None:
@@ -47,3 +49,26 @@ def redis_url(redis_server: RedisProcess) -> str:
 async def redis_broker(redis_url: str) -> AsyncIterator[Broker]:
     async with open_broker(redis_url) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def millstream_server() -> Iterator[ServedBroker]:
+    """Our own server, for the whole run. Streams of tests that share it need fresh names."""
+    with ServedBroker() as server:
+        yield server
+
+
+@pytest.fixture
+def sentinel() -> Iterator[SentinelSetup]:
+    """A primary, a replica and three sentinels, for one test: it may kill any of them."""
+    need_redis_server()
+    with SentinelSetup() as setup:
+        yield setup
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ClusterSetup]:
+    """A cluster of three primaries, for the whole run: leave its slots as you find them."""
+    need_redis_server()
+    with ClusterSetup() as setup:
+        yield setup

@@ -1,6 +1,26 @@
-"""For tests, ours and yours: the conformance kit, a faulty link, wait helpers, servers, the delivery ledger."""
+"""For tests, ours and yours: the conformance kit, a faulty link, wait helpers, servers, the delivery ledger.
 
+The kit is in ``millstream.testing.conformance``, and needs pytest; everything else needs only this package.
+"""
+
+from millstream.testing.faulty import Fault, FaultyBlockingLink, FaultyLink
+from millstream.testing.ledger import DeliveryLedger
+from millstream.testing.served import ServedBroker
 from millstream.testing.servers import RedisProcess, free_port, redis_server_installed
+from millstream.testing.topologies import ClusterSetup, SentinelSetup
 from millstream.testing.waiting import eventually, wait_until
 
-__all__ = ["RedisProcess", "eventually", "free_port", "redis_server_installed", "wait_until"]
+__all__ = [
+    "ClusterSetup",
+    "DeliveryLedger",
+    "Fault",
+    "FaultyBlockingLink",
+    "FaultyLink",
+    "RedisProcess",
+    "SentinelSetup",
+    "ServedBroker",
+    "eventually",
+    "free_port",
+    "redis_server_installed",
+    "wait_until",
+]

@@ -1,0 +1,60 @@
+"""The conformance kit: what every broker promises, as tests. A class for each chapter of the contract.
+
+Subclass the chapters in a test file of your own and give them a fixture ``broker`` (an open ``Broker``, or a
+``BlockingBroker`` in ``Unblocked``); pytest with pytest-asyncio in auto mode does the rest::
+
+    class TestGroups(GroupChapter):
+        @pytest.fixture
+        async def broker(self): ...
+
+Streams have fresh names, so that a server may be shared.
+"""
+
+from millstream.testing.conformance.appending import AppendOnceChapter, AppendUniqueChapter
+from millstream.testing.conformance.arguments import ArgumentChapter
+from millstream.testing.conformance.durability import DurabilityChapter
+from millstream.testing.conformance.errors import ErrorChapter
+from millstream.testing.conformance.groups import GroupChapter
+from millstream.testing.conformance.info import InfoChapter
+from millstream.testing.conformance.keys import KeyChapter
+from millstream.testing.conformance.pending import PendingChapter
+from millstream.testing.conformance.reading import ReadingChapter
+from millstream.testing.conformance.trimming import TrimmingChapter
+from millstream.testing.conformance.unblocked import Unblocked
+from millstream.testing.conformance.waiting import WaitingChapter
+from millstream.testing.conformance.writing import WritingChapter
+
+CHAPTERS = (
+    WritingChapter,
+    ReadingChapter,
+    GroupChapter,
+    PendingChapter,
+    WaitingChapter,
+    AppendOnceChapter,
+    AppendUniqueChapter,
+    TrimmingChapter,
+    InfoChapter,
+    KeyChapter,
+    ErrorChapter,
+    ArgumentChapter,
+    DurabilityChapter,
+)
+"""All of them, in the order in which they read best."""
+
+__all__ = [
+    "CHAPTERS",
+    "AppendOnceChapter",
+    "AppendUniqueChapter",
+    "ArgumentChapter",
+    "DurabilityChapter",
+    "ErrorChapter",
+    "GroupChapter",
+    "InfoChapter",
+    "KeyChapter",
+    "PendingChapter",
+    "ReadingChapter",
+    "TrimmingChapter",
+    "Unblocked",
+    "WaitingChapter",
+    "WritingChapter",
+]

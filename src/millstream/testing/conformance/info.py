@@ -1,0 +1,80 @@
+"""What is known of streams, groups and the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream.errors import NoSuchGroup, NoSuchStream
+from millstream.model import EntryId
+from millstream.testing.conformance.chapter import Chapter
+
+
+class InfoChapter(Chapter):
+    async def test_a_stream(self, broker: Any, stream: str) -> None:
+        ids = await broker.xadd_many(stream, [{"n": n} for n in range(3)])
+        await broker.create_group(stream, "g", start="0")
+        await broker.xdel(stream, [ids[1]])
+
+        info = await broker.stream_info(stream)
+
+        assert (info.name, info.length, info.groups, info.entries_added) == (stream, 2, 1, 3)
+        assert (info.first.id, info.last.id, info.last_generated) == (ids[0], ids[2], ids[2])
+        assert (info.recorded_first, info.max_deleted) == (ids[0], ids[1])
+
+    async def test_an_empty_stream(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="0")
+
+        info = await broker.stream_info(stream)
+
+        assert (info.length, info.first, info.last, info.last_generated) == (0, None, None, EntryId(0, 0))
+
+    async def test_groups_with_their_consumers(self, broker: Any, stream: str) -> None:
+        await broker.xadd_many(stream, [{"n": n} for n in range(5)])
+        await broker.create_group(stream, "g", start="0")
+        await broker.create_group(stream, "h", start="$")
+        await broker.xreadgroup(stream, "g", "b", count=2)
+        await broker.xreadgroup(stream, "g", "a", count=1)
+
+        first, second = await broker.group_info(stream)
+
+        assert (first.name, first.pending, first.entries_read, first.lag) == ("g", 3, 3, 2)
+        assert [(consumer.name, consumer.pending) for consumer in first.consumers] == [("a", 1), ("b", 2)]
+        assert all(0 <= consumer.idle_ms < 60_000 for consumer in first.consumers)
+        assert (second.name, second.consumers) == ("h", [])
+
+    async def test_a_lag_that_cannot_be_known_is_none(self, broker: Any, stream: str) -> None:
+        ids = await broker.xadd_many(stream, [{"n": n} for n in range(5)])
+        await broker.create_group(stream, "g", start="0")
+        await broker.xreadgroup(stream, "g", "c", count=2)
+        await broker.xdel(stream, [ids[3]])
+
+        (group,) = await broker.group_info(stream)
+
+        assert (group.entries_read, group.lag) == (2, None)
+
+    async def test_what_is_not_there(self, broker: Any, stream: str) -> None:
+        with pytest.raises(NoSuchStream):
+            await broker.stream_info(stream)
+        with pytest.raises(NoSuchStream):
+            await broker.group_info(stream)
+        await broker.xadd(stream, {"n": 1})
+        with pytest.raises(NoSuchGroup):
+            await broker.consumer_info(stream, "g")
+
+    async def test_listing_streams(self, broker: Any, stream: str) -> None:
+        names = sorted(f"{stream}:{n}" for n in range(25))
+        for name in names:
+            await broker.xadd(name, {"n": 1})
+        await broker.set(f"{stream}:text", "no stream")
+
+        assert await broker.list_streams(f"{stream}:*") == names
+        assert await broker.list_streams(f"{stream}:1?") == [f"{stream}:{n}" for n in range(10, 20)]
+
+    async def test_the_server(self, broker: Any) -> None:
+        await broker.ping()
+
+        assert await broker.server_time_ms() > 1_600_000_000_000
+        assert await broker.server_version() >= (7, 0)
+        assert "used_memory" in await broker.server_info("memory")

@@ -1,0 +1,167 @@
+"""Set-ups of several servers for tests: a primary with replica and sentinels, and a cluster of three primaries."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from millstream.broker import BlockingBroker, open_blocking_broker
+from millstream.testing.servers import RedisProcess
+from millstream.testing.waiting import wait_until
+from millstream.wire.commands import Command
+
+SETTLING_S = 60.0
+
+
+def ask(server: RedisProcess, *words: str) -> Any:
+    """One command to one server, and its raw reply."""
+    with open_blocking_broker(server.url) as broker:
+        return say(broker, *words)
+
+
+def say(broker: BlockingBroker, *words: str) -> Any:
+    return broker.link.call(Command(tuple(word.encode() for word in words)))
+
+
+class SentinelSetup:
+    """One primary, one replica, three sentinels that call them ``millstream`` and notice a death within a second."""
+
+    def __init__(self, *, password: str = "") -> None:
+        self._password = password
+        locked = ["--requirepass", password, "--masterauth", password] if password else []
+        self.primary = RedisProcess([*locked, "--repl-diskless-sync-delay", "0"])
+        self.replica = RedisProcess(
+            [*locked, "--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", str(self.primary.port)]
+        )
+        self.sentinels: list[RedisProcess] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="millstream-sentinel-")
+
+    @property
+    def url(self) -> str:
+        places = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        login = f":{self._password}@" if self._password else ""
+        return f"redis+sentinel://{login}{places}/millstream"
+
+    def __enter__(self) -> Self:
+        try:
+            self.primary.start()
+            self.replica.start()
+            for number in range(3):
+                self.sentinels.append(self._sentinel(number))
+            wait_until(self._settled, what="the sentinels to know each other and the replica", timeout_s=SETTLING_S)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _sentinel(self, number: int) -> RedisProcess:
+        directory = Path(self._directory.name) / str(number)
+        directory.mkdir()
+        login = f"sentinel auth-pass millstream {self._password}\n" if self._password else ""
+        (directory / "sentinel.conf").write_text(
+            f"sentinel monitor millstream 127.0.0.1 {self.primary.port} 2\n{login}"
+            "sentinel down-after-milliseconds millstream 500\n"
+            "sentinel failover-timeout millstream 3000\n"
+        )
+        return RedisProcess(["--sentinel"], directory=str(directory), sentinel=True).start()
+
+    def _settled(self) -> bool:
+        for sentinel in self.sentinels:
+            flat = ask(sentinel, "SENTINEL", "MASTER", "millstream")
+            facts = dict(zip(flat[::2], flat[1::2], strict=True))
+            if facts[b"num-other-sentinels"] != b"2" or facts[b"num-slaves"] != b"1":
+                return False
+        return "MASTER <-> REPLICA sync: Finished with success" in self.replica.log
+
+    def failover(self) -> None:
+        """Kills the primary as a crash does, and returns when the sentinels name the other one."""
+        self.primary.kill()
+        wanted = str(self.replica.port).encode()
+        wait_until(
+            lambda: all(
+                ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "millstream")[1] == wanted
+                for sentinel in self.sentinels
+            ),
+            what="the sentinels to promote the replica",
+            timeout_s=SETTLING_S,
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in (*self.sentinels, self.replica, self.primary):
+            server.stop()
+        self._directory.cleanup()
+
+
+class ClusterSetup:
+    """Three primaries that share the slots."""
+
+    def __init__(self) -> None:
+        self.nodes = [RedisProcess(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]) for _ in range(3)]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def __enter__(self) -> Self:
+        try:
+            for node in self.nodes:
+                node.start()
+            self._join()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _join(self) -> None:
+        redis_cli = shutil.which("redis-cli")
+        assert redis_cli is not None, "redis-cli is part of the redis-tools package: run `make setup`"
+        places = [f"127.0.0.1:{node.port}" for node in self.nodes]
+        subprocess.run(
+            [redis_cli, "--cluster", "create", *places, "--cluster-replicas", "0", "--cluster-yes"],
+            check=True,
+            capture_output=True,
+            timeout=SETTLING_S,
+        )
+        wait_until(
+            lambda: all(b"cluster_state:ok" in ask(node, "CLUSTER", "INFO") for node in self.nodes),
+            what="the cluster to form",
+            timeout_s=SETTLING_S,
+        )
+
+    def node_id(self, node: RedisProcess) -> str:
+        answer: bytes = ask(node, "CLUSTER", "MYID")
+        return answer.decode()
+
+    def owner(self, slot: int) -> RedisProcess:
+        for first, last, primary, *_ in ask(self.nodes[0], "CLUSTER", "SLOTS"):
+            if first <= slot <= last:
+                return next(node for node in self.nodes if node.port == primary[1])
+        raise LookupError(slot)
+
+    def begin_move(self, slot: int, target: RedisProcess) -> RedisProcess:
+        """The slot is on its way: its present owner answers ASK for keys that it does not have."""
+        source = self.owner(slot)
+        ask(target, "CLUSTER", "SETSLOT", str(slot), "IMPORTING", self.node_id(source))
+        ask(source, "CLUSTER", "SETSLOT", str(slot), "MIGRATING", self.node_id(target))
+        return source
+
+    def end_move(self, slot: int, target: RedisProcess) -> None:
+        """The slot is there, its keys too: everybody else answers MOVED."""
+        source = self.owner(slot)
+        keys = [key.decode() for key in ask(source, "CLUSTER", "GETKEYSINSLOT", str(slot), "1000")]
+        if keys:
+            ask(source, "MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
+        for node in (target, source, *self.nodes):
+            ask(node, "CLUSTER", "SETSLOT", str(slot), "NODE", self.node_id(target))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self.nodes:
+            node.stop()
