@@ -1,0 +1,206 @@
+"""Streams: pending entries and who holds them. XPENDING, XCLAIM, XAUTOCLAIM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int, parse_range
+from millstream.engine.registry import Flag, command
+from millstream.engine.session import Session
+from millstream.engine.stream import Consumer, Group, Stream, reading
+from millstream.engine.stream.delivery import record_position
+from millstream.engine.stream.dump import claim
+from millstream.engine.stream.ids import format_id, parse_end, parse_id, parse_start, read_id
+from millstream.engine.stream.lookup import consumer_of, group_changed, group_of, shown
+from millstream.engine.stream.pending import Holding
+from millstream.wire.replies import NIL_ARRAY, ErrorReply, Reply
+
+_ATTEMPTS: Final = 10
+"""XAUTOCLAIM looks at so many pending entries for each one that it may claim."""
+_MOST_CLAIMS: Final = INT64_MAX // 16
+_AFFORDABLE_CLAIMS: Final = 1 << 36
+"""Above this Redis cannot get the memory that it sets aside for deleted ids."""
+
+
+@command("XPENDING", arity=-3, flags=Flag.READONLY, keys=(1, 1, 1))
+def xpending(session: Session, args: Sequence[bytes]) -> Reply:
+    if len(args) == 3:
+        return _summary(group_of(session, args[1], args[2])[1])
+    if not 6 <= len(args) <= 9:
+        raise ErrorReply(SYNTAX_ERROR)
+    at, min_idle = 3, 0
+    if args[3].upper() == b"IDLE":
+        min_idle = parse_int(args[4])
+        if len(args) < 8:
+            raise ErrorReply(SYNTAX_ERROR)
+        at = 5
+    count = max(parse_int(args[at + 2]), 0)
+    first, last = parse_start(args[at]), parse_end(args[at + 1])
+    _, group = group_of(session, args[1], args[2])
+    pending = group.pending
+    if at + 3 < len(args):
+        consumer = group.consumers.get(args[at + 3])
+        if consumer is None:
+            return []
+        pending = consumer.pending
+    now_ms = session.engine.now_ms
+    found: list[Reply] = []
+    if count:
+        for entry_id, (holder, time_ms, deliveries) in pending.items(first):
+            if entry_id > last:
+                break
+            if min_idle and now_ms - time_ms < min_idle:
+                continue
+            found.append([format_id(entry_id), holder.name, max(now_ms - time_ms, 0), deliveries])
+            if len(found) == count:
+                break
+    return found
+
+
+def _summary(group: Group) -> Reply:
+    first, last = group.pending.first(), group.pending.last()
+    if first is None or last is None:
+        return [0, None, None, NIL_ARRAY]
+    holders = [[one.name, b"%d" % len(one.pending)] for one in group.consumers_by_name() if len(one.pending)]
+    return [len(group.pending), format_id(first), format_id(last), holders]
+
+
+@dataclass(slots=True)
+class _ClaimOptions:
+    ids: list[int]
+    just_id: bool = False
+    force: bool = False
+    time_ms: int | None = None
+    deliveries: int | None = None
+    last_id: int = 0
+
+
+def _parse_claim(args: Sequence[bytes], now_ms: int) -> _ClaimOptions:
+    """Ids up to the first word that is none; options from there on."""
+    options = _ClaimOptions([])
+    at, end = 5, len(args)
+    while at < end and (entry_id := read_id(args[at])) is not None:
+        options.ids.append(entry_id)
+        at += 1
+    while at < end:
+        option, more = args[at].upper(), at + 1 < end
+        if option == b"FORCE":
+            options.force = True
+        elif option == b"JUSTID":
+            options.just_id = True
+        elif option in (b"IDLE", b"TIME", b"RETRYCOUNT") and more:
+            at += 1
+            number = parse_int(args[at], f"ERR Invalid {option.decode()} option argument for XCLAIM")
+            if option == b"RETRYCOUNT":
+                options.deliveries = number if number >= 0 else None
+            else:
+                options.time_ms = now_ms - number if option == b"IDLE" else number
+        elif option == b"LASTID" and more:
+            at += 1
+            options.last_id = parse_id(args[at])
+        else:
+            raise ErrorReply(f"ERR Unrecognized XCLAIM option '{shown(args[at])}'")
+        at += 1
+    if options.time_ms is None or not 0 <= options.time_ms <= now_ms:
+        options.time_ms = now_ms
+    return options
+
+
+class _Claims:
+    """Entries that change hands in one command: what is answered, remembered and recorded of each."""
+
+    def __init__(self, session: Session, key: bytes, stream: Stream, group: Group, consumer: Consumer) -> None:
+        self.db, self.engine = session.db, session.engine
+        self.key, self.stream, self.group, self.consumer = key, stream, group, consumer
+        self.replies: list[Reply] = []
+
+    def drop(self, entry_id: int) -> None:
+        """The entry is gone from the stream, so it is pending no longer."""
+        self.group.release(entry_id)
+        group_changed(self.db, self.key)
+        if self.engine.recording:
+            self.engine.record(self.db, b"XACK", self.key, self.group.name, format_id(entry_id))
+
+    def take(self, entry_id: int, time_ms: int, deliveries: int, *, just_id: bool) -> None:
+        holding: Holding = (self.consumer, time_ms, deliveries)
+        self.group.hold(entry_id, holding)
+        self.replies.append(format_id(entry_id) if just_id else reading.entry(self.stream, entry_id))
+        group_changed(self.db, self.key)
+        if self.engine.recording:
+            self.engine.record(self.db, *claim(self.key, self.group.name, entry_id, holding))
+
+
+@command("XCLAIM", arity=-6, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))
+def xclaim(session: Session, args: Sequence[bytes]) -> Reply:
+    key, db, now_ms = args[1], session.db, session.engine.now_ms
+    stream, group = group_of(session, key, args[2])
+    min_idle = max(parse_int(args[4], "ERR Invalid min-idle-time argument for XCLAIM"), 0)
+    options = _parse_claim(args, now_ms)
+    assert options.time_ms is not None
+    moved = options.last_id > group.last_id
+    if moved:
+        group.last_id = options.last_id
+    claims = _Claims(session, key, stream, group, consumer_of(db, key, group, args[3]))
+    for entry_id in options.ids:
+        holding = group.pending.get(entry_id)
+        if not stream.has(entry_id):
+            if holding is not None:
+                claims.drop(entry_id)
+            continue
+        if holding is None:
+            if not options.force:
+                continue
+            deliveries = 1
+        else:
+            if min_idle and now_ms - holding[1] < min_idle:
+                continue
+            deliveries = holding[2]
+        if options.deliveries is not None:
+            deliveries = options.deliveries
+        elif not options.just_id:
+            deliveries += 1
+        claims.take(entry_id, options.time_ms, deliveries, just_id=options.just_id)
+    if moved:
+        group_changed(db, key)
+        record_position(db, key, group)
+    return claims.replies
+
+
+@command("XAUTOCLAIM", arity=-6, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))
+def xautoclaim(session: Session, args: Sequence[bytes]) -> Reply:
+    key, now_ms = args[1], session.engine.now_ms
+    min_idle = max(parse_int(args[4], "ERR Invalid min-idle-time argument for XAUTOCLAIM"), 0)
+    start = parse_start(args[5])
+    count, just_id = 100, False
+    at = 6
+    while at < len(args):
+        option = args[at].upper()
+        if option == b"COUNT" and at + 1 < len(args):
+            at += 1
+            count = parse_range(args[at], 1, _MOST_CLAIMS, "ERR COUNT must be > 0")
+        elif option == b"JUSTID":
+            just_id = True
+        else:
+            raise ErrorReply(SYNTAX_ERROR)
+        at += 1
+    stream, group = group_of(session, key, args[2])
+    if count > _AFFORDABLE_CLAIMS:
+        raise ErrorReply("ERR Insufficient memory, failed allocating transient memory, COUNT too high.")
+    claims = _Claims(session, key, stream, group, consumer_of(session.db, key, group, args[3]))
+    # One more than may be looked at: it is where the next call begins.
+    page = group.pending.page(start, min(count * _ATTEMPTS, len(group.pending)) + 1)
+    deleted: list[Reply] = []
+    looked_at = 0
+    for entry_id, (_, time_ms, deliveries) in page[: count * _ATTEMPTS]:
+        if len(deleted) + len(claims.replies) == count:
+            break
+        looked_at += 1
+        if not stream.has(entry_id):
+            claims.drop(entry_id)
+            deleted.append(format_id(entry_id))
+        elif not min_idle or now_ms - time_ms >= min_idle:
+            claims.take(entry_id, now_ms, deliveries if just_id else deliveries + 1, just_id=just_id)
+    cursor = page[looked_at][0] if looked_at < len(page) else 0
+    return [format_id(cursor), claims.replies, deleted]

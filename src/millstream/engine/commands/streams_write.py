@@ -1,0 +1,254 @@
+"""Streams: what changes entries. XADD, XDEL, XTRIM, XSETID."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from millstream.engine.keyspace import Database
+from millstream.engine.notifications import STREAM
+from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int
+from millstream.engine.registry import Flag, command
+from millstream.engine.session import Session
+from millstream.engine.stream import Stream
+from millstream.engine.stream.ids import ID_MAX, SEQ_BITS, SEQ_MAX, parse_id, parse_new_id
+from millstream.engine.stream.listpack import MAX_BYTES
+from millstream.engine.stream.lookup import modified_quietly
+from millstream.engine.stream.trim import Trim
+from millstream.wire.replies import OK, ErrorReply, Reply
+
+_TWO_TRIMS = "ERR syntax error, MAXLEN and MINID options at the same time are not compatible"
+_LIMIT_ALONE = "ERR syntax error, LIMIT cannot be used without specifying a trimming strategy"
+_LIMIT_EXACT = "ERR syntax error, LIMIT cannot be used without the special ~ option"
+_NO_TRIM = "ERR syntax error, XTRIM must be called with a trimming strategy"
+_ZERO_ID = "ERR The ID specified in XADD must be greater than 0-0"
+_SMALL_ID = "ERR The ID specified in XADD is equal or smaller than the target stream top item"
+_EXHAUSTED = "ERR The stream has exhausted the last possible ID, unable to add more items"
+_TOO_LARGE = "ERR Elements are too large to be stored"
+
+
+@command("XADD", arity=-5, flags=Flag.WRITE | Flag.DENY_OOM | Flag.FAST, keys=(1, 1, 1))
+def xadd(session: Session, args: Sequence[bytes]) -> Reply:
+    key, db = args[1], session.db
+    if args[2] != b"*":
+        return _xadd_with_options(session, args)
+    words = tuple(args[3:])
+    if len(words) & 1:
+        raise ErrorReply("ERR wrong number of arguments for 'xadd' command")
+    stream = db.find_as(key, Stream)
+    if stream is None:
+        stream = _new_stream(db, key)
+    # The clock may stand still or go back; ids go on.
+    ms = db.engine.now_ms
+    if ms > stream.last_ms:
+        return _append(db, key, stream, ms, 0, words)
+    if stream.last_seq < SEQ_MAX:
+        return _append(db, key, stream, stream.last_ms, stream.last_seq + 1, words)
+    if stream.last_id == ID_MAX:
+        raise ErrorReply(_EXHAUSTED)
+    return _append(db, key, stream, stream.last_ms + 1, 0, words)
+
+
+def _new_stream(db: Database, key: bytes) -> Stream:
+    stream = Stream(db.engine.config)
+    db.add(key, stream)
+    return stream
+
+
+def _append(db: Database, key: bytes, stream: Stream, ms: int, seq: int, words: tuple[bytes, ...]) -> bytes:
+    engine = db.engine
+    if len(words) > 2 and sum(map(len, words)) > MAX_BYTES:
+        raise ErrorReply(_TOO_LARGE)
+    stream.append(ms, seq, words)
+    raw = b"%d-%d" % (ms, seq)
+    engine.modified(db, key)
+    if engine.notify_flags:
+        engine.notify(db, STREAM, b"xadd", key)
+    if engine.recording:
+        engine.record(db, b"XADD", key, raw, *words)
+    return raw
+
+
+def _xadd_with_options(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    options = _parse(session, args, adding=True)
+    words = tuple(args[options.at + 1 :])
+    if len(words) < 2 or len(words) & 1:
+        raise ErrorReply("ERR wrong number of arguments for 'xadd' command")
+    if options.id == (0, True):
+        raise ErrorReply(_ZERO_ID)
+    stream = db.find_as(key, Stream)
+    if stream is None:
+        if not options.create:
+            return None
+        stream = _new_stream(db, key)
+    entry_id = _decide_id(stream, options.id, engine.now_ms)
+    raw = _append(db, key, stream, entry_id >> SEQ_BITS, entry_id & SEQ_MAX, words)
+    if options.trim is not None and options.trim.apply(stream):
+        engine.notify(db, STREAM, b"xtrim", key)
+        _record_trim(db, key, stream)
+    return raw
+
+
+def _decide_id(stream: Stream, given: tuple[int, bool] | None, now_ms: int) -> int:
+    last_id = stream.last_id
+    if last_id == ID_MAX:
+        raise ErrorReply(_EXHAUSTED)
+    if given is None:
+        return max(now_ms << SEQ_BITS, last_id + 1)
+    entry_id, complete = given
+    if not complete and entry_id >> SEQ_BITS == stream.last_ms:
+        if stream.last_seq == SEQ_MAX:
+            raise ErrorReply(_SMALL_ID)
+        return last_id + 1
+    if entry_id <= last_id:
+        raise ErrorReply(_SMALL_ID)
+    return entry_id
+
+
+class _Options(NamedTuple):
+    at: int
+    """Where the id is, or would be."""
+    id: tuple[int, bool] | None
+    """None for ``*``; the id, and whether its sequence number was given."""
+    trim: Trim | None
+    create: bool
+
+
+def _parse(session: Session, args: Sequence[bytes], *, adding: bool) -> _Options:
+    """XADD's and XTRIM's options. The order of the checks decides which error a client sees."""
+    max_len: int | None = None
+    min_id: int | None = None
+    approximate, create = False, True
+    limit: int | None = None
+    entry_id: tuple[int, bool] | None = None
+    at, end = 2, len(args)
+    while at < end:
+        more = end - 1 - at
+        option = args[at].upper()
+        if adding and option == b"*":
+            break
+        if option in (b"MAXLEN", b"MINID") and more:
+            if max_len is not None or min_id is not None:
+                raise ErrorReply(_TWO_TRIMS)
+            approximate = False
+            if more >= 2 and args[at + 1] in (b"~", b"="):
+                at += 1
+                approximate = args[at] == b"~"
+            at += 1
+            if option == b"MINID":
+                min_id = parse_id(args[at])
+            else:
+                max_len = _not_negative(args[at], "MAXLEN")
+        elif option == b"LIMIT" and more:
+            at += 1
+            limit = _not_negative(args[at], "LIMIT")
+        elif adding and option == b"NOMKSTREAM":
+            create = False
+        elif adding:
+            entry_id = parse_new_id(args[at])
+            break
+        else:
+            raise ErrorReply(SYNTAX_ERROR)
+        at += 1
+    has_trim = max_len is not None or min_id is not None
+    if limit and not has_trim:
+        raise ErrorReply(_LIMIT_ALONE)
+    if not adding and not has_trim:
+        raise ErrorReply(_NO_TRIM)
+    if limit is None:
+        limit = _default_limit(session) if approximate else 0
+    elif not approximate:
+        raise ErrorReply(_LIMIT_EXACT)
+    trim = Trim(max_len, min_id, approximate, limit) if has_trim else None
+    return _Options(at, entry_id, trim, create)
+
+
+def _not_negative(raw: bytes, name: str) -> int:
+    number = parse_int(raw)
+    if number < 0:
+        raise ErrorReply(f"ERR The {name} argument must be >= 0.")
+    return number
+
+
+def _default_limit(session: Session) -> int:
+    """Redis's bound on the work of one approximate trim: a hundred nodes."""
+    limit = 100 * session.engine.config.stream_node_max_entries
+    return min(limit, 1_000_000) if 0 < limit <= INT64_MAX else 10_000
+
+
+def _record_trim(db: Database, key: bytes, stream: Stream) -> None:
+    """Exactly what came of it, so that it does not depend on where nodes end."""
+    db.engine.record(db, b"XTRIM", key, b"MAXLEN", b"=", b"%d" % stream.length)
+
+
+@command("XTRIM", arity=-4, flags=Flag.WRITE, keys=(1, 1, 1))
+def xtrim(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    trim = _parse(session, args, adding=False).trim
+    assert trim is not None
+    stream = db.find_as(key, Stream)
+    if stream is None:
+        return 0
+    deleted = trim.apply(stream)
+    if deleted:
+        engine.notify(db, STREAM, b"xtrim", key)
+        modified_quietly(db, key, deleted)
+        _record_trim(db, key, stream)
+    return deleted
+
+
+@command("XDEL", arity=-3, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))
+def xdel(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    stream = db.find_as(key, Stream)
+    if stream is None:
+        return 0
+    ids = [parse_id(raw) for raw in args[2:]]
+    deleted = sum(map(stream.delete, ids))
+    if deleted:
+        modified_quietly(db, key, deleted)
+        engine.notify(db, STREAM, b"xdel", key)
+        engine.record(db, b"XDEL", *args[1:])
+    return deleted
+
+
+@command("XSETID", arity=-3, flags=Flag.WRITE | Flag.DENY_OOM | Flag.FAST, keys=(1, 1, 1))
+def xsetid(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    last_id = parse_id(args[2])
+    added: int | None = None
+    max_deleted_id = 0
+    at = 3
+    while at < len(args):
+        option, more = args[at].upper(), at + 1 < len(args)
+        if option == b"ENTRIESADDED" and more:
+            added = parse_int(args[at + 1])
+            if added < 0:
+                raise ErrorReply("ERR entries_added must be positive")
+        elif option == b"MAXDELETEDID" and more:
+            max_deleted_id = parse_id(args[at + 1])
+            if last_id < max_deleted_id:
+                raise ErrorReply("ERR The ID specified in XSETID is smaller than the provided max_deleted_entry_id")
+        else:
+            raise ErrorReply(SYNTAX_ERROR)
+        at += 2
+    stream = db.find_as(key, Stream)
+    if stream is None:
+        raise ErrorReply("ERR no such key")
+    if last_id < stream.max_deleted_id:
+        raise ErrorReply("ERR The ID specified in XSETID is smaller than current max_deleted_entry_id")
+    if stream.length:
+        if last_id < stream.top_id:
+            raise ErrorReply("ERR The ID specified in XSETID is smaller than the target stream top item")
+        if added is not None and stream.length > added:
+            raise ErrorReply("ERR The entries_added specified in XSETID is smaller than the target stream length")
+    stream.last_id = last_id
+    if added is not None:
+        stream.entries_added = added
+    if max_deleted_id:
+        stream.max_deleted_id = max_deleted_id
+    modified_quietly(db, key)
+    engine.notify(db, STREAM, b"xsetid", key)
+    engine.record(db, *args)
+    return OK

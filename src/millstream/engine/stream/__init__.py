@@ -1,0 +1,6 @@
+"""The data structure behind the stream commands: compact nodes, ordered pending lists, counters as Redis keeps them."""
+
+from millstream.engine.stream.group import UNKNOWN_READS, Consumer, Group
+from millstream.engine.stream.stream import Stream
+
+__all__ = ["UNKNOWN_READS", "Consumer", "Group", "Stream"]

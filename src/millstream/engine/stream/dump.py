@@ -1,0 +1,89 @@
+"""A stream as commands that make it again, in our engine or in a Redis 7.0: what a rewritten journal is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from millstream.engine.stream.ids import ID_MAX, format_id
+
+if TYPE_CHECKING:
+    from millstream.engine.stream.group import Group
+    from millstream.engine.stream.node import Words
+    from millstream.engine.stream.pending import Holding
+    from millstream.engine.stream.stream import Stream
+
+
+def effects(key: bytes, stream: Stream) -> Iterator[Words]:
+    """In this order: entries, and among them for a moment those that are gone but still pending, because only an entry
+    that is there can be made pending; the pending lists; the gone ones go; then the counters."""
+    ghosts = _gone_but_pending(stream)
+    if not stream.length and not ghosts:
+        # A stream without entries is made by a group, which goes again at once.
+        yield (b"XGROUP", b"CREATE", key, b"", b"0-0", b"MKSTREAM")
+        yield (b"XGROUP", b"DESTROY", key, b"")
+    yield from _entries(key, stream, ghosts)
+    for group in stream.groups_by_name():
+        yield from _group(key, group)
+    yield from _farewell(key, stream, ghosts)
+    yield _counters(key, stream)
+
+
+def _gone_but_pending(stream: Stream) -> list[int]:
+    held = {entry_id for group in stream.groups.values() for entry_id, _ in group.pending.items()}
+    return sorted(entry_id for entry_id in held if not stream.has(entry_id))
+
+
+def _entries(key: bytes, stream: Stream, ghosts: list[int]) -> Iterator[Words]:
+    waiting = iter([*ghosts, ID_MAX + 1])
+    ghost = next(waiting)
+    for node in stream.nodes:
+        numbered = zip(node.ids(node.skip, node.total), node.entries(node.skip, node.total), strict=True)
+        for entry_id, (raw, words) in numbered:
+            while ghost < entry_id:
+                yield (b"XADD", key, format_id(ghost), b"", b"")
+                ghost = next(waiting)
+            yield (b"XADD", key, raw, *words)
+    while ghost <= ID_MAX:
+        yield (b"XADD", key, format_id(ghost), b"", b"")
+        ghost = next(waiting)
+
+
+def _farewell(key: bytes, stream: Stream, ghosts: list[int]) -> Iterator[Words]:
+    """Those before the first entry are trimmed away, not deleted: a deletion would leave its mark in the counters, and
+    where nothing was ever deleted, XSETID cannot take that mark away."""
+    if not ghosts:
+        return
+    first_id = stream.first_id
+    if not stream.length:
+        yield (b"XTRIM", key, b"MAXLEN", b"=", b"0")
+        return
+    if ghosts[0] < first_id:
+        yield (b"XTRIM", key, b"MINID", b"=", format_id(first_id))
+    for ghost in ghosts:
+        if ghost > first_id:
+            yield (b"XDEL", key, format_id(ghost))
+
+
+def _group(key: bytes, group: Group) -> Iterator[Words]:
+    name = group.name
+    reads = b"%d" % group.entries_read
+    yield (b"XGROUP", b"CREATE", key, name, format_id(group.last_id), b"ENTRIESREAD", reads)
+    for consumer in group.consumers_by_name():
+        yield (b"XGROUP", b"CREATECONSUMER", key, name, consumer.name)
+        for entry_id, holding in consumer.pending.items():
+            yield claim(key, name, entry_id, holding)
+
+
+def claim(key: bytes, group: bytes, entry_id: int, holding: Holding) -> Words:
+    """The command that makes one entry pending just so."""
+    consumer, time_ms, count = holding
+    return (
+        *(b"XCLAIM", key, group, consumer.name, b"0", format_id(entry_id)),
+        *(b"TIME", b"%d" % time_ms, b"RETRYCOUNT", b"%d" % count, b"FORCE", b"JUSTID"),
+    )
+
+
+def _counters(key: bytes, stream: Stream) -> Words:
+    words = (b"XSETID", key, format_id(stream.last_id), b"ENTRIESADDED", b"%d" % stream.entries_added)
+    return words if not stream.max_deleted_id else (*words, b"MAXDELETEDID", format_id(stream.max_deleted_id))

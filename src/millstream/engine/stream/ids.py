@@ -1,0 +1,113 @@
+"""Entry ids inside the engine: one int, ``ms << 64 | seq``. Clients' spellings come in here, replies go out."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from millstream.wire.replies import ErrorReply
+
+SEQ_BITS: Final = 64
+SEQ_MAX: Final = (1 << 64) - 1
+ID_MAX: Final = (1 << 128) - 1
+
+INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
+INVALID_START: Final = "ERR invalid start ID for the interval"
+INVALID_END: Final = "ERR invalid end ID for the interval"
+
+_LONGEST: Final = 127
+_PLAIN: Final = re.compile(rb"(?:0|[1-9][0-9]{0,18})-(?:0|[1-9][0-9]{0,18})")
+_STRTOULL: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
+_STRICT: Final = re.compile(rb"0|-?[1-9][0-9]*")
+
+
+def format_id(entry_id: int) -> bytes:
+    return b"%d-%d" % (entry_id >> SEQ_BITS, entry_id & SEQ_MAX)
+
+
+def parse_id(raw: bytes, missing_seq: int = 0) -> int:
+    """``ms-seq`` or ``ms``: Redis's strict form, in which ``-`` and ``+`` mean nothing."""
+    if _PLAIN.fullmatch(raw):
+        ms, _, seq = raw.partition(b"-")
+        return int(ms) << SEQ_BITS | int(seq)
+    entry_id = _read(raw, missing_seq)
+    if entry_id is None:
+        raise ErrorReply(INVALID_ID)
+    return entry_id
+
+
+def read_id(raw: bytes) -> int | None:
+    """``parse_id`` for where something else than an id may follow (XCLAIM's options)."""
+    return _read(raw, 0)
+
+
+def parse_loose_id(raw: bytes, missing_seq: int) -> int:
+    """As ``parse_id``; ``-`` is the smallest and ``+`` the greatest id there is."""
+    word = _as_c_string(raw)
+    if word == b"-":
+        return 0
+    if word == b"+":
+        return ID_MAX
+    return parse_id(raw, missing_seq)
+
+
+def parse_new_id(raw: bytes) -> tuple[int, bool]:
+    """XADD's id, and whether it is complete: ``ms-*`` leaves the sequence number to the stream."""
+    word = _as_c_string(raw)
+    if len(raw) <= _LONGEST and word.endswith(b"-*") and word.count(b"-") == 1:
+        ms = _string2ull(word[:-2])
+        if ms is not None:
+            return ms << SEQ_BITS, False
+    return parse_id(raw), True
+
+
+def parse_start(raw: bytes) -> int:
+    """The first id of an interval; ``(id`` excludes the id itself."""
+    if len(raw) > 1 and raw[:1] == b"(":
+        entry_id = parse_id(raw[1:])
+        if entry_id == ID_MAX:
+            raise ErrorReply(INVALID_START)
+        return entry_id + 1
+    return parse_loose_id(raw, 0)
+
+
+def parse_end(raw: bytes) -> int:
+    """The last id of an interval; a missing sequence number means the whole millisecond."""
+    if len(raw) > 1 and raw[:1] == b"(":
+        entry_id = parse_id(raw[1:], SEQ_MAX)
+        if entry_id == 0:
+            raise ErrorReply(INVALID_END)
+        return entry_id - 1
+    return parse_loose_id(raw, SEQ_MAX)
+
+
+def _read(raw: bytes, missing_seq: int) -> int | None:
+    if len(raw) > _LONGEST:
+        return None
+    left, dash, right = _as_c_string(raw).partition(b"-")
+    ms = _string2ull(left)
+    seq = _string2ull(right) if dash else missing_seq
+    if ms is None or seq is None:
+        return None
+    return ms << SEQ_BITS | seq
+
+
+def _as_c_string(raw: bytes) -> bytes:
+    return raw.split(b"\0", 1)[0]
+
+
+def _string2ull(text: bytes) -> int | None:
+    """As lenient as Redis, which falls back on ``strtoull``: blanks, a sign and zeros in front pass. A negative number
+    that is written plainly does not; behind a blank it wraps round."""
+    if _STRICT.fullmatch(text):
+        number = int(text)
+        if -(1 << 63) <= number < 0:
+            return None
+    match = _STRTOULL.fullmatch(text)
+    if match is None:
+        return None
+    sign, digits = match.groups()
+    number = int(digits)
+    if number > SEQ_MAX:
+        return None
+    return -number & SEQ_MAX if sign == b"-" else number

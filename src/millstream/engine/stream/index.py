@@ -1,0 +1,73 @@
+"""The nodes of a stream, found by id. Dropping from the front costs the same however many there are."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+from millstream.engine.stream.node import Node
+
+_FEW: Final = 64
+
+
+class NodeIndex:
+    """Nodes in order of their first ids. ``at`` is a place: it is good until the next change."""
+
+    __slots__ = ("_firsts", "_head", "_nodes", "version")
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._nodes: list[Node | None] = []
+        self._head = 0
+        """Places before it are free: cutting them off each time would move all the others."""
+        self.version = 0
+        """Changes with the set of first ids."""
+
+    def __len__(self) -> int:
+        return len(self._nodes) - self._head
+
+    def __iter__(self) -> Iterator[Node]:
+        return (node for node in self._nodes[self._head :] if node is not None)
+
+    @property
+    def first(self) -> int:
+        """The first place."""
+        return self._head
+
+    @property
+    def end(self) -> int:
+        """The place behind the last."""
+        return len(self._nodes)
+
+    def __getitem__(self, at: int) -> Node:
+        node = self._nodes[at]
+        assert node is not None
+        return node
+
+    def __setitem__(self, at: int, node: Node) -> None:
+        """Another form of the same node."""
+        self._nodes[at] = node
+
+    def place(self, entry_id: int) -> int:
+        """The place of the node that would hold this id; the first one for an id before all of them."""
+        return max(bisect_right(self._firsts, entry_id, self._head) - 1, self._head)
+
+    def append(self, first_id: int, node: Node) -> None:
+        self._firsts.append(first_id)
+        self._nodes.append(node)
+        self.version += 1
+
+    def remove(self, at: int) -> None:
+        self.version += 1
+        if at > self._head:
+            del self._firsts[at], self._nodes[at]
+            return
+        self._nodes[at] = None
+        self._head += 1
+        if self._head > _FEW and self._head * 2 > len(self._nodes):
+            del self._firsts[: self._head], self._nodes[: self._head]
+            self._head = 0
+
+    def first_ids(self) -> list[int]:
+        return self._firsts[self._head :]

@@ -1,0 +1,147 @@
+"""A pending list: ids in order, each with who holds it, since when, and how often it was delivered.
+
+Chunks of a bounded number of ids, each a dict. Ids usually arrive in order, and then a dict is in order by itself; a
+chunk that got one out of order is sorted when somebody looks at its order next. So adding, removing, finding and
+starting a scan cost the same on a long list as on a short one, whatever was removed before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from millstream.engine.stream.group import Consumer
+
+CHUNK: Final = 512
+_SHRINK_AT: Final = frozenset((0, 8, 64))
+
+Holding = tuple["Consumer", int, int]
+"""The consumer, when the entry was last delivered (ms), and how often. Immutable, so that a whole batch shares one."""
+
+
+class PendingList:
+    __slots__ = ("_chunks", "_count", "_firsts", "_last", "_unsorted")
+
+    def __init__(self) -> None:
+        self._chunks: list[dict[int, Holding]] = []
+        """Never an empty one."""
+        self._firsts: list[int] = []
+        """For each chunk an id that no id of this chunk is below, and every id of the chunk before it is."""
+        self._unsorted: set[int] = set()
+        """Chunks (by ``id()``) whose dict is not in order."""
+        self._last = -1
+        """No id is greater."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def last_ever(self) -> int:
+        """No id in the list is greater than this one; -1 in a list that never held any."""
+        return self._last
+
+    def _place(self, entry_id: int) -> int:
+        """The number of the chunk that this id is in, if it is anywhere; -1 in an empty list."""
+        firsts = self._firsts
+        if not firsts or entry_id >= firsts[-1]:
+            return len(firsts) - 1
+        return max(bisect_right(firsts, entry_id) - 1, 0)
+
+    def get(self, entry_id: int) -> Holding | None:
+        if not self._count:
+            return None
+        return self._chunks[self._place(entry_id)].get(entry_id)
+
+    def add_all(self, ids: Sequence[int], holding: Holding) -> None:
+        """Ids in ascending order, none of which is in the list."""
+        if ids[0] > self._last:
+            self._extend(ids, holding)
+        else:
+            for entry_id in ids:
+                self.put(entry_id, holding)
+
+    def _extend(self, ids: Sequence[int], holding: Holding) -> None:
+        self._last = ids[-1]
+        self._count += len(ids)
+        if self._chunks and len(self._chunks[-1]) + len(ids) <= CHUNK:
+            self._chunks[-1].update(dict.fromkeys(ids, holding))
+            return
+        for at in range(0, len(ids), CHUNK):
+            part = ids[at : at + CHUNK]
+            self._firsts.append(part[0])
+            self._chunks.append(dict.fromkeys(part, holding))
+
+    def put(self, entry_id: int, holding: Holding) -> None:
+        """Adds an id, or replaces what is known of it."""
+        if entry_id > self._last:
+            self._extend((entry_id,), holding)
+            return
+        place = self._place(entry_id)
+        chunk = self._chunks[place]
+        if entry_id not in chunk:
+            self._count += 1
+            self._unsorted.add(id(chunk))
+            self._firsts[place] = min(self._firsts[place], entry_id)
+        chunk[entry_id] = holding
+        if len(chunk) > 2 * CHUNK:
+            self._split(place)
+
+    def pop(self, entry_id: int) -> Holding | None:
+        if not self._count:
+            return None
+        place = self._place(entry_id)
+        chunk = self._chunks[place]
+        holding = chunk.pop(entry_id, None)
+        if holding is not None:
+            self._count -= 1
+            if len(chunk) in _SHRINK_AT:
+                self._shrink(place)
+        return holding
+
+    def _shrink(self, place: int) -> None:
+        """A dict does not give memory back by itself: without this, one entry that nobody acknowledges would keep the
+        room of all that came with it."""
+        chunk = self._ordered(place)
+        if chunk:
+            self._chunks[place] = dict(chunk.items())
+            return
+        del self._chunks[place], self._firsts[place]
+        if not self._chunks:
+            self._last = -1
+
+    def items(self, start: int = 0) -> Iterator[tuple[int, Holding]]:
+        """In order, from ``start`` on. The list must not change meanwhile."""
+        if not self._count:
+            return
+        place = self._place(start)
+        for entry_id, holding in self._ordered(place).items():
+            if entry_id >= start:
+                yield entry_id, holding
+        for later in range(place + 1, len(self._chunks)):
+            yield from self._ordered(later).items()
+
+    def page(self, start: int, count: int) -> list[tuple[int, Holding]]:
+        """At most ``count`` of ``items(start)``, to be worked on while the list changes."""
+        return list(islice(self.items(start), count))
+
+    def first(self) -> int | None:
+        return next((entry_id for entry_id, _ in self.items()), None)
+
+    def last(self) -> int | None:
+        return next(reversed(self._ordered(len(self._chunks) - 1)), None) if self._count else None
+
+    def _ordered(self, place: int) -> dict[int, Holding]:
+        chunk = self._chunks[place]
+        if id(chunk) in self._unsorted:
+            self._unsorted.discard(id(chunk))
+            chunk = self._chunks[place] = dict(sorted(chunk.items()))
+        return chunk
+
+    def _split(self, place: int) -> None:
+        items = list(self._ordered(place).items())
+        half = len(items) // 2
+        self._chunks[place : place + 1] = [dict(items[:half]), dict(items[half:])]
+        self._firsts.insert(place + 1, items[half][0])

@@ -1,0 +1,102 @@
+"""Reading runs of entries, forwards and backwards, from node to node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from millstream.engine.stream.ids import ID_MAX
+from millstream.engine.stream.node import EntryReply, Node
+
+if TYPE_CHECKING:
+    from millstream.engine.stream.stream import Stream
+
+Run = tuple[Node, int, int]
+"""Part of a node, from an index up to another one."""
+
+
+def runs(stream: Stream, first: int, last: int, count: int) -> Iterator[Run]:
+    """The entries from ``first`` to ``last``, both included; at most ``count`` of them, 0 meaning all."""
+    nodes = stream.nodes
+    if first > last or not stream.length:
+        return
+    at = nodes.place(first)
+    left = count or stream.length
+    start = nodes[at].locate(first)
+    while left:
+        node = nodes[at]
+        start = max(start, node.skip)
+        stop = node.after(start, left)
+        whole = last == ID_MAX or stop == start or node.id_at(stop - 1) <= last
+        if not whole:
+            stop = max(node.locate(last + 1), start)
+        if stop > start:
+            yield node, start, stop
+            left -= _live(node, start, stop)
+        at += 1
+        if not whole or at == nodes.end:
+            return
+        start = 0
+
+
+def runs_back(stream: Stream, first: int, last: int, count: int) -> Iterator[Run]:
+    """As ``runs``, from the end: the last run comes first."""
+    nodes = stream.nodes
+    if first > last or not stream.length:
+        return
+    at = nodes.place(last)
+    left = count or stream.length
+    stop = nodes[at].total if last == ID_MAX else nodes[at].locate(last + 1)
+    while left:
+        node = nodes[at]
+        start = node.before(stop, left) if stop > node.skip else stop
+        whole = start == stop or node.id_at(start) >= first
+        if not whole:
+            start = node.locate(first)
+        if stop > start:
+            yield node, start, stop
+            left -= _live(node, start, stop)
+        at -= 1
+        if not whole or at < nodes.first:
+            return
+        stop = nodes[at].total
+
+
+def _live(node: Node, start: int, stop: int) -> int:
+    if node.dead is None:
+        return stop - start
+    return sum(index not in node.dead for index in range(start, stop))
+
+
+def entries(stream: Stream, first: int, last: int, count: int = 0) -> list[EntryReply]:
+    found: list[EntryReply] = []
+    for node, start, stop in runs(stream, first, last, count):
+        found += node.entries(start, stop)
+    return found
+
+
+def entries_back(stream: Stream, first: int, last: int, count: int = 0) -> list[EntryReply]:
+    """The greatest id first."""
+    found: list[EntryReply] = []
+    for node, start, stop in runs_back(stream, first, last, count):
+        found += reversed(node.entries(start, stop))
+    return found
+
+
+def entries_and_ids(stream: Stream, first: int, count: int) -> tuple[list[EntryReply], list[int]]:
+    """From ``first`` to the end, with the ids as numbers for the pending list."""
+    found: list[EntryReply] = []
+    ids: list[int] = []
+    for node, start, stop in runs(stream, first, ID_MAX, count):
+        found += node.entries(start, stop)
+        ids += node.ids(start, stop)
+    return found, ids
+
+
+def entry(stream: Stream, entry_id: int) -> EntryReply | None:
+    """This very entry; None if it is not there."""
+    if not stream.length:
+        return None
+    node = stream.nodes[stream.nodes.place(entry_id)]
+    index = node.find(entry_id)
+    return None if index is None else node.entries(index, index + 1)[0]

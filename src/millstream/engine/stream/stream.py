@@ -1,0 +1,221 @@
+"""A stream: entries in nodes, counters, groups. What it is told to do is already decided: ids are new and in order.
+
+Nodes begin and end exactly where Redis's do, because approximate trimming drops whole nodes and clients see the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from millstream.engine.stream import dump
+from millstream.engine.stream.group import Consumer, Group
+from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
+from millstream.engine.stream.index import NodeIndex
+from millstream.engine.stream.listpack import MAX_BYTES
+from millstream.engine.stream.node import OpenNode, Words
+from millstream.engine.stream.rax import count_nodes
+from millstream.engine.stream.sealed import SealedNode
+
+_GROUP_BYTES: Final = 500
+_PENDING_BYTES: Final = 260
+
+
+class NodeLimits(Protocol):
+    """Where a node ends; the engine's configuration."""
+
+    stream_node_max_bytes: int
+    stream_node_max_entries: int
+
+
+class Stream:
+    __slots__ = (
+        "_gone",
+        "_limits",
+        "_radix",
+        "_sealed_bytes",
+        "_tail",
+        "groups",
+        "last_ms",
+        "last_seq",
+        "length",
+        "max_deleted_id",
+        "nodes",
+    )
+
+    def __init__(self, limits: NodeLimits) -> None:
+        self._limits = limits
+        self.length = 0
+        self.last_ms = 0
+        self.last_seq = 0
+        """Together the id of the last entry that was ever added, or what XSETID said."""
+        self.max_deleted_id = 0
+        """The greatest id that was ever deleted singly (XDEL); trimming leaves no holes, so it does not count."""
+        self.groups: dict[bytes, Group] = {}
+        self.nodes = NodeIndex()
+        self._tail: OpenNode | None = None
+        """The last node, if it is open."""
+        self._gone = 0
+        """How many entries were added and are no longer there."""
+        self._sealed_bytes = 0
+        self._radix = (-1, 0)
+
+    # --- counters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def last_id(self) -> int:
+        return self.last_ms << SEQ_BITS | self.last_seq
+
+    @last_id.setter
+    def last_id(self, entry_id: int) -> None:
+        self.last_ms, self.last_seq = entry_id >> SEQ_BITS, entry_id & SEQ_MAX
+        self._forget_later_places(entry_id)
+
+    @property
+    def entries_added(self) -> int:
+        """How many entries were ever added, or what XSETID said."""
+        return self.length + self._gone
+
+    @entries_added.setter
+    def entries_added(self, count: int) -> None:
+        self._gone = count - self.length
+
+    @property
+    def first_id(self) -> int:
+        """Of the first entry that is there; 0 in an empty stream."""
+        for node in self.nodes:
+            if node.live:
+                return node.id_at(node.skip)
+        return 0
+
+    @property
+    def top_id(self) -> int:
+        """Of the last entry that is there; 0 in an empty stream."""
+        for at in range(self.nodes.end - 1, self.nodes.first - 1, -1):
+            node = self.nodes[at]
+            if node.live:
+                return node.id_at(node.before(node.total, 1))
+        return 0
+
+    @property
+    def radix_tree_nodes(self) -> int:
+        """What Redis's radix tree over the first ids of the nodes would have."""
+        if self._radix[0] != self.nodes.version:
+            self._radix = self.nodes.version, count_nodes(self.nodes.first_ids())
+        return self._radix[1]
+
+    @property
+    def memory_bytes(self) -> int:
+        """An estimate, kept up to date as entries come and go."""
+        tail = self._tail
+        open_bytes = 0 if tail is None else tail.size + 200 * tail.total
+        pending = sum(_GROUP_BYTES + _PENDING_BYTES * len(group.pending) for group in self.groups.values())
+        return 600 + self._sealed_bytes + open_bytes + pending
+
+    # --- entries ----------------------------------------------------------------------------------------------------
+
+    def append(self, ms: int, seq: int, words: Words) -> None:
+        """Adds an entry with an id that is greater than ``last_id``."""
+        tail = self._tail
+        if tail is None:
+            tail = self._reopen()
+        limits = self._limits
+        if tail is None:
+            self._start_node(ms, seq, words)
+        else:
+            most = limits.stream_node_max_entries
+            length = len(words[0]) + len(words[1]) if len(words) == 2 else sum(map(len, words))
+            size = tail.size + 4 if tail.total < 128 else tail.redis_bytes()
+            if size + length >= (limits.stream_node_max_bytes or MAX_BYTES) or (most and tail.total >= most):
+                self._seal(tail)
+                self._start_node(ms, seq, words)
+            else:
+                tail.add(ms, seq, words)
+        self.length += 1
+        self.last_ms = ms
+        self.last_seq = seq
+
+    def _start_node(self, ms: int, seq: int, words: Words) -> None:
+        self._tail = OpenNode(ms, seq, words)
+        self.nodes.append(ms << SEQ_BITS | seq, self._tail)
+
+    def _seal(self, tail: OpenNode) -> None:
+        at = self.nodes.end - 1
+        names = tail.names
+        if at > self.nodes.first and self.nodes[at - 1].names == names:
+            names = self.nodes[at - 1].names  # one tuple for all nodes that have the same
+        sealed = SealedNode(tail, names)
+        self.nodes[at] = sealed
+        self._sealed_bytes += sealed.memory_bytes()
+        self._tail = None
+
+    def _reopen(self) -> OpenNode | None:
+        """After the last node has gone, the one before it takes entries again, as far as it has room."""
+        if not len(self.nodes):
+            return None
+        at = self.nodes.end - 1
+        sealed = self.nodes[at]
+        assert isinstance(sealed, SealedNode)
+        self._sealed_bytes -= sealed.memory_bytes()
+        self.nodes[at] = self._tail = OpenNode.reopened(sealed)
+        return self._tail
+
+    def has(self, entry_id: int) -> bool:
+        if not self.length:
+            return False
+        return self.nodes[self.nodes.place(entry_id)].find(entry_id) is not None
+
+    def delete(self, entry_id: int) -> bool:
+        """One entry; False if it is not there."""
+        if not self.length:
+            return False
+        at = self.nodes.place(entry_id)
+        node = self.nodes[at]
+        index = node.find(entry_id)
+        if index is None:
+            return False
+        if node.live == 1:
+            self.remove_node(at)
+        else:
+            node.kill(index)
+        self.count_gone(1)
+        self.max_deleted_id = max(self.max_deleted_id, entry_id)
+        return True
+
+    def remove_node(self, at: int) -> None:
+        node = self.nodes[at]
+        if node is self._tail:
+            self._tail = None
+        elif isinstance(node, SealedNode):
+            self._sealed_bytes -= node.memory_bytes()
+        self.nodes.remove(at)
+
+    def count_gone(self, count: int) -> None:
+        self.length -= count
+        self._gone += count
+
+    def _forget_later_places(self, last_id: int) -> None:
+        """XSETID may go back behind entries that were deleted. New ones must not meet their places."""
+        while len(self.nodes):
+            at = self.nodes.end - 1
+            node = self.nodes[at]
+            if node.last_id() <= last_id:
+                return
+            if node.live:
+                tail = self._tail or self._reopen()
+                assert tail is not None
+                tail.clamp(last_id)
+                return
+            self.remove_node(at)
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def groups_by_name(self) -> list[Group]:
+        return [self.groups[name] for name in sorted(self.groups)]
+
+    def effects(self, key: bytes) -> Iterator[Words]:
+        """The commands that make this stream where there is none."""
+        return dump.effects(key, self)
+
+
+__all__ = ["Consumer", "Group", "Stream"]
