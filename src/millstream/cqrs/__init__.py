@@ -1,0 +1,29 @@
+"""Commands and events as classes: one handler does a command, every handler hears an event, dependencies are given.
+
+In: pydantic models and typed handlers, checked when they are registered. Out: routes that a Router runs.
+Never transport: how messages travel is decided in ``messaging``.
+"""
+
+from millstream.cqrs.command_bus import CommandBus
+from millstream.cqrs.dependencies import Depends
+from millstream.cqrs.errors import CannotUnmarshal, DuplicateHandler
+from millstream.cqrs.event_bus import EventBus
+from millstream.cqrs.handlers import CommandRouter, EventRouter
+from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
+from millstream.cqrs.topics import command_topic, event_topic
+from millstream.messaging.registration import HandlerRefused
+
+__all__ = [
+    "CannotUnmarshal",
+    "CommandBus",
+    "CommandRouter",
+    "Depends",
+    "DuplicateHandler",
+    "EventBus",
+    "EventRouter",
+    "HandlerRefused",
+    "Marshaler",
+    "PydanticMarshaler",
+    "command_topic",
+    "event_topic",
+]

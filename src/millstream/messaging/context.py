@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import NamedTuple
 
 
@@ -13,6 +13,8 @@ class RunningHandler(NamedTuple):
     topic: str
     group: str | None
     consumer: str | None
+    owner: object = None
+    """The router that runs it."""
 
 
 _NOBODY = RunningHandler("", "", None, None)
@@ -24,10 +26,18 @@ def current_handler() -> RunningHandler:
     return _current.get()
 
 
+def begin(handler: RunningHandler) -> Token[RunningHandler]:
+    return _current.set(handler)
+
+
+def end(token: Token[RunningHandler]) -> None:
+    _current.reset(token)
+
+
 @contextmanager
 def running(handler: RunningHandler) -> Iterator[None]:
-    token = _current.set(handler)
+    token = begin(handler)
     try:
         yield
     finally:
-        _current.reset(token)
+        end(token)

@@ -1,0 +1,137 @@
+"""What both buses are: handlers that can be run, and a publisher for what is sent."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from millstream.cqrs.calls import call
+from millstream.cqrs.handlers import Check, Handlers, Registered
+from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
+from millstream.cqrs.topics import TopicOf
+from millstream.errors import InvalidArgument
+from millstream.messaging.durations import Seconds
+from millstream.messaging.message import KEY, Message
+from millstream.messaging.middleware.correlation import correlated
+from millstream.messaging.publisher import Publisher
+from millstream.messaging.registration import HandlerRefused
+from millstream.messaging.route import Route, make_subscriber, refuse_shared_groups
+from millstream.messaging.router import Router
+from millstream.messaging.settings import check_topic
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+
+class Bus(Handlers, ABC):
+    """Not used by itself: see CommandBus and EventBus.
+
+    ``options`` are a subscriber's, and hold for every handler that has none of its own. What a handler returns is not
+    used: to put something out, send or publish it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        check: Check,
+        *,
+        topic: TopicOf,
+        marshaler: Marshaler | None,
+        publisher: Publisher | None,
+        close_timeout: Seconds,
+        options: dict[str, Any],
+    ) -> None:
+        super().__init__(self._check_routes)
+        self._rule = check
+        self._broker = broker
+        self._topic = topic
+        self._marshaler = marshaler or PydanticMarshaler()
+        self._publisher = publisher
+        self._owns_publisher = publisher is None
+        self._close_timeout = close_timeout
+        self._options = options
+        self._router: Router | None = None
+        self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
+        """Dependencies and what stands in for them, for tests."""
+
+    def topic_of(self, kind: type) -> str:
+        """Where commands or events of this class travel. Raises InvalidArgument where that would be an empty name."""
+        return check_topic(self._topic(self._marshaler.name(kind)))
+
+    def routes(self) -> list[Route]:
+        """What a Router runs: ``router.include(bus)``."""
+        return [self._route(registered) for registered in self.registered()]
+
+    async def run(self, *, handle_signals: bool = True) -> None:
+        """Handles until ``close`` is called or a signal comes. See ``Router.run``."""
+        await self._new_router().run(handle_signals=handle_signals)
+
+    async def __aenter__(self) -> Self:
+        """Handles in the background, as long as the block lasts; without handlers it only sends."""
+        if self.registered():
+            await self._new_router().__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Idempotent. Waits for what is in flight, and for what was sent."""
+        if self._router is not None:
+            await self._router.close()
+        if self._owns_publisher and self._publisher is not None:
+            await self._publisher.close()
+            self._publisher = None
+
+    @abstractmethod
+    def _group(self, registered: Registered) -> tuple[str, str]:
+        """The handler's group, and where it begins if it does not exist yet."""
+
+    def _check_routes(self, registered: Sequence[Registered]) -> None:
+        self._rule(registered)
+        routes = [self._route(each) for each in registered]
+        refuse_shared_groups(routes)
+        for route in routes:
+            make_subscriber(None, route)
+
+    def _new_router(self) -> Router:
+        if self._router is None:
+            router = Router(self._broker, close_timeout=self._close_timeout)
+            router.include(self)
+            self._router = router
+        return self._router
+
+    def _route(self, registered: Registered) -> Route:
+        group, start = self._group(registered)
+        options = {"group_start": start, **self._options, **registered.options}
+        plan, body, unmarshal = registered.plan, registered.body, self._marshaler.unmarshal
+        try:
+            topic = self.topic_of(body)
+        except InvalidArgument as error:
+            raise HandlerRefused(registered.place, str(error)) from error
+
+        async def handle(message: Message) -> None:
+            await call(plan, unmarshal(message, body), message, self.dependency_overrides)
+
+        return Route(
+            name=registered.name,
+            topic=topic,
+            group=group,
+            handler=handle,
+            place=registered.place,
+            middleware=registered.middleware,
+            options=options,
+        )
+
+    async def _put(
+        self, body: object, metadata: dict[str, str] | None, key: str | None, options: dict[str, Any]
+    ) -> str:
+        message = correlated(self._marshaler.marshal(body))
+        message.metadata.update(metadata or {})
+        if key is not None:
+            message.metadata[KEY] = key
+        if self._publisher is None:
+            self._publisher = Publisher(self._broker, codec=self._options.get("codec", "flat"))
+        await self._publisher.publish(self.topic_of(type(body)), message, **options)
+        return message.uuid

@@ -1,0 +1,243 @@
+"""Dead letters as a workbench: look at them, group them by error, send them round again, throw them away.
+
+A replay appends the entry as it was and then removes the dead letter. The append is unique by the dead letter's id, so
+a replay that was interrupted in between, and is run again, adds nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from millstream.broker.keys import beside
+from millstream.errors import InvalidArgument, MillstreamError
+from millstream.messaging.burial import Burial, original, read_burial
+from millstream.messaging.failures import FailureGroup, signature
+from millstream.messaging.middleware.throttle import Pace
+from millstream.messaging.settings import check_topic
+from millstream.model import MAX_ID, Entry, EntryId
+from millstream.wire.names import to_name
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+REPLAY_GROUP = b"replay.group"
+"""On a replayed entry: the one group that it is meant for. Groups that handled it the first time pass it over."""
+PAGE = 200
+
+
+class NoSuchDeadLetter(MillstreamError):
+    """There is no dead letter with this id (any more)."""
+
+    def __init__(self, stream: str, id: EntryId) -> None:
+        super().__init__(f"{stream!r} has no entry {id}. It may have been replayed or purged.", stream=stream, id=id)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """``burial`` tells why and where from; None where somebody else wrote the entry."""
+
+    id: EntryId
+    fields: dict[bytes, bytes]
+    """The entry as its producer wrote it."""
+    burial: Burial | None
+
+    @property
+    def error_type(self) -> str:
+        return self.burial.error_type if self.burial is not None else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which dead letters. What is None, or empty, does not count; nothing at all selects every one."""
+
+    ids: frozenset[EntryId] = frozenset()
+    error_type: str | None = None
+    """The type's full name, or its last part."""
+    contains: str | None = None
+    """A text in the error's message, in any case."""
+    group: str | None = None
+    after: EntryId | None = None
+    before: EntryId | None = None
+
+    def matches(self, letter: DeadLetter) -> bool:
+        burial = letter.burial
+        error_type, error, group = (burial.error_type, burial.error, burial.group) if burial else ("", "", "")
+        return (
+            (not self.ids or letter.id in self.ids)
+            and (self.error_type is None or self.error_type in (error_type, error_type.rpartition(".")[2]))
+            and (self.contains is None or self.contains.lower() in error.lower())
+            and (self.group is None or self.group == group)
+            and (self.after is None or letter.id > self.after)
+            and (self.before is None or letter.id < self.before)
+        )
+
+
+EVERYTHING = Selection()
+
+
+@dataclass(slots=True)
+class Replayed:
+    """``added``: sent round again. ``already``: a replay that was interrupted had sent them. ``left``: they do not say
+    where they came from, and stay. With ``dry_run`` nothing was done, and ``added`` is what would be."""
+
+    added: int = 0
+    already: int = 0
+    left: int = 0
+    streams: dict[str, int] = field(default_factory=dict)
+    dry_run: bool = False
+
+
+class DeadLetters:
+    """The dead letters of one stream; ``dlq`` where they lie somewhere else than beside it."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        stream: str,
+        *,
+        dlq: str | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_topic(stream)
+        self._broker = broker
+        self._stream = stream
+        self.name = dlq or to_name(beside(stream, "dlq"))
+        self._sleep = sleep
+        self._now = now
+
+    async def count(self) -> int:
+        return await self._broker.xlen(self.name)
+
+    async def list(self, selection: Selection = EVERYTHING, *, limit: int = 100) -> list[DeadLetter]:
+        """The newest first."""
+        found: list[DeadLetter] = []
+        end: str | EntryId = "+"
+        while page := await self._broker.xrevrange(self.name, end, "-", count=PAGE):
+            for entry in page:
+                letter = _read(entry)
+                if selection.matches(letter):
+                    found.append(letter)
+                    if len(found) == limit:
+                        return found
+            end = f"({page[-1].id}"
+        return found
+
+    async def show(self, id: EntryId | str) -> DeadLetter:
+        """Raises NoSuchDeadLetter."""
+        wanted = id if isinstance(id, EntryId) else EntryId.parse(id)
+        found = await self._broker.xrange(self.name, wanted, wanted)
+        if not found:
+            raise NoSuchDeadLetter(self.name, wanted)
+        return _read(found[0])
+
+    async def by_error(self, selection: Selection = EVERYTHING) -> Sequence[FailureGroup]:
+        """Letters that failed alike, counted: same type, and same text but for numbers and ids. The most first."""
+        groups: dict[tuple[str, str], FailureGroup] = {}
+        async for letter in self._all(selection):
+            error = letter.burial.error if letter.burial is not None else ""
+            key = (letter.error_type, signature(error))
+            if key not in groups:
+                groups[key] = FailureGroup(*key, first=letter.id, example=error)
+            groups[key].add(letter.id, letter.burial.group if letter.burial is not None else "")
+        return sorted(groups.values(), key=lambda each: (-each.count, each.error_type, each.error))
+
+    async def replay(
+        self,
+        selection: Selection = EVERYTHING,
+        *,
+        to: str | None = None,
+        rate: float | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+        every_group: bool = False,
+    ) -> Replayed:
+        """Sends the selected letters to where they came from (or ``to``), oldest first, at most ``rate`` a second.
+
+        Only the group that buried a letter handles it again, unless ``every_group``. What fails again during the replay
+        is not replayed again. Each letter: appended, then removed; a crash between the two is made good by running it
+        again within a day.
+        """
+        if rate is not None and rate <= 0:
+            raise InvalidArgument("rate", rate, "a number of letters per second, greater than 0")
+        if to is not None:
+            check_topic(to)
+        done = Replayed(dry_run=dry_run)
+        pace = None if rate is None else Pace(1 / rate, 1)
+        async for batch in self._batches(selection, 1 if pace is not None else PAGE, limit):
+            by_stream: dict[str, MutableSequence[DeadLetter]] = {}
+            for letter in batch:
+                target = to or (letter.burial.stream if letter.burial is not None else "")
+                if target:
+                    by_stream.setdefault(target, []).append(letter)
+                else:
+                    done.left += 1
+            for target, letters in by_stream.items():
+                done.streams[target] = done.streams.get(target, 0) + len(letters)
+                if dry_run:
+                    done.added += len(letters)
+                    continue
+                if pace is not None and (wait := pace.reserve(self._now())) > 0:
+                    await self._sleep(wait)
+                await self._send(target, letters, every_group, done)
+        return done
+
+    async def purge(self, selection: Selection = EVERYTHING, *, limit: int | None = None, dry_run: bool = False) -> int:
+        """Throws the selected letters away; returns how many."""
+        gone = 0
+        async for batch in self._batches(selection, PAGE, limit):
+            gone += len(batch) if dry_run else await self._broker.xdel(self.name, [letter.id for letter in batch])
+        return gone
+
+    async def _send(self, target: str, letters: Sequence[DeadLetter], every_group: bool, done: Replayed) -> None:
+        entries = [(f"replay {self.name} {letter.id}", _renewed(letter, every_group)) for letter in letters]
+        appended = await self._broker.append_unique(target, entries)
+        # Remove only after the append is certain: the other way round, a crash in between would lose the letter.
+        await self._broker.xdel(self.name, [letter.id for letter in letters])
+        added = sum(id is not None for id in appended.ids)
+        done.added += added
+        done.already += len(letters) - added
+
+    async def _batches(self, selection: Selection, size: int, limit: int | None) -> AsyncIterator[Sequence[DeadLetter]]:
+        batch: MutableSequence[DeadLetter] = []
+        async for letter in self._all(selection):
+            if limit is not None and limit <= 0:
+                break
+            batch.append(letter)
+            limit = None if limit is None else limit - 1
+            if len(batch) >= size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    async def _all(self, selection: Selection) -> AsyncIterator[DeadLetter]:
+        """Oldest first, up to what was there at the start: what is buried meanwhile is for the next time."""
+        newest = await self._broker.xrevrange(self.name, selection.before or MAX_ID, "-", count=1)
+        start = f"({selection.after}" if selection.after is not None else "-"
+        while newest and (page := await self._broker.xrange(self.name, start, newest[0].id, count=PAGE)):
+            for entry in page:
+                letter = _read(entry)
+                if selection.matches(letter):
+                    yield letter
+            start = f"({page[-1].id}"
+
+
+async def dead_letter_streams(broker: Broker, pattern: str = "*.dlq") -> list[str]:
+    """The dead-letter streams that lie beside streams."""
+    return sorted(await broker.list_streams(pattern))
+
+
+def _read(entry: Entry) -> DeadLetter:
+    return DeadLetter(entry.id, original(entry.fields), read_burial(entry.fields))
+
+
+def _renewed(letter: DeadLetter, every_group: bool) -> dict[bytes, bytes]:
+    fields = {name: value for name, value in letter.fields.items() if name != REPLAY_GROUP}
+    if letter.burial is not None and letter.burial.group and not every_group:
+        fields[REPLAY_GROUP] = letter.burial.group.encode("utf-8", "surrogateescape")
+    return fields

@@ -1,0 +1,126 @@
+"""A route: one topic, one group, one handler and what is wrapped around it. Checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from millstream.errors import InvalidArgument, MillstreamError
+from millstream.messaging.context import RunningHandler, begin, end
+from millstream.messaging.dead_letters import REPLAY_GROUP
+from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.message import Message
+from millstream.messaging.middleware.recoverer import recoverer
+from millstream.messaging.place import name_of, place_of
+from millstream.messaging.registration import HandlerRefused, message_handler
+from millstream.messaging.settings import check_topic
+from millstream.messaging.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+
+class DuplicateRoute(MillstreamError):
+    """Two handlers of one topic share a group, so each would get a part of the messages only. ``places`` names both."""
+
+    places: tuple[str, str]
+
+    def __init__(self, topic: str, group: str, first: str, second: str) -> None:
+        super().__init__(
+            f"{first} and {second} both read {topic!r} in group {group!r}, and would share its messages between them. "
+            "Give each a group of its own.",
+            topic=topic,
+            group=group,
+            places=(first, second),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    name: str
+    """The handler's, for people: in facts, in poisoned messages, in logs."""
+    topic: str
+    group: str | None
+    handler: Handler
+    place: str
+    publish_to: str | None = None
+    middleware: tuple[Middleware, ...] = ()
+    """The first is the outermost."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the subscriber is made with, beside the group."""
+
+    def wrapped(self, consumer: str | None, owner: object) -> Handler:
+        """The handler inside of its middleware, knowing who runs, and unable to end the process."""
+        handler = self.handler
+        for middleware in reversed(self.middleware):
+            handler = middleware(handler)
+        who = RunningHandler(self.name, self.topic, self.group, consumer, owner)
+        mine = None if self.group is None else self.group.encode("utf-8", "surrogateescape")
+
+        async def handle(message: Message) -> Output:
+            if message.fields is not None and message.fields.get(REPLAY_GROUP, mine) != mine:
+                return None  # a dead letter of another group, sent round again: this group has handled it
+            token = begin(who)
+            try:
+                return await handler(message)
+            finally:
+                end(token)
+
+        return recoverer()(handle)
+
+    def inside(self, middleware: Sequence[Middleware], options: Mapping[str, Any]) -> Route:
+        """The same route under a router that wraps it, and whose options hold where it has none of its own."""
+        return replace(self, middleware=(*middleware, *self.middleware), options={**options, **self.options})
+
+
+def make_route(
+    function: Callable[..., Any],
+    topic: str,
+    *,
+    group: str | None,
+    name: str | None = None,
+    publish_to: str | None = None,
+    middleware: Sequence[Middleware] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Route:
+    """Raises HandlerRefused, which names the function, for whatever cannot work."""
+    handler = message_handler(function)
+    place = place_of(function)
+    try:
+        check_topic(topic)
+        if publish_to is not None:
+            check_topic(publish_to)
+    except InvalidArgument as error:
+        raise HandlerRefused(place, str(error)) from error
+    check_middleware(place, middleware)
+    route = Route(name or name_of(function), topic, group, handler, place, publish_to, tuple(middleware), options or {})
+    make_subscriber(None, route)
+    return route
+
+
+def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:
+    for each in middleware:
+        if not callable(each):
+            raise HandlerRefused(place, f"middleware {each!r} is not callable. Call its maker first, such as retry().")
+
+
+def make_subscriber(broker: Broker | None, route: Route) -> Subscriber:
+    """The subscriber of a route. It connects to nothing yet, so it also serves to check the options."""
+    options = dict(route.options)
+    if route.group is None:
+        options.pop("group_start", None)
+    try:
+        return Subscriber(broker, group=route.group, **options)  # type: ignore[arg-type]  # None: only to check
+    except (InvalidArgument, TypeError) as error:
+        why = str(error).replace("Subscriber.__init__() got an unexpected keyword argument", "there is no option")
+        raise HandlerRefused(route.place, why) from error
+
+
+def refuse_shared_groups(routes: Sequence[Route]) -> None:
+    seen: dict[tuple[str, str], Route] = {}
+    for route in routes:
+        if route.group is not None:
+            first = seen.setdefault((route.topic, route.group), route)
+            if first is not route:
+                raise DuplicateRoute(route.topic, route.group, first.place, route.place)

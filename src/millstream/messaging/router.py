@@ -1,0 +1,254 @@
+"""Handlers by topic, run side by side. A handler that fails costs its message a retry, never the router its life.
+
+In: handlers, registered before the start. Out: their outcomes, through one subscriber each. Nothing is decided here
+about messages: subscribers do that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError
+from millstream.messaging.context import current_handler
+from millstream.messaging.durations import Seconds, seconds
+from millstream.messaging.handler import Middleware
+from millstream.messaging.middleware.retry import Backoff
+from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
+from millstream.messaging.signals import signals_to
+from millstream.messaging.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+log = logging.getLogger("millstream.router")
+POLL_S = 0.005
+RESTART = Backoff(initial_interval=0.2, max_interval=30.0, multiplier=2.0, randomization_factor=0.5)
+
+
+class AlreadyRunning(MillstreamError):
+    """A router runs once. Make another one to run again."""
+
+    def __init__(self) -> None:
+        super().__init__("this router runs already, or has run. Make a new one.")
+
+
+class HasRoutes(Protocol):
+    """What a router can include: another router, a command bus, an event bus."""
+
+    def routes(self) -> Sequence[Route]: ...
+
+
+class State(Enum):
+    NEW = "new"
+    RUNNING = "running"
+    CLOSED = "closed"
+
+
+class Router:
+    """``router = Router(broker)``, ``@router.on("orders", group="billing", group_start="0")``, ``await router.run()``.
+
+    Options given here (``codec``, ``max_in_flight``, ``ack_policy``, ...) hold for every handler that has none of its
+    own; a subscriber's options are the names. A router without a broker is there to be included.
+    """
+
+    def __init__(self, broker: Broker | None = None, *, close_timeout: Seconds = 30.0, **options: Any) -> None:
+        self._broker = broker
+        self._close_timeout = seconds(close_timeout, "close_timeout")
+        self._options: Mapping[str, Any] = options
+        self._middleware: list[Middleware] = []
+        self._own: list[Route] = []
+        self._included: list[HasRoutes] = []
+        self._state = State.NEW
+        self._stop = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._subscribers: list[tuple[Route, Subscriber]] = []
+
+    # --- what it consists of ----------------------------------------------------------------------------------------
+
+    def on(
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        publish_to: str | None = None,
+        name: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **options: Any,
+    ) -> Callable[[F], F]:
+        """Registers the decorated function for ``topic``. What it returns goes to ``publish_to``, together with the
+        acknowledgement. Without a group it gets every message from now on, as every other instance does.
+
+        Raises HandlerRefused, which names the function, for whatever cannot work.
+        """
+
+        def register(function: F) -> F:
+            self.add(function, topic, group=group, publish_to=publish_to, name=name, middleware=middleware, **options)
+            return function
+
+        return register
+
+    def add(
+        self,
+        function: Callable[..., Any],
+        topic: str,
+        *,
+        group: str | None = None,
+        publish_to: str | None = None,
+        name: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **options: Any,
+    ) -> Route:
+        """The same without a decorator."""
+        self._refuse_changes()
+        merged = {**self._options, **options}
+        route = make_route(
+            function, topic, group=group, publish_to=publish_to, name=name, middleware=middleware, options=merged
+        )
+        refuse_shared_groups([*self._own, route])
+        self._own.append(route)
+        return route
+
+    def use(self, *middleware: Middleware) -> None:
+        """Wraps every handler of this router, included ones too, and whether registered before or after."""
+        self._refuse_changes()
+        for each in middleware:
+            if not callable(each):
+                raise InvalidArgument("middleware", each, "what a maker returned, such as retry()")
+        self._middleware += middleware
+
+    def include(self, *others: HasRoutes) -> None:
+        """Takes over the handlers of others: of routers, of a command bus, of an event bus."""
+        self._refuse_changes()
+        for other in others:
+            if other is self:
+                raise InvalidArgument("router", other, "another router than itself")
+            if not callable(getattr(other, "routes", None)):
+                raise InvalidArgument("router", other, "a Router, a CommandBus or an EventBus")
+        refuse_shared_groups([*self.routes(), *(route for other in others for route in other.routes())])
+        self._included += others
+
+    def routes(self) -> list[Route]:
+        """Its own handlers and those that it includes, inside of its middleware."""
+        included = [route for other in self._included for route in other.routes()]
+        return [route.inside(self._middleware, self._options) for route in (*self._own, *included)]
+
+    def _refuse_changes(self) -> None:
+        if self._state is not State.NEW:
+            raise AlreadyRunning
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """True while every handler's topic is being read."""
+        return self._state is State.RUNNING and all(subscriber.ready for _, subscriber in self._subscribers)
+
+    async def run(self, *, handle_signals: bool = True) -> None:
+        """Until ``close`` is called, or SIGINT or SIGTERM comes; then what is in flight is finished, up to the limit.
+
+        Raises AlreadyRunning the second time, and what trying again cannot cure if it comes before the first read.
+        """
+        with signals_to(self._stop.set, enabled=handle_signals):
+            running = self._start()
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError:
+                # Our own task was cancelled: end in good order all the same, within the limit.
+                self._stop.set()
+                await asyncio.wait([running])
+                raise
+
+    async def __aenter__(self) -> Self:
+        """Runs in the background for as long as the block lasts; the block begins when every topic is being read."""
+        running = self._start()
+        while not self.ready and not running.done():
+            await asyncio.wait([running], timeout=POLL_S)
+        if running.done():
+            await running
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stops reading, waits for what is in flight up to ``close_timeout``, hands the rest back. Idempotent; before
+        ``run`` it does nothing. Called by a handler of this router it only begins, because it cannot wait for itself.
+        """
+        if self._state is State.NEW:
+            return
+        self._stop.set()
+        if current_handler().owner is not self:
+            await self._closed.wait()
+
+    def _start(self) -> asyncio.Task[None]:
+        self._refuse_changes()
+        if self._broker is None:
+            raise InvalidArgument("broker", None, "Router(broker), or include this router in one that has a broker")
+        routes = self.routes()
+        if not routes:
+            raise InvalidArgument("router", self, "a router with at least one handler: register one with router.on")
+        refuse_shared_groups(routes)
+        self._subscribers = [(route, make_subscriber(self._broker, route)) for route in routes]
+        self._state = State.RUNNING
+        return asyncio.create_task(self._supervise(), name="millstream router")
+
+    async def _supervise(self) -> None:
+        stopping = asyncio.create_task(self._stop.wait())
+        serving = [
+            asyncio.create_task(self._serve(route, subscriber), name=f"millstream route {route.name}")
+            for route, subscriber in self._subscribers
+        ]
+        try:
+            # A route ends by itself only if it can never start, which is an error of the whole program.
+            await asyncio.wait([stopping, *serving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._stop.set()
+            stopping.cancel()
+            timeout_ms = round(self._close_timeout * 1000)
+            closing = [subscriber.close(timeout_ms) for _, subscriber in self._subscribers]
+            results = await asyncio.gather(*closing, *serving, return_exceptions=True)
+            self._state = State.CLOSED
+            self._closed.set()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _serve(self, route: Route, subscriber: Subscriber) -> None:
+        """Consumes until the router stops. What ends a running subscription is told; it is resumed after a pause."""
+        handler = route.wrapped(subscriber.settings.consumer, self)
+        failures = 0
+        while not self._stop.is_set():
+            watch = asyncio.create_task(_until_ready(subscriber))
+            try:
+                await subscriber.consume(route.topic, handler, publish_to=route.publish_to)
+            except Exception as error:
+                if not watch.done() or isinstance(error, BrokerClosed):
+                    raise
+                failures += 1
+                log.error("handler %s stopped reading %r: %s", route.name, route.topic, error)
+                self._tell("router.route_failed", handler=route.name, topic=route.topic, error=str(error))
+                await self._pause(RESTART.pause(failures, random.random()))  # noqa: S311 (jitter, not a secret)
+            finally:
+                watch.cancel()
+
+    async def _pause(self, duration: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop.wait(), duration)
+        except TimeoutError:
+            pass
+
+    def _tell(self, name: str, **facts: Any) -> None:
+        assert self._broker is not None
+        self._broker.site.observer(name, **facts)
+
+
+async def _until_ready(subscriber: Subscriber) -> None:
+    while not subscriber.ready:  # noqa: ASYNC110 (being ready passes by itself as time does; there is no event for it)
+        await asyncio.sleep(POLL_S)
