@@ -1,0 +1,210 @@
+"""``millstream dlq``: dead letters as a workbench."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from millstream.broker.open import open_broker
+from millstream.cli import show
+from millstream.cli.ages import age
+from millstream.cli.opened import DEADLINE_MS
+from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.messaging.dead_letters import DeadLetter, DeadLetters, Replayed, Selection, dead_letter_streams
+from millstream.model import EntryId
+
+R = TypeVar("R")
+
+app = typer.Typer()
+
+Stream = Annotated[str, typer.Argument(help="The stream whose dead letters they are.")]
+Dlq = Annotated[str | None, typer.Option("--dlq", help="The dead-letter stream, where it is not the one beside.")]
+Ids = Annotated[list[str] | None, typer.Option("--id", help="One dead letter; may be given several times.")]
+ErrorType = Annotated[str | None, typer.Option("--error-type", help="The error's type, in full or its last part.")]
+Contains = Annotated[str | None, typer.Option("--contains", help="A text in the error's message.")]
+Group = Annotated[str | None, typer.Option("--group", help="The group that buried them.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
+
+
+@app.command("streams")
+def list_streams(url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
+    """Every dead-letter stream that holds something, and its most frequent error."""
+
+    async def work(broker: Any) -> list[dict[str, Any]]:
+        items = []
+        for name in await dead_letter_streams(broker):
+            letters = DeadLetters(broker, name, dlq=name)
+            if count := await letters.count():
+                errors = await letters.by_error()
+                items.append({"dead_letters": name, "count": count, "most_frequent": _summary(errors[0])})
+        return items
+
+    show.rows(output, ("dead_letters", "count", "most_frequent"), _with_broker(url, work))
+
+
+@app.command("list")
+def list_letters(
+    stream: Stream,
+    error_type: ErrorType = None,
+    contains: Contains = None,
+    group: Group = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
+    dlq: Dlq = None,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """The dead letters of a stream, the newest first."""
+    chosen = _selection(None, error_type, contains, group)
+
+    async def work(broker: Any) -> tuple[int, list[DeadLetter]]:
+        letters = DeadLetters(broker, stream, dlq=dlq)
+        return await broker.server_time_ms(), await letters.list(chosen, limit=limit)
+
+    now_ms, found = _with_broker(url, work)
+    items = [{**_row(letter), "age": age(now_ms, letter.id)} for letter in found]
+    show.rows(output, ("id", "age", "group", "deliveries", "error_type", "error"), items)
+
+
+@app.command("show")
+def show_letter(
+    stream: Stream,
+    id: Annotated[str, typer.Argument(help="The dead letter's id.")],
+    dlq: Dlq = None,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """One dead letter in full: its fields, and what happened."""
+    letter = _with_broker(url, lambda broker: DeadLetters(broker, stream, dlq=dlq).show(id))
+    fields = {show.printable(name): show.printable(value) for name, value in letter.fields.items()}
+    if output is OutputKind.json:
+        trace = letter.burial.traceback if letter.burial is not None else None
+        show.as_json({**_row(letter), "traceback": trace, "fields": fields})
+        return
+    show.table(("what", ""), [(name.replace("_", " "), value) for name, value in _row(letter).items()])
+    show.table(("field", "value"), list(fields.items()), title="\nThe entry as it was")
+    if letter.burial is not None and letter.burial.traceback:
+        typer.echo("\n" + "\n".join(show.printable(line) for line in letter.burial.traceback.splitlines()))
+
+
+@app.command("errors")
+def group_by_error(
+    stream: Stream, group: Group = None, dlq: Dlq = None, url: Url = DEFAULT_URL, output: Output = OutputKind.table
+) -> None:
+    """Dead letters that failed alike, counted: the most frequent first."""
+    chosen = _selection(None, None, None, group)
+    found = _with_broker(url, lambda broker: DeadLetters(broker, stream, dlq=dlq).by_error(chosen))
+    items = [
+        {
+            "count": each.count,
+            "error_type": each.error_type,
+            "error": each.error,
+            "groups": ", ".join(sorted(each.groups)),
+            "first": str(each.first),
+            "last": str(each.last),
+            "example": each.example,
+        }
+        for each in found
+    ]
+    show.rows(output, ("count", "error_type", "error", "groups", "first", "last"), items)
+
+
+@app.command()
+def replay(
+    stream: Stream,
+    ids: Ids = None,
+    error_type: ErrorType = None,
+    contains: Contains = None,
+    group: Group = None,
+    to: Annotated[str | None, typer.Option("--to", help="Another stream than the one they came from.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="At most so many a second.")] = None,
+    limit: Limit = None,
+    every_group: Annotated[
+        bool, typer.Option("--every-group", help="Let all groups handle them again, not only the one that failed.")
+    ] = False,
+    dry_run: DryRun = False,
+    dlq: Dlq = None,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """Send dead letters round again: all of them, or those that the options select. Safe to run again."""
+    chosen = _selection(ids, error_type, contains, group)
+
+    async def work(broker: Any) -> Replayed:
+        letters = DeadLetters(broker, stream, dlq=dlq)
+        return await letters.replay(chosen, to=to, rate=rate, limit=limit, dry_run=dry_run, every_group=every_group)
+
+    done = _with_broker(url, work)
+    if output is OutputKind.json:
+        facts = {"added": done.added, "already": done.already, "left": done.left}
+        show.as_json({**facts, "streams": done.streams, "dry_run": dry_run})
+        return
+    targets = ", ".join(f"{count:,} to {show.printable(name)}" for name, count in done.streams.items()) or "nothing"
+    typer.echo(f"{'would replay' if dry_run else 'replayed'} {targets}")
+    if done.already:
+        typer.echo(f"{done.already:,} of them had been sent by a replay that was interrupted")
+    if done.left:
+        typer.echo(f"{done.left:,} do not say where they came from, and stay: pass --to")
+
+
+@app.command()
+def purge(
+    stream: Stream,
+    ids: Ids = None,
+    error_type: ErrorType = None,
+    contains: Contains = None,
+    group: Group = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    dlq: Dlq = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Throw dead letters away: all of them, or those that the options select."""
+    chosen = _selection(ids, error_type, contains, group)
+
+    def letters(broker: Any) -> DeadLetters:
+        return DeadLetters(broker, stream, dlq=dlq)
+
+    count = _with_broker(url, lambda broker: letters(broker).purge(chosen, limit=limit, dry_run=True))
+    if dry_run or not count:
+        typer.echo(f"would purge {count:,}")
+        return
+    show.confirm(f"Throw {count:,} dead letters of {show.printable(stream)!r} away for good?", yes=yes)
+    typer.echo(f"purged {_with_broker(url, lambda broker: letters(broker).purge(chosen, limit=limit)):,}")
+
+
+def _selection(ids: list[str] | None, error_type: str | None, contains: str | None, group: str | None) -> Selection:
+    wanted = frozenset(EntryId.parse(id, argument="--id") for id in ids or ())
+    return Selection(ids=wanted, error_type=error_type, contains=contains, group=group)
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    burial = letter.burial
+    if burial is None:
+        return {"id": str(letter.id), "error": "not written by millstream"}
+    return {
+        "id": str(letter.id),
+        "stream": burial.stream,
+        "original_id": burial.original_id,
+        "group": burial.group,
+        "consumer": burial.consumer,
+        "deliveries": burial.deliveries,
+        "error_type": burial.error_type,
+        "error": burial.error,
+    }
+
+
+def _summary(found: Any) -> str:
+    return f"{found.count:,} x {found.error_type}: {found.error}"
+
+
+def _with_broker(url: str, work: Callable[[Any], Awaitable[R]]) -> R:
+    async def run() -> R:
+        async with open_broker(url, deadline_ms=DEADLINE_MS) as broker:
+            return await work(broker)
+
+    return asyncio.run(run())

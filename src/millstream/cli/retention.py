@@ -1,0 +1,165 @@
+"""``millstream retention``: apply policies once or for good, and see what holds entries back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from millstream.broker.broker import Broker
+from millstream.broker.open import open_broker
+from millstream.cli import show
+from millstream.cli.ages import duration, size
+from millstream.cli.opened import DEADLINE_MS
+from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
+from millstream.errors import InvalidArgument
+from millstream.messaging.durations import parse_ms
+from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
+
+app = typer.Typer()
+
+MAX_CONFIG_BYTES = 1 << 20
+
+Streams = Annotated[list[str] | None, typer.Argument(help="Streams, or globs such as 'events.*'.")]
+MaxAge = Annotated[str | None, typer.Option("--max-age", help="Drop what is older, such as 7d.")]
+MaxLen = Annotated[int | None, typer.Option("--max-len", min=0, help="Keep at most so many entries.")]
+MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most so much memory, such as 1gb.")]
+KeepAcked = Annotated[
+    str | None, typer.Option("--keep-acked", help="Drop what every group acknowledged so long ago, such as 1h.")
+]
+HardMaxLen = Annotated[
+    int | None, typer.Option("--hard-max-len", min=0, help="Never more entries, even if a group still needs them.")
+]
+HardMaxBytes = Annotated[
+    str | None, typer.Option("--hard-max-bytes", help="Never more memory, even if a group still needs entries.")
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="YAML: a mapping from streams or globs to their limits.", exists=True)
+]
+DeadAfter = Annotated[str, typer.Option("--dead-after", help="A group that was silent for longer looks dead.")]
+
+
+@app.command()
+def apply(
+    streams: Streams = None,
+    max_age: MaxAge = None,
+    max_len: MaxLen = None,
+    max_bytes: MaxBytes = None,
+    keep_acked: KeepAcked = None,
+    hard_max_len: HardMaxLen = None,
+    hard_max_bytes: HardMaxBytes = None,
+    config: Config = None,
+    dead_after: DeadAfter = "1h",
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """Apply the policies once, and show what they did and what holds entries back."""
+    limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
+    limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes}
+    policies = read_policies(streams or [], limits, config)
+    silent_s = parse_ms(dead_after, "--dead-after") / 1000
+
+    async def work() -> list[dict[str, Any]]:
+        async with open_broker(url, deadline_ms=DEADLINE_MS) as broker:
+            reports = await Janitor(broker, policies, dead_after=silent_s).sweep()
+            return [await _row(broker, report) for report in reports]
+
+    show.rows(output, ("stream", "dropped", "length", "memory", "held_back_by", "lost"), asyncio.run(work()))
+
+
+@app.command()
+def run(
+    streams: Streams = None,
+    max_age: MaxAge = None,
+    max_len: MaxLen = None,
+    max_bytes: MaxBytes = None,
+    keep_acked: KeepAcked = None,
+    hard_max_len: HardMaxLen = None,
+    hard_max_bytes: HardMaxBytes = None,
+    config: Config = None,
+    every: Annotated[str, typer.Option("--every", help="How often.")] = "60s",
+    dead_after: DeadAfter = "1h",
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Apply the policies again and again, until it is stopped. Several at once do no harm."""
+    limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
+    limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes}
+    policies = read_policies(streams or [], limits, config)
+    times = {"interval": parse_ms(every, "--every") / 1000, "dead_after": parse_ms(dead_after, "--dead-after") / 1000}
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+    async def work() -> None:
+        async with open_broker(url) as broker:
+            task = asyncio.ensure_future(Janitor(broker, policies, observer=_log_trims, **times).run())
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, task.cancel)
+            await asyncio.wait([task])
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    asyncio.run(work())
+
+
+def read_policies(streams: list[str], limits: Mapping[str, object], config: Path | None) -> dict[str, RetentionPolicy]:
+    """Streams on the command line share its limits and come first; a file gives each its own."""
+    policies: dict[str, RetentionPolicy] = {}
+    if streams:
+        policy = RetentionPolicy.parse({name: value for name, value in limits.items() if value is not None})
+        policies = dict.fromkeys(streams, policy)
+    if config is not None:
+        for name, written in _read_config(config).items():
+            if not isinstance(written, dict):
+                raise InvalidArgument(f"{config.name}: {name}", written, "a mapping of limits, such as {max_age: 7d}")
+            policies.setdefault(str(name), RetentionPolicy.parse(written, argument=f"{config.name}: {name}"))
+    if not policies:
+        raise InvalidArgument("streams", streams, "streams and limits, or --config with a file")
+    return policies
+
+
+def _read_config(path: Path) -> dict[object, object]:
+    import yaml
+
+    with path.open("rb") as file:
+        text = file.read(MAX_CONFIG_BYTES + 1)
+    if len(text) > MAX_CONFIG_BYTES:
+        raise InvalidArgument("--config", str(path), f"a file of at most {MAX_CONFIG_BYTES} bytes")
+    try:
+        read = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InvalidArgument("--config", str(path), f"valid YAML ({str(error)[:200]})") from None
+    if not isinstance(read, dict):
+        raise InvalidArgument("--config", str(path), "a mapping from streams to limits")
+    return read
+
+
+async def _row(broker: Broker, report: StreamReport) -> dict[str, Any]:
+    retained = report.retained
+    lost = await broker.retention_losses(retained.stream)
+    return {
+        "stream": retained.stream,
+        "dropped": retained.dropped,
+        "length": retained.length,
+        "memory": size(await broker.stream_bytes(retained.stream)),
+        "held_back_by": "; ".join(
+            f"{each.group} ({each.holds_back:,}{_silence(each.idle_ms) if each.dead else ''})"
+            for each in report.holding
+        )
+        or None,
+        "lost": "; ".join(f"{group} ({count:,})" for group, count in lost.items()) or None,
+    }
+
+
+def _silence(idle_ms: int | None) -> str:
+    return ", dead: no consumer" if idle_ms is None else f", dead: silent for {duration(idle_ms)}"
+
+
+def _log_trims(name: str, /, **facts: Any) -> None:
+    if name == "retention.trimmed" and facts["dropped"]:
+        message = "dropped %d entries of %r, %d are left"
+        logging.getLogger("millstream.retention").info(message, facts["dropped"], facts["stream"], facts["length"])
