@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType, TimestampType
 
 from millstream.spark import FORMAT
-from millstream.spark.options import SourceOptions, source_options
+from millstream.spark.connection import broker_at
+from millstream.spark.errors import InvalidOption
+from millstream.spark.options import SourceOptions, sink_options, source_options
 from millstream.spark.reader import RedisStreamsBatchReader, RedisStreamsReader
+from millstream.spark.writer import RedisStreamsBatchWriter, RedisStreamsWriter
 
 DEFAULT_SCHEMA = StructType(
     [
@@ -41,6 +45,25 @@ class RedisStreamsSource(DataSource):
     def streamReader(self, schema: StructType) -> RedisStreamsReader:
         options = source_options(self.options, streaming=True)
         return RedisStreamsReader(options, **_columns(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> RedisStreamsBatchWriter:
+        """Once for each write, on the driver. The id that is made here lasts for all tasks of it."""
+        _no_overwrite(overwrite)
+        options = sink_options(self.options, streaming=False)
+        made = RedisStreamsBatchWriter(options, to_arrow_schema(schema, timezone="UTC"), f"batch-{uuid4().hex}")
+        broker_at(options.address).ping()  # a server that does not answer is an error before any data moves
+        return made
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RedisStreamsWriter:
+        """Twice for each micro-batch, on the driver: kept free of connections, for the sake of latency."""
+        _no_overwrite(overwrite)
+        options = sink_options(self.options, streaming=True)
+        return RedisStreamsWriter(options, to_arrow_schema(schema, timezone="UTC"))
+
+
+def _no_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidOption("mode", "overwrite", "append; a stream is added to, never overwritten")
 
 
 def _columns(options: SourceOptions, schema: StructType) -> dict[str, Any]:

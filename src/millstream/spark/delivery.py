@@ -1,0 +1,93 @@
+"""The three ways to deliver: each takes pieces of rows and answers how many it added and skipped. In a task."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millstream.broker.broker import BlockingBroker
+from millstream.broker.once import Digest
+from millstream.broker.operations.once import Once
+from millstream.spark.entries import Piece
+from millstream.spark.identity import WriteIdentity
+from millstream.spark.options import SinkOptions
+
+
+class Delivery(Protocol):
+    def write(self, piece: Piece) -> tuple[int, int]:
+        """Rows added, and rows that were there already. Their sum is the number of rows, or an error is raised."""
+
+    def finish(self) -> None:
+        """All rows were given: checks that a replay did not bring fewer than are stored."""
+
+
+class ExactlyOnce:
+    """``append_once``: rows and the writer's position are one atomic step. One position for each stream."""
+
+    def __init__(self, broker: BlockingBroker, options: SinkOptions, identity: WriteIdentity) -> None:
+        self._broker = broker
+        self._options = options
+        self._identity = identity
+        self._writers: dict[str, Once] = {}
+
+    def write(self, piece: Piece) -> tuple[int, int]:
+        once = self._writers.get(piece.stream)
+        if once is None:
+            once = self._writers[piece.stream] = self._open(piece.stream)
+        appended = self._broker.run(once.append_rows, piece.rows)
+        return appended.added, appended.skipped
+
+    def finish(self) -> None:
+        for once in self._writers.values():
+            self._broker.run(once.finish)
+
+    def _open(self, stream: str) -> Once:
+        return Once(
+            stream,
+            self._identity.writer,
+            self._identity.version,
+            partition=str(self._identity.partition),
+            digest=Digest(),
+            forget_after_ms=self._options.forget_after_ms,
+            durability=self._options.durability,
+        )
+
+
+class ExactlyOnceByEventId:
+    """``append_unique``: an event id that was seen within the window is not written again, whoever brings it."""
+
+    def __init__(self, broker: BlockingBroker, options: SinkOptions) -> None:
+        self._broker = broker
+        self._options = options
+
+    def write(self, piece: Piece) -> tuple[int, int]:
+        assert piece.marks is not None
+        pairs = [
+            (mark, dict(zip(row[::2], row[1::2], strict=True)))
+            for mark, row in zip(piece.marks, piece.rows, strict=True)
+        ]
+        appended = self._broker.append_unique(
+            piece.stream,
+            pairs,
+            window_ms=self._options.event_id_window_ms,
+            durability=self._options.durability,
+        )
+        return appended.added, appended.skipped
+
+    def finish(self) -> None:
+        pass
+
+
+class AtLeastOnce:
+    """Plain XADDs: a task or a batch that is repeated adds its rows again."""
+
+    def __init__(self, broker: BlockingBroker, options: SinkOptions) -> None:
+        self._broker = broker
+        self._options = options
+
+    def write(self, piece: Piece) -> tuple[int, int]:
+        fields = [dict(zip(row[::2], row[1::2], strict=True)) for row in piece.rows]
+        ids = self._broker.xadd_many(piece.stream, fields, durability=self._options.durability)
+        return len(ids), 0
+
+    def finish(self) -> None:
+        pass

@@ -1,0 +1,200 @@
+"""Rows, as Spark's tasks bring them in Arrow batches, into entries: words of fields, by stream. Pure.
+
+Which columns become what is decided once, on the driver, from the schema and the options; a schema that cannot be
+written is an error before any data moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.spark.errors import InvalidOption, UnusableRow
+from millstream.spark.options import SinkOptions
+
+Words = list[bytes]
+"""One entry: names and values in turn."""
+
+_COLUMN = re.compile(r"\$\{([^}]+)\}")
+
+
+class Piece(NamedTuple):
+    """Rows of one batch for one stream, in their order. ``marks`` are explicit ids or event ids, if asked for."""
+
+    stream: str
+    rows: list[Words]
+    marks: list[bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """How rows become entries. Pickles: made on the driver, used in the tasks."""
+
+    content: str
+    value_name: bytes
+    columns: tuple[str, ...]
+    """For ``content=columns``: those that become fields."""
+    route: tuple[str, ...]
+    """Text and names of columns in turn, beginning with text; one text alone is a stream's name."""
+    mark: str | None
+    """The column of explicit ids or of event ids."""
+
+
+def mapping_for(schema: pa.Schema, options: SinkOptions) -> Mapping:
+    """Raises InvalidOption where this schema cannot be written with these options."""
+    route = _route(schema, options.stream)
+    mark = options.id_column or options.event_id_column
+    if mark is not None:
+        _check_text(schema, mark, "idColumn" if options.id_column else "eventIdColumn")
+    content = _content(schema, options.content)
+    taken = {mark, *route[1::2]} if options.stream is None else {mark}
+    columns = tuple(name for name in schema.names if name not in taken)
+    if content == "columns":
+        if not columns:
+            raise InvalidOption("content", content, "it with at least one column beside those that route")
+        for name in columns:
+            if pa.types.is_nested(schema.field(name).type):
+                raise InvalidOption(
+                    "content", f"column {name} {schema.field(name).type}", "simple columns; apply to_json to this one"
+                )
+    return Mapping(content, options.value_field.encode("utf-8", "surrogateescape"), columns, route, mark)
+
+
+def _content(schema: pa.Schema, asked: str) -> str:
+    names = schema.names
+    is_map = "fields" in names and pa.types.is_map(schema.field("fields").type)
+    if asked == "auto":
+        asked = "fields" if is_map else "value" if "value" in names else "columns"
+    if asked == "fields" and not is_map:
+        raise InvalidOption("content", "fields", "it with a column `fields` of type MAP<STRING, STRING or BINARY>")
+    if asked == "fields" and not _is_text(schema.field("fields").type.item_type):
+        raise InvalidOption("content", "fields", "a map whose values are STRING or BINARY")
+    if asked == "value":
+        if "value" not in names:
+            raise InvalidOption("content", "value", "it with a column `value`, which this query does not have")
+        _check_text(schema, "value", "content")
+    return asked
+
+
+def _route(schema: pa.Schema, stream: str | None) -> tuple[str, ...]:
+    if stream is None:
+        if "stream" not in schema.names:
+            raise InvalidOption("stream", None, "the option stream, or a column `stream` that names each row's stream")
+        _check_text(schema, "stream", "stream")
+        return ("", "stream", "")
+    parts = tuple(_COLUMN.split(stream))
+    for name in parts[1::2]:
+        if name not in schema.names:
+            raise InvalidOption("stream", stream, f"columns of this query in the template; there is no {name!r}")
+        if pa.types.is_nested(schema.field(name).type) or pa.types.is_binary(schema.field(name).type):
+            raise InvalidOption("stream", stream, f"columns of simple types in the template; {name!r} is none")
+    return parts
+
+
+def _check_text(schema: pa.Schema, name: str, option: str) -> None:
+    if name not in schema.names:
+        raise InvalidOption(option, name, "the name of a column of this query")
+    if not _is_text(schema.field(name).type):
+        raise InvalidOption(option, f"{name} {schema.field(name).type}", "a column of type STRING or BINARY")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
+    ) or pa.types.is_large_binary(kind)
+
+
+def pieces(mapping: Mapping, batch: pa.RecordBatch) -> Iterator[Piece]:
+    """The batch's entries by stream; the order of rows is kept within each."""
+    if not batch.num_rows:
+        return
+    rows = _rows(mapping, batch)
+    marks = None if mapping.mark is None else _marks(mapping.mark, batch)
+    if len(mapping.route) == 1:
+        yield Piece(mapping.route[0], rows, marks)
+        return
+    for stream, places in _places(mapping, batch).items():
+        own_marks = None if marks is None else [marks[at] for at in places]
+        yield Piece(stream, [rows[at] for at in places], own_marks)
+
+
+def _rows(mapping: Mapping, batch: pa.RecordBatch) -> list[Words]:
+    if mapping.content == "value":
+        name = mapping.value_name
+        values = _texts(batch.column("value"))
+        if None in values:
+            raise UnusableRow("a row's value is null. Filter such rows out, or use coalesce(value, '').")
+        return [[name, value] for value in values]
+    if mapping.content == "fields":
+        return _from_maps(batch.column("fields"))
+    return _from_columns(mapping.columns, batch)
+
+
+def _texts(column: pa.Array) -> list[Any]:
+    """The column's cells as bytes, None for null."""
+    if not pa.types.is_binary(column.type):
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            column = column.cast(pa.string())
+        column = column.cast(pa.binary())
+    cells: list[Any] = column.to_pylist()
+    return cells
+
+
+def _from_maps(column: pa.Array) -> list[Words]:
+    if column.null_count:
+        raise UnusableRow("a row's fields are null. Filter such rows out.")
+    names, values = _texts(column.keys), _texts(column.items)
+    # The offsets point into keys and items of the whole buffer, of which this column may be a slice.
+    offsets = column.offsets.to_pylist()
+    if len(names) == len(column) and offsets == list(range(len(names) + 1)) and None not in values:
+        return [[name, value] for name, value in zip(names, values, strict=True)]
+    rows: list[Words] = []
+    for left, right in pairwise(offsets):
+        row = [
+            word
+            for name, value in zip(names[left:right], values[left:right], strict=True)
+            if value is not None
+            for word in (name, value)
+        ]
+        if not row:
+            raise UnusableRow("a row has no field that is not null; an entry needs one. Filter such rows out.")
+        rows.append(row)
+    return rows
+
+
+def _from_columns(names: Sequence[str], batch: pa.RecordBatch) -> list[Words]:
+    cells = [(name.encode("utf-8", "surrogateescape"), _texts(batch.column(name))) for name in names]
+    rows: list[Words] = []
+    for at in range(batch.num_rows):
+        row = [word for name, column in cells if column[at] is not None for word in (name, column[at])]
+        if not row:
+            raise UnusableRow("all columns of a row are null; an entry needs a field. Filter such rows out.")
+        rows.append(row)
+    return rows
+
+
+def _marks(column: str, batch: pa.RecordBatch) -> list[bytes]:
+    marks = _texts(batch.column(column))
+    if None in marks or b"" in marks:
+        raise UnusableRow(f"column {column!r} is null or empty in a row. Every row needs one.")
+    return marks
+
+
+def _places(mapping: Mapping, batch: pa.RecordBatch) -> dict[str, list[int]]:
+    """Stream to the rows that go there."""
+    parts: list[Any] = []
+    for at, part in enumerate(mapping.route):
+        parts.append(part if at % 2 == 0 else batch.column(part).cast(pa.string()))
+    names = pc.binary_join_element_wise(*parts, "", null_handling="emit_null").to_pylist()
+    found: dict[str, list[int]] = {}
+    for at, name in enumerate(names):
+        if not name:
+            raise UnusableRow("a row names no stream: a column of its route is null. Filter such rows out.")
+        found.setdefault(name, []).append(at)
+    return found

@@ -1,0 +1,299 @@
+"""The contract of the source, with a real Spark session and a real redis-server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from millstream import BlockingBroker, open_blocking_broker
+from millstream.testing import wait_until
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[BlockingBroker]:
+    with open_blocking_broker(redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def read(spark: SparkSession, redis_url: str) -> Callable[..., DataFrame]:
+    def load(schema: str | None = None, **options: str) -> DataFrame:
+        reader = spark.read.format("redis_streams").option("url", redis_url).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return load
+
+
+class Stream:
+    """A streaming read into lists of rows, by name of the run; restartable from its checkpoint."""
+
+    def __init__(self, spark: SparkSession, url: str, where: Path) -> None:
+        self.spark, self.url, self.where = spark, url, where
+        self.rows: dict[str, list[Any]] = {}
+
+    def start(self, name: str, available_now: bool = True, **options: str) -> Any:
+        rows = self.spark.readStream.format("redis_streams").option("url", self.url).options(**options).load()
+        collected = self.rows.setdefault(name, [])
+        writer = rows.writeStream.foreachBatch(lambda batch, number: collected.extend(batch.collect()))
+        writer = writer.option("checkpointLocation", str(self.where / "checkpoint"))
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    def run(self, name: str, **options: str) -> list[Any]:
+        query = self.start(name, **options)
+        assert query.awaitTermination(60)
+        assert query.exception() is None
+        return self.rows[name]
+
+    def offsets(self) -> list[dict[str, Any]]:
+        files = sorted((self.where / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+        return [json.loads(path.read_text().splitlines()[-1]) for path in files]
+
+
+@pytest.fixture
+def stream(spark: SparkSession, redis_url: str, tmp_path: Path) -> Stream:
+    return Stream(spark, redis_url, tmp_path)
+
+
+def fill(broker: BlockingBroker, stream: str, count: int, first: int = 0) -> list[str]:
+    return [str(i) for i in broker.xadd_many(stream, [{"event": str(first + n)} for n in range(count)])]
+
+
+def values(rows: list[Any]) -> list[int]:
+    return sorted(int(bytes(row["value"])) for row in rows)
+
+
+# --- batch ---
+
+
+def test_a_batch_read_gives_the_default_columns(broker, read):
+    entry = broker.xadd("orders", {"event": b"\x00\xff", "region": "eu"})
+    (row,) = read(subscribe="orders").collect()
+    assert (row["stream"], row["id"], bytes(row["value"])) == ("orders", str(entry), b"\x00\xff")
+    assert int(row["timestamp"].timestamp() * 1000) == entry.ms
+    assert {name: bytes(value) for name, value in row["fields"].items()} == {"event": b"\x00\xff", "region": b"eu"}
+
+
+def test_one_stream_is_split_over_partitions_and_nothing_is_lost(broker, read):
+    ids = fill(broker, "orders", 3000)
+    rows = read(subscribe="orders", minPartitions="4", pageSize="100")
+    assert 2 <= rows.rdd.getNumPartitions() <= 4
+    assert [row["id"] for row in rows.collect()] == ids
+
+
+def test_many_streams_share_few_partitions(broker, read):
+    for n in range(40):
+        fill(broker, f"s{n}", 5, first=5 * n)
+    rows = read(subscribePattern="s.*", minPartitions="3")
+    assert rows.rdd.getNumPartitions() == 3
+    assert values(rows.collect()) == list(range(200))
+
+
+def test_a_batch_read_begins_and_ends_where_it_is_told(broker, read):
+    ids = fill(broker, "orders", 10)
+    rows = read(
+        subscribe="orders",
+        startingOffsets=json.dumps({"orders": ids[2]}),
+        endingOffsets=json.dumps({"orders": ids[6]}),
+    )
+    assert values(rows.collect()) == [3, 4, 5, 6]
+    broker.xadd("timed", {"event": "1"}, id="1000-0")
+    broker.xadd("timed", {"event": "2"}, id="2000-0")
+    broker.xadd("timed", {"event": "3"}, id="2000-1")
+    assert values(read(subscribe="timed", startingTimestamp="2000").collect()) == [2, 3]
+
+
+def test_a_stream_that_does_not_exist_has_no_rows(read):
+    assert read(subscribe="nothing").collect() == []
+    assert read(subscribePattern="nothing.*").collect() == []
+
+
+def test_a_schema_maps_fields_by_name(broker, read):
+    broker.xadd("orders", {"n": "1", "price": "2.50", "name": "ä"})
+    broker.xadd("orders", {"n": "one", "name": "b"})
+    schema = "_id STRING, n INT, price DECIMAL(10,2), name STRING, _corrupt_record STRING"
+    first, second = read(schema, subscribe="orders").collect()
+    assert (first["n"], str(first["price"]), first["name"], first["_corrupt_record"]) == (1, "2.50", "ä", None)
+    assert (second["n"], second["price"], second["name"]) == (None, None, "b")
+    assert json.loads(second["_corrupt_record"]) == {"n": "one", "name": "b"}
+    assert read("n INT", subscribe="orders", mode="DROPMALFORMED").count() == 1
+    with pytest.raises(PySparkException, match="does not fit"):
+        read("n INT", subscribe="orders", mode="FAILFAST").collect()
+
+
+def test_big_entries_are_read_in_small_pages(broker, read):
+    big = b"x" * 1_000_000
+    broker.xadd_many("big", [{"event": big} for _ in range(20)])
+    assert read(subscribe="big").selectExpr("sum(length(value))").first()[0] == 20_000_000
+
+
+# --- streaming ---
+
+
+def test_batch_and_streaming_reads_agree(broker, read, stream):
+    fill(broker, "orders", 500)
+    streamed = stream.run("agree", subscribe="orders", startingOffsets="earliest", minPartitions="3")
+    batch = read(subscribe="orders").collect()
+    assert sorted(streamed, key=lambda row: row["id"]) == sorted(batch, key=lambda row: row["id"])
+
+
+def test_a_limit_is_kept_and_available_now_ends_where_it_began(broker, stream):
+    fill(broker, "orders", 100)
+    options = {"subscribe": "orders", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "30", "minPartitions": "2"}
+    query = stream.start("limited", **options)
+    assert query.awaitTermination(60)
+    counts = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert counts == [30, 30, 30, 10]
+    offsets = stream.offsets()
+    assert [offset["streams"]["orders"]["added"] for offset in offsets] == [30, 60, 90, 100]
+    assert [len(offset["streams"]["orders"].get("splits", ())) for offset in offsets] == [1, 1, 1, 1]
+
+
+def test_a_restart_goes_on_from_its_checkpoint_with_other_options(broker, stream):
+    fill(broker, "orders", 50)
+    first = stream.run("restart1", subscribe="orders", startingOffsets="earliest", minPartitions="4")
+    fill(broker, "orders", 70, first=50)
+    second = stream.run("restart2", subscribe="orders", minPartitions="1", pageSize="7", maxOffsetsPerTrigger="20")
+    assert values(first) == list(range(50))
+    assert values(second) == list(range(50, 120))
+
+
+def test_streams_that_appear_later_are_picked_up_and_an_idle_query_starts_no_batch(broker, stream):
+    fill(broker, "s1", 3)
+    query = stream.start("later", available_now=False, subscribePattern="s[0-9]+", startingOffsets="earliest")
+    try:
+        wait_until(lambda: len(stream.rows["later"]) == 3, what="the first stream", timeout_s=30)
+        fill(broker, "s2", 4, first=3)
+        wait_until(lambda: len(stream.rows["later"]) == 7, what="the new stream", timeout_s=30)
+        broker.create_group("s3", "nobody", start="0")
+        wait_until(lambda: query.status["message"] == "Waiting for data to arrive", what="an idle query", timeout_s=30)
+        polled = len(stream.offsets())
+        before = json.dumps(query.lastProgress["sources"][0]["endOffset"])
+        fill(broker, "unrelated", 1)
+        wait_until(lambda: not query.status["isTriggerActive"], what="another poll")
+        assert len(stream.offsets()) == polled == 2
+        assert json.dumps(query.lastProgress["sources"][0]["endOffset"]) == before
+    finally:
+        query.stop()
+
+
+def test_latest_is_where_a_new_query_begins(broker, stream):
+    fill(broker, "orders", 5)
+    assert stream.run("fresh", subscribe="orders") == []
+    fill(broker, "orders", 2, first=5)
+    assert values(stream.run("fresh2", subscribe="orders")) == [5, 6]
+
+
+def test_lag_and_rate_are_seen_in_the_progress(broker, stream):
+    fill(broker, "orders", 100)
+    query = stream.start(
+        "lagging", subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger="40", group="spark"
+    )
+    assert query.awaitTermination(60)
+    reports = [
+        json.loads(p["sources"][0]["latestOffset"])
+        if isinstance(p["sources"][0]["latestOffset"], str)
+        else p["sources"][0]["latestOffset"]
+        for p in query.recentProgress
+    ]
+    assert [report["streams"]["orders"]["lag"] for report in reports][:3] == [60, 20, 0]
+    assert query.recentProgress[0]["sources"][0]["numInputRows"] == 40
+    assert query.recentProgress[0]["processedRowsPerSecond"] > 0
+
+
+def test_progress_is_a_groups_position_and_only_moves_forward(broker, stream):
+    fill(broker, "orders", 30)
+    stream.run("grouped", subscribe="orders", startingOffsets="earliest", group="spark", maxOffsetsPerTrigger="10")
+    (group,) = broker.group_info("orders")
+    assert (group.name, group.entries_read, group.lag) == ("spark", 30, 0)
+    last = broker.stream_info("orders").last_generated
+    assert group.last_delivered == last
+    fill(broker, "orders", 5)
+    (group,) = broker.group_info("orders")
+    assert group.lag == 5
+    assert broker.trim_safely("orders", max_len=0) == 30
+    ahead = broker.stream_info("orders").last_generated
+    broker.set_group_position("orders", "spark", ahead, entries_read=35)
+    stream.run("grouped2", subscribe="orders", group="spark")
+    (group,) = broker.group_info("orders")
+    assert (group.last_delivered, group.lag) == (ahead, 0)
+
+
+# --- data loss ---
+
+
+def test_what_was_trimmed_before_it_was_read_is_an_error_that_counts_it(broker, stream):
+    fill(broker, "orders", 10)
+    stream.run("loss1", subscribe="orders", startingOffsets="earliest")
+    fill(broker, "orders", 20, first=10)
+    from millstream.model import TrimPolicy
+
+    broker.xtrim("orders", TrimPolicy(max_len=5))
+    query = stream.start("loss2", subscribe="orders")
+    with pytest.raises(PySparkException, match=r"15 entries of stream 'orders' .* were trimmed before they were read"):
+        query.awaitTermination(60)
+    kept = stream.run("loss3", subscribe="orders", failOnDataLoss="false")
+    assert values(kept) == [25, 26, 27, 28, 29]
+
+
+def test_deletions_make_a_loss_only_possible(broker, stream):
+    fill(broker, "orders", 5)
+    stream.run("del1", subscribe="orders", startingOffsets="earliest")
+    ids = fill(broker, "orders", 5, first=5)
+    broker.xdel("orders", ids[:1])
+    from millstream.model import TrimPolicy
+
+    broker.xtrim("orders", TrimPolicy(max_len=2))
+    query = stream.start("del2", subscribe="orders")
+    with pytest.raises(PySparkException, match="possibly"):
+        query.awaitTermination(60)
+
+
+def test_a_stream_that_was_made_anew_is_named_and_read_from_its_beginning_if_allowed(broker, stream):
+    fill(broker, "orders", 10)
+    stream.run("anew1", subscribe="orders", startingOffsets="earliest")
+    broker.delete_stream("orders")
+    fill(broker, "orders", 3)
+    query = stream.start("anew2", subscribe="orders")
+    with pytest.raises(PySparkException, match="made anew"):
+        query.awaitTermination(60)
+    assert values(stream.run("anew3", subscribe="orders", failOnDataLoss="false")) == [0, 1, 2]
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "subscribe"),
+        ({"subscribe": "a", "subscribePattern": "b"}, "subscribe"),
+        ({"subscribe": "a", "colour": "red"}, "colour"),
+        ({"subscribe": "a", "startingOffsets": '{"a": "x"}'}, "startingOffsets"),
+        ({"subscribe": "a", "url": "local://"}, "millstream serve"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_names_it(read, options: dict[str, str], named: str):
+    with pytest.raises(PySparkException, match=re.escape(named)):
+        read(**options).collect()
+
+
+def test_a_server_that_does_not_answer_and_a_wrong_password_are_named(read, broker):
+    from millstream.testing import free_port
+
+    with pytest.raises(PySparkException, match="BrokerUnavailable"):
+        read(subscribe="a", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500").collect()
+    from millstream.wire.commands import Command
+
+    broker.link.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush", b"~*", b"+@all")))
+    with pytest.raises(PySparkException, match="AuthenticationFailed") as caught:
+        read(subscribe="a", username="reader", passwordEnv="PATH").collect()
+    assert "hush" not in str(caught.value)
