@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from millstream.broker import BlockingBroker, open_blocking_broker
-from millstream.testing.servers import RedisProcess
+from millstream.testing.servers import RedisProcess, free_port
 from millstream.testing.waiting import wait_until
 from millstream.wire.commands import Command
 
@@ -102,7 +100,11 @@ class ClusterSetup:
     """Three primaries that share the slots."""
 
     def __init__(self) -> None:
-        self.nodes = [RedisProcess(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]) for _ in range(3)]
+        self._bus = [free_port() for _ in range(3)]
+        self.nodes = [
+            RedisProcess(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(bus)])
+            for bus in self._bus
+        ]
 
     @property
     def url(self) -> str:
@@ -119,20 +121,22 @@ class ClusterSetup:
         return self
 
     def _join(self) -> None:
-        redis_cli = shutil.which("redis-cli")
-        assert redis_cli is not None, "redis-cli is part of the redis-tools package: run `make setup`"
-        places = [f"127.0.0.1:{node.port}" for node in self.nodes]
-        subprocess.run(
-            [redis_cli, "--cluster", "create", *places, "--cluster-replicas", "0", "--cluster-yes"],
-            check=True,
-            capture_output=True,
-            timeout=SETTLING_S,
-        )
-        wait_until(
-            lambda: all(b"cluster_state:ok" in ask(node, "CLUSTER", "INFO") for node in self.nodes),
-            what="the cluster to form",
-            timeout_s=SETTLING_S,
-        )
+        first = self.nodes[0]
+        share = 16384 // len(self.nodes) + 1
+        for number, node in enumerate(self.nodes):
+            ask(node, "CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+            ask(node, "CLUSTER", "ADDSLOTSRANGE", str(number * share), str(min((number + 1) * share, 16384) - 1))
+            if node is not first:
+                ask(node, "CLUSTER", "MEET", "127.0.0.1", str(first.port), str(self._bus[0]))
+        wait_until(self._formed, what="the cluster to form", timeout_s=SETTLING_S)
+
+    def _formed(self) -> bool:
+        """Every node knows who owns every slot."""
+        for node in self.nodes:
+            facts: bytes = ask(node, "CLUSTER", "INFO")
+            if b"cluster_state:ok" not in facts or len(ask(node, "CLUSTER", "SLOTS")) != len(self.nodes):
+                return False
+        return True
 
     def node_id(self, node: RedisProcess) -> str:
         answer: bytes = ask(node, "CLUSTER", "MYID")

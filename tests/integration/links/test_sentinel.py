@@ -1,0 +1,67 @@
+"""Sentinel: the link finds the primary, and finds it again after a failover."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream import open_blocking_broker, open_broker
+from millstream.model import replicated
+from millstream.testing import DeliveryLedger, SentinelSetup, eventually
+
+
+async def test_a_failover_is_survived(sentinel: SentinelSetup) -> None:
+    """Writes go on after the primary died; what was confirmed by the replica is still there."""
+    ledger = DeliveryLedger()
+    async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
+        await broker.create_group("orders", "g", start="0")
+        for n in range(20):
+            ledger.sending(n)
+            await broker.xadd("orders", {"n": n}, durability=replicated(1, timeout_ms=5000))
+            ledger.confirmed(n)
+
+        await asyncio.to_thread(sentinel.failover)
+
+        ledger.sending(20)
+        await broker.append_once("orders", "w", 1, 0, [{"n": 20}])
+        ledger.confirmed(20)
+        found = [int(entry.fields[b"n"]) for entry in await broker.xrange("orders")]
+        balance = ledger.balance(found)
+        assert balance.exactly_once, balance
+        assert len(await broker.xreadgroup("orders", "g", "c", count=100)) == 21
+
+
+async def test_a_demoted_primary_is_left(sentinel: SentinelSetup) -> None:
+    """READONLY: the connection still stands, but its server is a replica now."""
+    async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
+        await broker.xadd("orders", {"n": 1})
+        with open_blocking_broker(sentinel.primary.url) as old, open_blocking_broker(sentinel.replica.url) as new:
+            await eventually(lambda: new.xlen("orders") == 1, what="replication")
+            with open_blocking_broker(f"redis://127.0.0.1:{sentinel.sentinels[0].port}") as watcher:
+                from millstream.testing.topologies import say
+
+                say(watcher, "SENTINEL", "FAILOVER", "millstream")
+            await eventually(lambda: b"slave" in say(old, "ROLE"), what="the old primary to be demoted", timeout_s=60)
+
+            await broker.xadd("orders", {"n": 2})
+
+            assert new.xlen("orders") == 2
+
+
+def test_the_blocking_link_and_a_sentinel_that_is_gone(sentinel: SentinelSetup) -> None:
+    sentinel.sentinels[0].kill()
+
+    with open_blocking_broker(sentinel.url) as broker:
+        broker.xadd("orders", {"n": 1})
+        assert broker.xlen("orders") == 1
+
+
+async def test_redis_pys_own_sentinel_clients(sentinel: SentinelSetup) -> None:
+    places = [("127.0.0.1", one.port) for one in sentinel.sentinels]
+
+    from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+    from redis.sentinel import Sentinel
+
+    async with open_broker(AsyncSentinel(places).master_for("millstream")) as broker:
+        await broker.xadd("orders", {"n": 1})
+    with open_blocking_broker(Sentinel(places).master_for("millstream")) as blocking:
+        assert blocking.xlen("orders") == 1
