@@ -1,0 +1,56 @@
+"""CloudEvents 1.0 in its JSON form. The type is the prefix, the table, and what happened: created, updated, ..."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+HAPPENED = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t": "truncated"}
+
+
+class CloudEvents(Envelope):
+    content_type = "application/cloudevents+json"
+    type: Literal["cloudevents"]
+    type_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([.-][A-Za-z0-9]+)*$")] = "millstream"
+
+    def column(self) -> Column:
+        from pyspark.sql import functions as F
+
+        what = F.create_map(*(F.lit(word) for pair in HAPPENED.items() for word in pair))
+        name = F.concat_ws(".", F.lit(self.type_prefix), F.col("table"), F.try_element_at(what, F.col("op")))
+        # A URI reference, as the standard asks: whatever the names hold is percent-encoded.
+        origin = F.concat(
+            *(
+                F.coalesce(
+                    F.concat(F.lit("/"), F.replace(F.url_encode(F.col(part)), F.lit("+"), F.lit("%20"))), F.lit("")
+                )
+                for part in ("name", "db", "schema", "table")
+            )
+        )
+        stamp = F.timestamp_millis(F.col("ts_ms"))
+        time = F.date_format(F.to_utc_timestamp(stamp, F.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
+        data = json_object(
+            op=or_null(quoted(F.col("op"))),
+            ts_ms=number(F.col("ts_ms")),
+            before=or_null(F.col("before")),
+            after=or_null(F.col("after")),
+        )
+        head = [
+            F.lit('{"specversion":"1.0","id":'),
+            quoted(F.col("id")),
+            F.lit(',"source":'),
+            quoted(F.when(origin == "", F.lit("/millstream")).otherwise(origin)),
+            F.lit(',"type":'),
+            quoted(name),
+        ]
+        optional = [
+            F.coalesce(F.concat(F.lit(f',"{member}":'), quoted(text)), F.lit(""))
+            for member, text in (("time", time), ("subject", F.col("key")))
+        ]
+        return F.concat(*head, *optional, F.lit(',"datacontenttype":"application/json","data":'), data, F.lit("}"))

@@ -1,0 +1,41 @@
+"""Debezium's envelope: ``{payload: {before, after, source: {...}, op, ts_ms}}``, under a null schema if asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, quoted
+from millstream.pipelines.spec.part import NonEmpty
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+class Debezium(Envelope):
+    """``null_schema`` puts ``"schema": null`` before the payload, as converters without schemas do."""
+
+    type: Literal["debezium"]
+    null_schema: bool = False
+    connector: NonEmpty = "millstream"
+
+    def column(self) -> Column:
+        from pyspark.sql import functions as F
+
+        source = json_object(
+            version=F.lit('"1"'),
+            connector=quoted(F.lit(self.connector)),
+            name=or_null(quoted(F.col("name"))),
+            ts_ms=number(F.col("ts_ms")),
+            snapshot=F.when(F.col("op") == "r", F.lit('"true"')).otherwise(F.lit('"false"')),
+            db=or_null(quoted(F.col("db"))),
+            schema=or_null(quoted(F.col("schema"))),
+            table=or_null(quoted(F.col("table"))),
+        )
+        payload = json_object(
+            before=or_null(F.col("before")),
+            after=or_null(F.col("after")),
+            source=source,
+            op=or_null(quoted(F.col("op"))),
+            ts_ms=number(F.col("ts_ms")),
+        )
+        return json_object(schema=F.lit("null") if self.null_schema else None, payload=payload)

@@ -1,0 +1,80 @@
+"""What can go wrong with a pipeline as such. What goes wrong with one event is a dead letter, not an error here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.errors import MillstreamError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a spec: where it stands, and what is allowed there."""
+
+    file: str
+    line: int
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.path}: {self.message}" if self.path else f"{where}: {self.message}"
+
+
+class SpecRefused(MillstreamError):
+    """A spec has problems; all that were found are in ``problems``. Nothing was started."""
+
+    problems: tuple[Problem, ...]
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        ordered = tuple(sorted(problems, key=lambda p: (p.file, p.line)))
+        heading = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
+        lines = "\n".join(f"  {problem}" for problem in ordered)
+        super().__init__(f"{heading} in the spec; nothing was started. Correct and run it again:\n{lines}")
+        self.problems = ordered
+
+
+class CheckpointRefused(MillstreamError):
+    """The checkpoint belongs to another pipeline, or the changed spec does not fit it. ``reasons`` says why not."""
+
+    reasons: tuple[str, ...]
+
+    def __init__(self, path: str, reasons: Sequence[str]) -> None:
+        lines = "\n".join(f"  {reason}" for reason in reasons)
+        super().__init__(
+            f"the checkpoint at {path} does not fit this spec:\n{lines}", path=path, reasons=tuple(reasons)
+        )
+
+
+class SinkFailed(MillstreamError):
+    """A sink that gates the checkpoint did not take a batch. The batch is not committed: a restart delivers it."""
+
+    sink: str
+    attempts: int
+
+    def __init__(self, sink: str, attempts: int, why: str) -> None:
+        super().__init__(
+            f"sink {sink!r} did not take the batch in {attempts} attempt(s): {why}. "
+            "The batch is not committed; mend the sink and start the pipeline again, and it is delivered.",
+            sink=sink,
+            attempts=attempts,
+        )
+
+
+class DeadLettersFull(MillstreamError):
+    """The dead letters are at ``max_entries`` and the overflow policy is not to drop the oldest."""
+
+    retryable = True
+
+
+class StopRequested(MillstreamError):
+    """Somebody asked the pipeline to stop. The batch at hand is not committed, and is replayed at the next start."""
+
+
+class PipelineUnknown(MillstreamError):
+    """No pipeline of this name is running here."""
+
+
+class ReplayRefused(MillstreamError):
+    """These dead letters cannot be replayed through this pipeline."""

@@ -1,0 +1,105 @@
+"""The one internal event, as the columns of a Spark frame.
+
+``before`` and ``after`` are JSON text: what no processor touches leaves as it came. An event that cannot be processed
+carries ``error`` and ``stage``, passes every later stage untouched, and ends in the dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+OPS = ("c", "u", "d", "r", "t")
+
+COLUMNS: dict[str, str] = {
+    "id": "string",  # the same after every replay: the source's position, and the row
+    "key": "string",  # what the source calls the row's key, if anything
+    "name": "string",  # source.name
+    "db": "string",
+    "schema": "string",
+    "table": "string",
+    "op": "string",
+    "before": "string",
+    "after": "string",
+    "ts_ms": "bigint",  # when the change happened, as the source says
+    "stream": "string",  # where a route processor sends it; null: wherever the sink says
+    "payload": "string",  # the input as it came, where it could not be understood
+    "error": "string",  # why it cannot be processed; null: it can
+    "stage": "string",  # which stage said so
+}
+
+
+def event_frame(frame: DataFrame, columns: dict[str, Column], *, keep: Iterable[str] = ()) -> DataFrame:
+    """``frame`` as events: the given columns, null for those that are not given, and nothing else but ``keep``."""
+    from pyspark.sql import functions as F
+
+    def made(name: str, kind: str) -> Column:
+        found = columns.get(name)
+        return (F.lit(None) if found is None else found).cast(kind).alias(name)
+
+    return frame.select(*(made(name, kind) for name, kind in COLUMNS.items()), *keep)
+
+
+def fail_where(frame: DataFrame, condition: Column, *, stage: str, reason: Column | str) -> DataFrame:
+    """Marks the events for which ``condition`` is true; the first failure of an event is the one that is kept."""
+    from pyspark.sql import functions as F
+
+    text = F.lit(reason) if isinstance(reason, str) else reason
+    fails = F.col("error").isNull() & F.coalesce(condition, F.lit(False))
+    return frame.withColumns(
+        {
+            "error": F.when(fails, text).otherwise(F.col("error")),
+            "stage": F.when(fails, F.lit(stage)).otherwise(F.col("stage")),
+        }
+    )
+
+
+def change_fields(frame: DataFrame, change: Callable[[Column], Column]) -> DataFrame:
+    """Applies ``change`` to the fields of ``before`` and of ``after``, each as a map from name to variant.
+
+    A variant keeps what JSON's types say (a number stays a number, a decimal keeps its digits), whatever the table.
+    """
+    from pyspark.sql import functions as F
+
+    def changed(column: str) -> Column:
+        fine = F.col("error").isNull()
+        return F.when(fine, F.to_json(change(as_fields(F.col(column))))).otherwise(F.col(column))
+
+    return frame.withColumns({"before": changed("before"), "after": changed("after")})
+
+
+def as_fields(json_text: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.from_json(json_text, "map<string,variant>")
+
+
+def refuse_bad_rows(frame: DataFrame, *, stage: str) -> DataFrame:
+    """Marks events whose ``before`` or ``after`` is no JSON object: what people's own code returns is not trusted."""
+    from pyspark.sql import functions as F
+
+    for name in ("before", "after"):
+        bad = F.col(name).isNotNull() & F.json_object_keys(F.col(name)).isNull()
+        reason = F.concat(F.lit(f"{name} is no JSON object: "), F.substring(F.col(name), 1, 200))
+        frame = fail_where(frame, bad, stage=stage, reason=reason)
+    return frame
+
+
+def number_repeats(frame: DataFrame, *, suffix: str = "") -> DataFrame:
+    """Makes ids unique: of several events with one id the first keeps it, the next get ``.1``, ``.2`` behind it.
+
+    The order within one id is by content, so that a replay gives each event the id that it had; events that are
+    equal in everything are interchangeable. Needs a shuffle, and so stands inside the batch. ``suffix`` goes behind
+    every id.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    content = [F.col(name) for name in ("table", "op", "before", "after", "ts_ms", "key", "payload", "error")]
+    same_id = Window.partitionBy("id").orderBy(*content)
+    nth = F.row_number().over(same_id) - 1
+    numbered = F.when(nth > 0, F.concat(F.col("id"), F.lit(suffix + "."), nth.cast("string")))
+    return frame.withColumn("id", numbered.otherwise(F.concat(F.col("id"), F.lit(suffix))))

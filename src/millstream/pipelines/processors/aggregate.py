@@ -1,0 +1,118 @@
+"""Counts and sums over windows of event time: each closed window of each group leaves as one new event.
+
+Stateful, and in Spark's append mode: a window leaves once, when the watermark has passed its end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from millstream.pipelines.events import event_frame
+from millstream.pipelines.processors.predicates import FieldReference
+from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.spec.part import Duration, NonEmpty
+from millstream.pipelines.templates import Reference, TemplateError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_MEASURE = re.compile(r"(count|sum|avg|min|max)(?:\((\S+)\))?")
+
+
+def _checked_measure(text: str) -> str:
+    match = _MEASURE.fullmatch(text)
+    if match is None or (match.group(1) == "count") != (match.group(2) is None):
+        raise PydanticCustomError("measure", "write count, or sum, avg, min or max of a field: sum(after.amount)")
+    if match.group(2):
+        try:
+            Reference.parse(match.group(2))
+        except TemplateError as error:
+            raise PydanticCustomError("measure", "{why}", {"why": str(error)}) from error
+    return text
+
+
+class Aggregate(Processor):
+    """The new events' table is this processor's id; their ``after`` holds window_start, window_end (both in ms), the
+    groups by their last name, and the measures. Sums and averages are doubles."""
+
+    type: Literal["aggregate"]
+    kind = "stateful"
+    reorders = True
+    renames = True
+    window: Annotated[Duration, Field(ge=1)]
+    slide: Annotated[Duration, Field(ge=1)] | None = None
+    watermark: Duration = 10_000
+    group_by: list[FieldReference] = Field(default_factory=list)
+    measures: Annotated[dict[NonEmpty, Annotated[str, AfterValidator(_checked_measure)]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> Aggregate:
+        names = [*(key.rpartition(".")[2] for key in self.group_by), *self.measures, "window_start", "window_end"]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise PydanticCustomError(
+                "aggregate", "{names}: this name is used twice", {"names": ", ".join(sorted(twice))}
+            )
+        return self
+
+    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        groups = {f"_g{i}": Reference.parse(key).column(stage.tenant) for i, key in enumerate(self.group_by)}
+        measured = {f"_m{i}": _argument(text, stage.tenant) for i, text in enumerate(self.measures.values())}
+        # An event that failed before is a group of its own: it passes through the state, instead of being summed up.
+        failed = F.when(F.col("error").isNotNull(), F.col("id"))
+        frame = events.withColumns({**groups, **measured, "_failed": failed})
+        slide = f"{self.slide} milliseconds" if self.slide else None
+        span = F.window("event_time", f"{self.window} milliseconds", slide)
+        kept = ("key", "db", "schema", "table", "op", "before", "after", "ts_ms", "payload", "error", "stage")
+        summed = frame.groupBy(span.alias("_window"), *groups, "_failed").agg(
+            *(_measure(text, name).alias(name) for name, text in zip(measured, self.measures.values(), strict=True)),
+            F.max("name").alias("_name"),
+            *(F.first(name).alias(f"_{name}") for name in kept),
+        )
+        return self._events(summed, list(groups), list(measured), stage, kept)
+
+    def _events(
+        self, summed: DataFrame, groups: list[str], measured: list[str], stage: Stage, kept: tuple[str, ...]
+    ) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        start, end = (F.unix_millis(F.col(f"_window.{edge}")) for edge in ("start", "end"))
+        labels = [key.rpartition(".")[2] for key in self.group_by]
+        fields = [start.alias("window_start"), end.alias("window_end")]
+        fields += [F.col(column).alias(label) for column, label in zip(groups, labels, strict=True)]
+        fields += [F.col(column).alias(label) for column, label in zip(measured, self.measures, strict=True)]
+        group_id = F.sha1(F.to_json(F.struct(*(F.col(name) for name in groups)))) if groups else F.lit("all")
+        made = {
+            "id": F.concat_ws(":", F.lit(self.id or stage.name), start.cast("string"), group_id),
+            "table": F.lit(self.id or "aggregate"),
+            "op": F.lit("c"),
+            "after": F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}),
+            "ts_ms": end,
+        }
+        columns: dict[str, Column] = {"id": made["id"], "name": F.col("_name")}
+        fine = F.col("_failed").isNull()
+        columns["id"] = F.when(fine, made["id"]).otherwise(F.col("_failed"))
+        for name in kept:
+            columns[name] = F.when(fine, made[name] if name in made else F.lit(None)).otherwise(F.col(f"_{name}"))
+        return event_frame(summed, columns)
+
+
+def _argument(text: str, tenant: str) -> Column:
+    from pyspark.sql import functions as F
+
+    match = _MEASURE.fullmatch(text)
+    assert match is not None, "checked when the spec was read"
+    return F.lit(1.0) if match.group(2) is None else Reference.parse(match.group(2)).column(tenant).try_cast("double")
+
+
+def _measure(text: str, argument: str) -> Column:
+    from pyspark.sql import functions as F
+
+    kind = text.partition("(")[0]
+    return {"count": F.count, "sum": F.sum, "avg": F.avg, "min": F.min, "max": F.max}[kind](argument)

@@ -1,0 +1,114 @@
+"""A function of yours over Arrow batches of events, named by import path: ``package.module:function``.
+
+It takes a ``pyarrow.RecordBatch`` with the event's columns and returns one; rows may be changed, dropped or added.
+It runs on the executors, so it must be importable there, and it must be a pure function for replays to agree.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from millstream.pipelines.events import COLUMNS, refuse_bad_rows
+from millstream.pipelines.processors.processor import Processor, Stage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+SHOWN = ("id", "key", "name", "db", "schema", "table", "op", "before", "after", "ts_ms", "stream")
+
+
+class Python(Processor):
+    """``on_error``: an event on which the function raises becomes a dead letter, or stops the pipeline."""
+
+    type: Literal["python"]
+    kind = "per batch"
+    renames = True
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    on_error: Literal["dead_letter", "stop"] = "dead_letter"
+
+    def can_fail(self) -> bool:
+        return True
+
+    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+        frame = events.select(*COLUMNS)
+        run = _OverBatches(self.function, stage.name, self.on_error == "dead_letter")
+        return refuse_bad_rows(frame.mapInArrow(run, frame.schema), stage=stage.name)
+
+
+class _OverBatches:
+    """What travels to the executors: an import path and a few words, so that any worker can unpickle it."""
+
+    def __init__(self, path: str, stage: str, keep_failures: bool) -> None:
+        self._path = path
+        self._stage = stage
+        self._keep_failures = keep_failures
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.compute as pc
+
+        module, _, name = self._path.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        for batch in batches:
+            failed = pc.is_valid(batch.column("error"))
+            fine = batch.filter(pc.invert(failed))
+            if fine.num_rows:
+                yield from self._through(function, fine)
+            if fine.num_rows < batch.num_rows:
+                yield batch.filter(failed)
+
+    def _through(self, function: Callable[[Any], Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        try:
+            yield _as_events(function(batch.select(list(SHOWN))), batch.schema)
+        except Exception as error:
+            if not self._keep_failures:
+                raise
+            if batch.num_rows > 1:
+                # One bad row must not bury its neighbours: halve until it stands alone.
+                middle = batch.num_rows // 2
+                yield from self._through(function, batch.slice(0, middle))
+                yield from self._through(function, batch.slice(middle))
+            else:
+                yield _failed(batch, f"python: {type(error).__name__}: {error}", self._stage)
+
+
+def _as_events(result: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """The function's result with all of the event's columns, ids unique within it."""
+    import pyarrow as pa
+
+    if not isinstance(result, pa.RecordBatch):
+        raise TypeError(f"the function must return a pyarrow.RecordBatch, not {type(result).__name__}")
+    if "id" not in result.schema.names or "op" not in result.schema.names:
+        raise ValueError("the function must keep the columns id and op: they make replays recognisable")
+    unknown = [name for name in result.schema.names if name not in SHOWN]
+    if unknown:
+        raise ValueError(f"the function returned columns that events do not have: {', '.join(unknown)}")
+    seen: dict[str, int] = {}
+    ids = []
+    for event_id in result.column("id").to_pylist():
+        times = seen[event_id] = seen.get(event_id, -1) + 1
+        ids.append(f"{event_id}.{times}" if times else event_id)
+    columns = []
+    for field in schema:
+        if field.name == "id":
+            columns.append(pa.array(ids, field.type))
+        elif field.name in result.schema.names:
+            columns.append(result.column(field.name).cast(field.type))
+        else:
+            columns.append(pa.nulls(result.num_rows, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _failed(batch: pa.RecordBatch, reason: str, stage: str) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    changed = {"error": reason, "stage": stage}
+    columns = [
+        pa.array([changed[field.name]], field.type) if field.name in changed else batch.column(field.name)
+        for field in batch.schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

@@ -1,0 +1,74 @@
+"""A SELECT over the batch, whose events are the view ``events``. Runs once per batch; the result becomes the events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from millstream.pipelines.events import COLUMNS, event_frame, number_repeats, refuse_bad_rows
+from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.spec.part import NonEmpty
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_SHOWN = ("id", "key", "name", "db", "schema", "table", "op", "before", "after", "ts_ms", "stream")
+
+
+class Sql(Processor):
+    """``before`` and ``after`` are variants (``after:amount::double``), or structs where ``schema`` gives their fields.
+
+    Of the result, columns with the names of an event's columns are those; where there is no ``after``, the other
+    columns together become it. A row without an id gets one from the batch and its content.
+    """
+
+    type: Literal["sql"]
+    kind = "per batch"
+    reorders = True
+    renames = True
+    query: NonEmpty
+    row_schema: NonEmpty | None = Field(None, alias="schema")
+
+    def can_fail(self) -> bool:
+        return True
+
+    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        session = events.sparkSession
+        fine = events.where(F.col("error").isNull()) if stage.failures_before else events
+        rows = {name: self._row(F.col(name)) for name in ("before", "after")}
+        fine.select(*_SHOWN).withColumns(rows).createOrReplaceTempView("events")
+        try:
+            result = self._as_events(session.sql(self.query), stage)
+        finally:
+            session.catalog.dropTempView("events")
+        result = refuse_bad_rows(number_repeats(result), stage=stage.name)
+        if not stage.failures_before:
+            return result
+        return result.unionByName(events.where(F.col("error").isNotNull()).select(*COLUMNS))
+
+    def _row(self, text: Column) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.from_json(text, self.row_schema) if self.row_schema else F.try_parse_json(text)
+
+    def _as_events(self, result: DataFrame, stage: Stage) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        kinds = dict(result.dtypes)
+        columns: dict[str, Column] = {name: F.col(f"`{name}`") for name in kinds if name in COLUMNS}
+        for name in ("before", "after"):
+            if name in kinds and kinds[name] != "string":
+                columns[name] = F.to_json(F.col(name))
+        others = [F.col(f"`{name}`") for name in kinds if name not in COLUMNS]
+        if "after" not in kinds and others:
+            columns["after"] = F.to_json(F.struct(*others), {"ignoreNullFields": "false"})
+        columns.setdefault("op", F.lit("c"))
+        columns.setdefault("table", F.lit(self.id or "sql"))
+        if "id" not in columns:
+            content = F.to_json(F.struct(*(column.alias(name) for name, column in columns.items())))
+            columns["id"] = F.concat(F.lit(f"{stage.name}:{stage.batch_id}:"), F.sha1(content))
+        columns.pop("error", None)
+        return event_frame(result, columns)

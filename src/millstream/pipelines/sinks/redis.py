@@ -1,0 +1,148 @@
+"""Redis Streams as a sink: fields ``event``, ``id``, ``key`` and ``headers``, exactly once, through Spark's format.
+
+The names are those that consumers of this field already read: ``json.loads(entry["event"])["id"]`` works.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from millstream.errors import InvalidArgument
+from millstream.model import Durability
+from millstream.pipelines.envelopes import AnyEnvelope, Native
+from millstream.pipelines.envelopes.envelope import members
+from millstream.pipelines.events import fail_where
+from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
+from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText
+from millstream.pipelines.spec.uri import RedisUri
+from millstream.pipelines.templates import Template
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def _durability(text: str) -> str:
+    try:
+        Durability.parse(text)
+    except InvalidArgument as error:
+        raise PydanticCustomError("durability", "write {allowed}", {"allowed": error.allowed}) from error
+    return text
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class RedisSinkConfig(SinkConfig):
+    """``stream`` is a template, strict: an event without its fields is a dead letter. ``key`` and ``headers`` are
+    templates too, lenient. Without ``stream``, a route processor must name one. ``maxlen`` is a hard cap; ``~`` before
+    the number trims whole nodes only, which is cheaper."""
+
+    uri: RedisUri = Field(repr=False)
+    stream: TemplateText | None = None
+    envelope: AnyEnvelope = Native()
+    key: TemplateText | None = None
+    headers: dict[NonEmpty, TemplateText] = Field(default_factory=dict)
+    maxlen: Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^~?[0-9]{1,18}$")] | None = None
+    durability: Annotated[str, AfterValidator(_durability)] | None = None
+    event_id_window: Duration = 86_400_000
+
+
+class RedisSink(Sink):
+    type: Literal["redis"]
+    config: RedisSinkConfig
+
+    def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
+        stream = self._stream(tenant)
+        rows = self.matching(events, tenant)
+        columns = [
+            self.config.envelope.column().alias("event"),
+            rows["id"],
+            self._key(tenant).alias("key"),
+            self._headers(tenant).alias("headers"),
+        ]
+        constant = self._constant()
+        if constant is not None:
+            return rows.select(*columns)
+        routed = rows.select(*columns, stream.alias("stream"))
+        return routed.where(routed["stream"].isNotNull())
+
+    def unroutable(self, events: DataFrame, tenant: str) -> DataFrame | None:
+        if self._constant() is not None:
+            return None
+        missing = self._stream(tenant).isNull()
+        named = f"the template {self.config.stream!r}" if self.config.stream else "no route matched, and the sink"
+        lost = self.matching(events, tenant).where(missing)
+        return fail_where(
+            lost, missing, stage=f"sink:{self.config.id}", reason=f"no stream: {named} names none for this event"
+        )
+
+    def write(self, rows: DataFrame, write: Write) -> None:
+        if write.delivery == "exactly_once_by_event_id":
+            # The column that decides is no field of the entry; the id is to be one as well.
+            rows = rows.withColumn("_event_id", rows["id"])
+        rows.write.format("redis_streams").mode("append").options(**self._options(write)).save()
+
+    def deliver(self, session: SparkSession, directory: Path, write: Write) -> int:
+        """From the driver, without Spark: a sink that is slow or gone must not hold executors that others need."""
+        from millstream.pipelines.sinks.redis_delivery import deliver
+
+        return deliver(self.config, self._constant(), directory, write)
+
+    def _constant(self) -> str | None:
+        """The stream, where all events go to one."""
+        return Template.parse(self.config.stream).constant if self.config.stream else None
+
+    def _stream(self, tenant: str) -> Column:
+        from pyspark.sql import functions as F
+
+        if self.config.stream is None:
+            return F.col("stream")
+        own = Template.parse(self.config.stream).column(strict=True, tenant=tenant)
+        return own if self._constant() is not None else F.coalesce(own, F.col("stream"))
+
+    def _key(self, tenant: str) -> Column:
+        from pyspark.sql import functions as F
+
+        if self.config.key is None:
+            return F.col("key")
+        return Template.parse(self.config.key).column(strict=False, tenant=tenant)
+
+    def _headers(self, tenant: str) -> Column:
+        from pyspark.sql import functions as F
+
+        own = [
+            (name, Template.parse(text).column(strict=False, tenant=tenant))
+            for name, text in self.config.headers.items()
+        ]
+        content = self.config.envelope.content_type
+        return members(("content-type", F.lit(content)), ("table", F.col("table")), ("op", F.col("op")), *own)
+
+    def _options(self, write: Write) -> dict[str, str]:
+        c = self.config
+        options = {
+            "url": write.address(c.uri),
+            "content": "columns",
+            "delivery": write.delivery,
+            "txnAppId": write.application,
+            "txnVersion": str(write.version),
+            "sinkId": write.sink,
+            "deadlineMs": str(c.batch_timeout),
+        }
+        constant = self._constant()
+        if constant is not None:
+            options["stream"] = constant
+        if write.delivery == "exactly_once_by_event_id":
+            options |= {"eventIdColumn": "_event_id", "eventIdWindow": f"{c.event_id_window}ms"}
+        if c.maxlen is not None:
+            options["maxlen"] = str(c.maxlen)
+        if c.durability is not None:
+            options["durability"] = c.durability
+        return options
+
+
+__all__ = ["RedisSink", "RedisSinkConfig"]

@@ -1,0 +1,82 @@
+"""What every sink is: a part of the spec that turns events into its own rows and writes them so that a replay adds
+nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from millstream.pipelines.processors.filter import Match
+from millstream.pipelines.spec.part import Duration, Name, Part, Size
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Delivery = Literal["exactly_once", "exactly_once_by_event_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The identity of one write: the same (application, version, sink) again adds nothing. ``version`` is the batch."""
+
+    application: str
+    version: int
+    sink: str
+    delivery: Delivery = "exactly_once"
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    def address(self, uri: str) -> str:
+        return self.addresses.get(uri, uri)
+
+
+class Spooling(Part):
+    """Where an optional sink's batches wait: on disk, under the checkpoint, up to ``max_bytes``.
+
+    ``overflow`` when it is full: ``drop_oldest`` loses what waited longest, loudly and counted; ``block`` makes the
+    pipeline wait, as a required sink would.
+    """
+
+    max_bytes: Size = 1 << 30
+    overflow: Literal["drop_oldest", "block"] = "drop_oldest"
+
+
+class SinkConfig(Part):
+    """``required`` gates the checkpoint. An optional sink never holds the others up: its batches wait on disk."""
+
+    id: Name
+    required: bool = True
+    spool: Spooling = Spooling()
+    send_timeout: Annotated[Duration, Field(ge=100)] = 5_000
+    batch_timeout: Annotated[Duration, Field(ge=100)] = 30_000
+    connect_timeout: Annotated[Duration, Field(ge=100)] = 10_000
+
+
+class Sink(Part):
+    """``idempotent``: a batch that is written again adds nothing, whatever happened in between."""
+
+    idempotent: ClassVar[bool] = True
+    filter: Match | None = None
+
+    def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
+        """The events, none of which failed, as the rows that this sink writes."""
+        raise AssertionError("every sink has its own")
+
+    def unroutable(self, events: DataFrame, tenant: str) -> DataFrame | None:
+        """The events for which this sink has no place, marked with why; None where it has one for all."""
+        return None
+
+    def write(self, rows: DataFrame, write: Write) -> None:
+        """Writes a batch, through Spark. Raises where it is not known to be complete."""
+        raise AssertionError("every sink has its own")
+
+    def deliver(self, session: SparkSession, directory: Path, write: Write) -> int:
+        """Writes a batch that waited on disk, and says how many rows it had."""
+        rows = session.read.parquet(str(directory))
+        self.write(rows, write)
+        return int(rows.count())
+
+    def matching(self, events: DataFrame, tenant: str) -> DataFrame:
+        return events if self.filter is None else events.where(self.filter.column(tenant))

@@ -1,0 +1,96 @@
+"""The generator's pulse as a Spark data source: row numbers and times, nothing else. Everything else is an expression.
+
+Spark calls ``DataSource`` and the planning methods of the reader on the driver, ``read`` on the executors.
+An offset pins all that a replay needs: how many rows, when the first was due, and into how many parts a batch is cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+FORMAT = "millstream_numbers"
+_CHUNK = 50_000
+
+
+class Range(InputPartition):
+    def __init__(self, first: int, last: int, start_ms: int, per_second: float) -> None:
+        self.first, self.last, self.start_ms, self.per_second = first, last, start_ms, per_second
+
+
+class Numbers(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return "n bigint, ts_ms bigint"
+
+    def streamReader(self, schema: Any) -> NumbersReader:  # noqa: N802, RUF100  # Spark's name
+        return NumbersReader(dict(self.options))
+
+
+class NumbersReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: dict[str, str]) -> None:
+        given = {name.lower(): value for name, value in options.items()}
+        self._rows = int(given["rows"]) if "rows" in given else None
+        self._rate = float(given["rate"]) if "rate" in given else None
+        self._spacing = self._rate or float(given.get("persecond", "1000"))
+        self._start_ms = int(given["startms"]) if "startms" in given else None
+        self._max_rows = int(given.get("maxrows", "100000"))
+        self._parts = int(given.get("parts", "2"))
+        self._frozen_at: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802, RUF100  # Spark's name
+        start = self._start_ms if self._start_ms is not None else _now_ms()
+        # The pulse beats from now on even where the events' times begin elsewhere: rate is about the wall clock.
+        return {"n": 0, "start_ms": start, "since_ms": _now_ms(), "parts": self._parts}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802, RUF100  # Spark's name
+        return ReadMaxRows(self._max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802, RUF100  # Spark's name
+        self._frozen_at = _now_ms()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802, RUF100  # Spark's name
+        most = None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", self._max_rows)
+        end = due(start["n"], self._rows, self._rate, (self._frozen_at or _now_ms()) - start["since_ms"], most)
+        # The very same offset, where nothing is due: anything else would start an empty batch.
+        return start if end <= start["n"] else {**start, "n": end, "parts": self._parts}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Range]:
+        cuts = split(start["n"], end["n"], end["parts"])
+        return [Range(first, last, end["start_ms"], self._spacing) for first, last in cuts]
+
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:  # type: ignore[override]  # our own partition
+        import numpy as np
+
+        for first in range(partition.first, partition.last, _CHUNK):
+            n = np.arange(first, min(first + _CHUNK, partition.last), dtype=np.int64)
+            ts = partition.start_ms + (n * (1000.0 / partition.per_second)).astype(np.int64)
+            yield pa.RecordBatch.from_arrays([pa.array(n), pa.array(ts)], names=["n", "ts_ms"])
+
+
+def due(start: int, rows: int | None, rate: float | None, elapsed_ms: int, most: int | None) -> int:
+    """How far the count may go: by the clock, by the total, by the batch."""
+    end = start + (most if most is not None else 1_000_000) if rate is None else int(elapsed_ms * rate / 1000)
+    if rows is not None:
+        end = min(end if rate is not None or most is not None else rows, rows)
+    return max(start, end if most is None else min(end, start + most))
+
+
+def split(first: int, last: int, parts: int) -> list[tuple[int, int]]:
+    """[first, last) in ``parts`` even pieces, empty ones left out: a pure function of the two offsets."""
+    total = last - first
+    edges = [first + total * i // parts for i in range(parts + 1)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,87 @@
+"""Redis Streams as a source, through Spark's ``redis_streams`` format. An event's id is its stream and entry id."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from millstream.pipelines.envelopes import Format, Position, read_documents
+from millstream.pipelines.sources.source import Opening, Source, SourceConfig
+from millstream.pipelines.spec.part import NonEmpty
+from millstream.pipelines.spec.uri import RedisUri, without_secrets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class RedisSourceConfig(SourceConfig):
+    """``field`` holds the document; an entry without it is a row of its own fields. ``group`` is the pipeline's name
+    unless told otherwise, so that lag and retention see the pipeline; ``false`` publishes no progress."""
+
+    uri: RedisUri = Field(repr=False)
+    stream: NonEmpty | None = None
+    streams: list[NonEmpty] = Field(default_factory=list)
+    pattern: NonEmpty | None = None
+    group: NonEmpty | Literal[False] | None = None
+    start: NonEmpty | dict[str, str] = "earliest"
+    field: NonEmpty = "event"
+    format: Format = "auto"
+    table: NonEmpty | None = None
+    event_id: Literal["position", "payload"] = "position"
+    fail_on_data_loss: bool = True
+    partitions: Annotated[int, Field(ge=1, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> RedisSourceConfig:
+        if sum((self.stream is not None, bool(self.streams), self.pattern is not None)) != 1:
+            raise PydanticCustomError("streams", "give exactly one of stream, streams and pattern")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        return [self.stream] if self.stream is not None else self.streams
+
+
+class RedisSource(Source):
+    type: Literal["redis"]
+    config: RedisSourceConfig
+
+    def open(self, session: SparkSession, opening: Opening) -> DataFrame:
+        reader = session.readStream.format("redis_streams").options(**self._options(opening))
+        return self.understood(reader.load())
+
+    def understood(self, entries: DataFrame) -> DataFrame:
+        """Entries, in the columns of the format, as events. Also what a test gives as a batch."""
+        from pyspark.sql import functions as F
+
+        c = self.config
+        fields = F.transform_values(F.col("fields"), lambda _, value: value.cast("string"))
+        text = F.coalesce(F.col("value").cast("string"), F.to_json(fields))
+        position = Position(
+            id=F.concat_ws(":", F.col("stream"), F.col("id")),
+            ts_ms=F.split_part(F.col("id"), F.lit("-"), F.lit(1)).cast("bigint"),
+            name=F.lit(c.id) if c.id else F.col("stream"),
+            table=F.lit(c.table) if c.table else F.col("stream"),
+            key=F.try_element_at(fields, F.lit("key")),
+        )
+        return read_documents(entries, text, position, c.format, own_ids=c.event_id == "payload")
+
+    def _options(self, opening: Opening) -> dict[str, str]:
+        c = self.config
+        group = opening.pipeline if c.group is None else c.group
+        options = {
+            "url": opening.address(c.uri),
+            "startingOffsets": c.start if isinstance(c.start, str) else json.dumps(c.start),
+            "maxOffsetsPerTrigger": str(opening.max_events),
+            "minPartitions": str(c.partitions or opening.partitions),
+            "valueField": c.field,
+            "failOnDataLoss": str(c.fail_on_data_loss).lower(),
+        }
+        options |= {"subscribePattern": c.pattern} if c.pattern else {"subscribe": ",".join(c.names)}
+        return options | ({"group": group} if group else {})
+
+    def identity(self) -> dict[str, Any]:
+        return {"uri": without_secrets(self.config.uri), "streams": self.config.names or self.config.pattern}

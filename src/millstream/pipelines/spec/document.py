@@ -1,0 +1,135 @@
+"""YAML text to plain values, each with its line. Bounded: size, depth, expanded aliases; no tags, no key twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from millstream.pipelines.errors import Problem, SpecRefused
+from millstream.pipelines.spec.variables import expand
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(slots=True)
+class Document:
+    """``value`` is what the YAML says, variables replaced. ``lines`` knows where each path stands."""
+
+    file: str
+    value: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    from_environment: set[Path] = field(default_factory=set)
+
+    def line(self, path: Path) -> int:
+        """The line of ``path``, or of the nearest thing around it that is in the file."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.lines:
+                return self.lines[path[:length]]
+        return 1
+
+    def report(self, path: Path, message: str) -> None:
+        self.problems.append(Problem(self.file, self.line(path), dotted(path), message))
+
+
+def dotted(path: Path) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
+    """Reads one YAML document. Raises SpecRefused where it is no YAML or beyond a limit; what is merely wrong with a
+    value (an unset variable, a key given twice) is collected in ``problems``, so that other errors can join it."""
+    document = Document(file)
+    if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise SpecRefused([Problem(file, 1, "", f"the file is larger than {MAX_BYTES} bytes")])
+    try:
+        _check_depth(text, file)
+        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        raise SpecRefused([Problem(file, mark.line + 1 if mark else 1, "", f"this is no YAML: {what}")]) from error
+    except yaml.YAMLError as error:
+        raise SpecRefused([Problem(file, 1, "", f"this is no YAML: {error}")]) from error
+    if len(nodes) != 1 or nodes[0] is None:
+        raise SpecRefused([Problem(file, 1, "", f"one YAML document is expected, and {len(nodes)} are there")])
+    document.value = _Reader(document, environ).read(nodes[0], ())
+    return document
+
+
+def _check_depth(text: str, file: str) -> None:
+    """Walks the events, which PyYAML makes without recursion, before the recursive composer sees the text."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                raise SpecRefused([Problem(file, line, "", f"nested deeper than {MAX_DEPTH} levels")])
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+class _Reader:
+    def __init__(self, document: Document, environ: Mapping[str, str]) -> None:
+        self._document = document
+        self._environ = environ
+        self._left = MAX_NODES
+        self._scalars = yaml.SafeLoader("")
+
+    def read(self, node: yaml.Node, path: Path) -> Any:
+        self._left -= 1
+        # An alias repeats its node: a bomb is a small file with a huge expansion, and one that contains itself
+        # never ends. Both are caught here, while walking, before the values exist.
+        if self._left < 0 or len(path) > MAX_DEPTH:
+            limit = f"more than {MAX_NODES} values or {MAX_DEPTH} levels once its aliases are expanded"
+            raise SpecRefused([Problem(self._document.file, node.start_mark.line + 1, "", limit)])
+        self._document.lines[path] = node.start_mark.line + 1
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+            here = (*path, key)
+            if key in values:
+                self._document.lines[here] = key_node.start_mark.line + 1
+                self._document.report(here, "this key is given twice")
+            values[key] = self.read(value_node, here)
+            self._document.lines[here] = key_node.start_mark.line + 1
+        return values
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        plain = ("null", "bool", "int", "float", "str", "timestamp")
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if kind not in plain:
+            self._document.report(path, f"the tag {node.tag} is not allowed; write a plain value")
+            return None
+        if kind in ("str", "timestamp"):
+            text, missing = expand(node.value, self._environ)
+            if text != node.value:
+                self._document.from_environment.add(path)
+            for name in missing:
+                self._document.report(
+                    path, f"the environment variable {name} is not set (${{{name}:-default}} gives one)"
+                )
+            return text
+        try:
+            return self._scalars.construct_object(node)
+        except (ValueError, yaml.YAMLError):
+            self._document.report(path, f"{node.value!r} is no {kind}")
+            return None

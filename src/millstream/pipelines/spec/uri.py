@@ -1,0 +1,47 @@
+"""Addresses in a spec: checked early, and never shown with their password."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import AfterValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+_USERINFO = re.compile(r"(?<=://)[^/@]*@")
+
+
+def _checked(text: str) -> str:
+    scheme = text.partition("://")[0]
+    if scheme == "local":
+        why = (
+            "local:// lives in one process, and Spark's workers are others; start `millstream serve`, name its redis://"
+        )
+        raise PydanticCustomError("uri", "{why}", {"why": why})
+    if "://" not in text or scheme not in SCHEMES:
+        raise PydanticCustomError("uri", "write a URI of {schemes}", {"schemes": ", ".join(f"{s}://" for s in SCHEMES)})
+    return text
+
+
+RedisUri = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "string", "format": "uri"})]
+
+
+def without_secrets(uri: str) -> str:
+    """The URI with whoever connects, and with what password, left out."""
+    return _USERINFO.sub("", uri)
+
+
+def has_secret(uri: str) -> bool:
+    parts = urlsplit(uri)
+    return parts.password is not None or "password=" in parts.query
+
+
+def shown(uri: str) -> str:
+    """The URI for people: the user stays, the password does not."""
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))

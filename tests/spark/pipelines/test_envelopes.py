@@ -1,0 +1,163 @@
+"""Every envelope with every op, out and in again; and documents that others wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from frames import collected, event, events
+from pydantic import TypeAdapter
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Format, Position, read_documents
+
+pytestmark = pytest.mark.spark
+
+ROW = {"id": 1, "name": 'quo"te\\ \n \x01 é 😀', "big": 12345678901234567890.5, "none": None}
+EVENTS = [
+    event(1, ROW, op="c", key="1"),
+    event(2, ROW, before=ROW, op="u"),
+    event(3, None, before=ROW, op="d"),
+    event(4, ROW, op="r", db=None, schema="public"),
+    event(5, None, op="t"),
+    event(6, ROW, op="c", id='odd"id\\', table='ta"ble', ts_ms=None),
+]
+_ENVELOPE: TypeAdapter[Envelope] = TypeAdapter(AnyEnvelope)
+
+
+def written(spark: SparkSession, envelope: Any, rows: list[dict[str, Any]]) -> list[Any]:
+    frame = events(spark, rows).select(_ENVELOPE.validate_python(envelope).column().alias("event"))
+    return [json.loads(row["event"]) for row in frame.collect()]
+
+
+def read(
+    spark: SparkSession, documents: list[Any], form: Format = "auto", *, own_ids: bool = False
+) -> list[dict[str, Any]]:
+    texts = [text if isinstance(text, str | None) else json.dumps(text) for text in documents]
+    frame = spark.createDataFrame([(f"p:{n}", text) for n, text in enumerate(texts)], "at string, text string")
+    position = Position(id=F.col("at"), ts_ms=F.lit(77), name=F.lit("in"), table=F.lit("t"))
+    return collected(read_documents(frame, F.col("text"), position, form, own_ids=own_ids))
+
+
+def test_native(spark: SparkSession) -> None:
+    native = written(spark, "native", EVENTS)
+    assert native[0] == {
+        "id": "s:1",
+        "op": "c",
+        "ts_ms": 1001,
+        "source": {"name": "s", "db": "shop", "table": "orders"},
+        "before": None,
+        "after": ROW,
+    }
+    assert [one["op"] for one in native] == ["c", "u", "d", "r", "t", "c"]
+    assert (native[5]["id"], native[5]["source"]["table"], native[5]["ts_ms"]) == ('odd"id\\', 'ta"ble', None)
+    assert native[3]["source"] == {"name": "s", "schema": "public", "table": "orders"}
+
+
+def test_debezium(spark: SparkSession) -> None:
+    plain, with_schema = (
+        written(spark, envelope, EVENTS)[1] for envelope in ("debezium", {"type": "debezium", "null_schema": True})
+    )
+    assert set(plain) == {"payload"}
+    assert plain["payload"]["before"] == plain["payload"]["after"] == ROW
+    assert plain["payload"]["source"]["table"] == "orders"
+    assert {"connector", "name", "ts_ms", "db", "schema", "table"} <= set(plain["payload"]["source"])
+    assert (plain["payload"]["op"], plain["payload"]["ts_ms"]) == ("u", 1002)
+    assert with_schema == {"schema": None, **plain}
+
+
+def test_cloudevents(spark: SparkSession) -> None:
+    made = written(spark, {"type": "cloudevents", "type_prefix": "com.acme"}, EVENTS)
+    kinds = [one["type"] for one in made[:5]]
+    assert kinds == [f"com.acme.orders.{what}" for what in ("created", "updated", "deleted", "snapshot", "truncated")]
+    first = made[0]
+    assert (first["specversion"], first["id"], first["source"], first["subject"]) == (
+        "1.0",
+        "s:1",
+        "/s/shop/orders",
+        "1",
+    )
+    assert (first["time"], first["datacontenttype"]) == ("1970-01-01T00:00:01.001Z", "application/json")
+    assert first["data"] == {"op": "c", "ts_ms": 1001, "before": None, "after": ROW}
+    assert "time" not in made[5]
+    assert "subject" not in made[1]
+    assert made[5]["source"] == "/s/shop/ta%22ble"
+
+
+def test_raw_bypasses_the_envelope(spark: SparkSession) -> None:
+    assert written(spark, "raw", EVENTS[:5]) == [ROW, ROW, ROW, ROW, None]
+
+
+@pytest.mark.parametrize("envelope", ["native", "debezium", {"type": "debezium", "null_schema": True}, "cloudevents"])
+def test_what_we_write_we_read(spark: SparkSession, envelope: Any) -> None:
+    documents = written(spark, envelope, EVENTS[:5])
+    for form in ("auto", envelope["type"] if isinstance(envelope, dict) else envelope):
+        back = read(spark, documents, form)
+        assert [row["error"] for row in back] == [None] * 5
+        for name in ("op", "ts_ms", "before", "after"):
+            given = [json.loads(e[name]) if name in ("before", "after") and e[name] else e[name] for e in EVENTS[:5]]
+            assert [row[name] for row in back] == given, name
+        assert [row["id"] for row in back] == [f"p:{n}" for n in range(5)]
+
+
+def test_their_own_ids_where_asked_for(spark: SparkSession) -> None:
+    documents = [*written(spark, "native", EVENTS[:2]), {"op": "c", "after": {"a": 1}}]
+    assert [row["id"] for row in read(spark, documents, own_ids=True)] == ["p:2", "s:1", "s:2"]
+
+
+def test_documents_of_others(spark: SparkSession) -> None:
+    documents: list[Any] = [
+        {
+            "before": None,
+            "after": {"a": 1},
+            "source": {"table": "x", "db": "d"},
+            "op": "r",
+            "ts_ms": 5,
+            "transaction": None,
+        },
+        {"specversion": "1.0", "id": "9", "source": "/else", "type": "com.other.thing.deleted", "data": {"a": 2}},
+        {"anything": {"op": "c"}, "payload": "text"},
+        {
+            "specversion": "1.0",
+            "id": "9",
+            "source": "/x",
+            "type": "t",
+            "time": "1970-01-01T00:00:02Z",
+            "data": {"b": 1},
+        },
+    ]
+    rows = read(spark, documents)
+    assert [row["error"] for row in rows] == [None] * 4
+    assert [(row["op"], row["after"], row["ts_ms"]) for row in rows] == [
+        ("r", {"a": 1}, 5),
+        ("d", {"a": 2}, 77),
+        ("c", documents[2], 77),
+        ("c", {"b": 1}, 2000),
+    ]
+    assert (rows[0]["table"], rows[0]["db"], rows[0]["name"]) == ("x", "d", "in")
+    assert (rows[2]["table"], rows[2]["name"]) == ("t", "in")
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "why"),
+    [
+        ("no json", "auto", "no JSON object"),
+        ('["a"]', "auto", "no JSON object"),
+        ('"text"', "auto", "no JSON object"),
+        ("", "auto", "no JSON object"),
+        (None, "auto", "no such field"),
+        ('{"op":"c","after":"text"}', "native", "no event in the form native"),
+        ('{"payload":{"op":"x","after":{}}}', "debezium", "unknown op x"),
+        ('{"op":"c"}', "native", "neither before nor after"),
+        ('{"after":{"a":1}}', "native", "op is missing"),
+        ('{"data":{"a":1}}', "cloudevents", "specversion"),
+    ],
+)
+def test_what_cannot_be_understood_says_why_and_keeps_its_text(
+    spark: SparkSession, text: str | None, form: Format, why: str
+) -> None:
+    [row] = read(spark, [text], form)
+    assert why in row["error"]
+    assert (row["payload"], row["stage"], row["id"]) == (text, "source", "p:0")

@@ -1,0 +1,59 @@
+"""Row n is a pure function of the seed and n; and the stories that the rows tell hold together."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from millstream.pipelines.sources.generator import GeneratorConfig, GeneratorSource
+from millstream.pipelines.sources.stories import FIELDS
+
+pytestmark = pytest.mark.spark
+
+
+def told(spark: SparkSession, rows: int, *, seed: int = 42, parts: int = 1) -> list[dict[str, Any]]:
+    source = GeneratorSource(type="generator", config=GeneratorConfig(seed=seed))
+    numbers = spark.range(rows).repartition(parts).select(F.col("id").alias("n"), (F.col("id") + 5).alias("ts_ms"))
+    made = [row.asDict() for row in source.told(numbers).collect()]
+    return sorted(made, key=lambda row: int(row["id"].rpartition(":")[2]))
+
+
+def test_the_same_seed_tells_the_same_story(spark: SparkSession) -> None:
+    assert told(spark, 200) == told(spark, 200, parts=3)
+    assert told(spark, 200)[:50] == told(spark, 50)
+    assert told(spark, 200) != told(spark, 200, seed=43)
+
+
+def test_rows_live_change_and_go_in_order(spark: SparkSession) -> None:
+    rows = told(spark, 1000)
+    assert {row["op"] for row in rows} == {"c", "u", "d"}
+    assert len({row["id"] for row in rows}) == 1000
+    states: dict[tuple[str, str], Any] = {}
+    created: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        before, after = (json.loads(row[name]) if row[name] else None for name in ("before", "after"))
+        assert (before is None) == (row["op"] == "c")
+        assert (after is None) == (row["op"] == "d")
+        for state in filter(None, (before, after)):
+            assert set(state) == FIELDS[row["table"]]
+            assert str(state["id"]) == row["key"]
+        key = (row["table"], row["key"])
+        if row["op"] == "c":
+            assert row["key"] not in created[row["table"]]
+            created[row["table"]].add(row["key"])
+        elif row["key"] in created[row["table"]]:
+            assert before == states[key]
+        states[key] = after
+
+
+def test_a_payment_is_over_its_order(spark: SparkSession) -> None:
+    rows = [(row["table"], json.loads(row["after"])) for row in told(spark, 500) if row["after"]]
+    orders = {after["id"]: after for table, after in rows if table == "orders"}
+    payments = [after for table, after in rows if table == "payments" and after["order_id"] in orders]
+    assert payments
+    assert all(payment["amount"] == orders[payment["order_id"]]["amount"] for payment in payments)

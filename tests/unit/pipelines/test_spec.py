@@ -1,0 +1,216 @@
+"""A spec is read as a whole, or refused as a whole with every problem: file, line, path, and what is allowed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from millstream.pipelines.errors import SpecRefused
+from millstream.pipelines.sinks import RedisSink
+from millstream.pipelines.spec.load import load_pipelines, parse_pipeline
+from millstream.pipelines.spec.schema import json_schema
+
+GOOD = """\
+apiVersion: millstream/v1
+kind: Pipeline
+metadata: {name: orders, tenant: acme, labels: {team: shop}}
+spec:
+  source:
+    type: generator
+    config: {rows: 1000, seed: 7}
+  processors:
+    - type: filter
+      tables: [orders]
+  sinks:
+    - type: redis
+      config:
+        id: orders-redis
+        uri: ${REDIS_URI}
+        stream: orders.events
+        required: true
+"""
+ENVIRON = {"REDIS_URI": "redis://user:s3cret@localhost:6379"}
+
+
+def problems(text: str, environ: dict[str, str] | None = None) -> list[tuple[int, str, str]]:
+    with pytest.raises(SpecRefused) as refused:
+        parse_pipeline(text, file="p.yaml", environ=ENVIRON if environ is None else environ)
+    assert all(str(problem).startswith("p.yaml") for problem in refused.value.problems)
+    return [(problem.line, problem.path, problem.message) for problem in refused.value.problems]
+
+
+def test_the_sink_block_that_people_have_is_accepted_as_it_stands() -> None:
+    pipeline = parse_pipeline(GOOD, environ=ENVIRON)
+    sink = pipeline.spec.sinks[0]
+    assert isinstance(sink, RedisSink)
+    assert (sink.config.id, sink.config.stream, sink.config.required) == ("orders-redis", "orders.events", True)
+    assert sink.config.uri == ENVIRON["REDIS_URI"]
+    assert pipeline.checkpoint_path == "checkpoints/orders"
+
+
+def test_required_is_the_default_and_maxlen_and_durability_stand_beside_it() -> None:
+    text = GOOD.replace("        required: true\n", "        maxlen: ~5000\n        durability: replicated(2)\n")
+    config = parse_pipeline(text.replace("~5000", '"~5000"'), environ=ENVIRON).spec.sinks[0].config
+    assert (config.required, config.maxlen, config.durability) == (True, "~5000", "replicated(2)")
+
+
+def test_a_secret_is_in_no_repr_and_in_no_error() -> None:
+    assert "s3cret" not in repr(parse_pipeline(GOOD, environ=ENVIRON))
+    with pytest.raises(SpecRefused) as refused:
+        parse_pipeline(GOOD.replace("type: redis", "type: redos"), environ=ENVIRON)
+    assert "s3cret" not in str(refused.value)
+    with pytest.raises(SpecRefused) as refused:
+        parse_pipeline(GOOD, environ={"REDIS_URI": "http://user:s3cret@host"})
+    assert "s3cret" not in str(refused.value)
+
+
+def test_every_problem_is_in_one_message_with_its_line_and_path() -> None:
+    text = GOOD.replace("kind: Pipeline", "kind: Pipe").replace("tables", "tabels").replace("stream:", "strem:")
+    text += """\
+    - type: redis
+      config: {id: orders-redis, uri: "redis://h", stream: "x.${source.tabel}"}
+    - type: kafka
+"""
+    found = problems(text, {})
+    assert [(line, path) for line, path, _ in found] == [
+        (2, "kind"),
+        (10, "spec.processors[0].tabels"),
+        (15, "spec.sinks[0].config.uri"),
+        (16, "spec.sinks[0].config.strem"),
+        (19, "spec.sinks[1].config.id"),
+        (19, "spec.sinks[1].config.stream"),
+        (20, "spec.sinks[2].type"),
+    ]
+    said = {path: message for _, path, message in found}
+    assert "did you mean tables?" in said["spec.processors[0].tabels"]
+    assert "REDIS_URI is not set" in said["spec.sinks[0].config.uri"]
+    assert "allowed here: batch_timeout" in said["spec.sinks[0].config.strem"]
+    assert "sinks[0] has the id" in said["spec.sinks[1].config.id"]
+    assert "redis, files, console, spark" in said["spec.sinks[2].type"]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a: [1, 2", "no YAML"),
+        ("\tx: 1", "no YAML"),
+        ("", "one YAML document"),
+        ("a: 1\n---\nb: 2\n", "one YAML document"),
+        ("[" * 100 + "]" * 100, "nested deeper"),
+        ("- " * 5000 + "x", "nested deeper"),
+        ("x" * (1 << 20) + "y", "larger than"),
+        ("a: &a [*a]", "aliases"),
+        ("\0", "no YAML"),
+    ],
+)
+def test_what_is_no_yaml_or_beyond_a_limit_is_refused(text: str, part: str) -> None:
+    [(_, _, message)] = problems(text)
+    assert part in message
+
+
+def test_an_alias_bomb_is_refused_while_walking_it() -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    [(_, _, message)] = problems("\n".join(levels))
+    assert "aliases are expanded" in message
+
+
+def test_aliases_as_such_are_fine() -> None:
+    text = GOOD.replace("labels: {team: shop}", "labels: &l {team: shop}, annotations: *l")
+    assert parse_pipeline(text, environ=ENVIRON).metadata.annotations == {"team": "shop"}
+
+
+def test_a_key_given_twice_and_a_tag_are_problems() -> None:
+    found = problems(GOOD.replace("      tables: [orders]", "      tables: [orders]\n      tables: [x]"))
+    assert [(line, message) for line, _, message in found] == [(11, "this key is given twice")]
+    found = problems(GOOD.replace("[orders]", "[!!python/name:os.system x]"))
+    assert "not allowed" in found[0][2]
+
+
+def test_an_empty_text_instead_of_a_mapping() -> None:
+    assert problems("just text")[0][2].startswith("input should be")
+
+
+def test_variables_with_defaults_and_numbers() -> None:
+    text = GOOD.replace("rows: 1000", 'rows: "${ROWS:-12}"')
+    assert parse_pipeline(text, environ=ENVIRON).spec.source.config.rows == 12
+    assert parse_pipeline(text, environ={**ENVIRON, "ROWS": "99"}).spec.source.config.rows == 99
+    [(line, path, message)] = problems(text, {**ENVIRON, "ROWS": "many"})
+    assert (line, path) == (7, "spec.source.config.rows")
+    assert "many" not in message
+
+
+def test_a_template_that_names_a_missing_field_is_refused_where_the_fields_are_known() -> None:
+    text = GOOD.replace("stream: orders.events", 'stream: "orders.${after.regoin}"')
+    [(line, path, message)] = problems(text)
+    assert (line, path) == (16, "spec.sinks[0].config.stream")
+    assert "no such field in orders; there are amount, currency" in message
+    renamed = text.replace("processors:", "processors:\n    - {type: rename, fields: {currency: regoin}}")
+    assert parse_pipeline(renamed, environ=ENVIRON)
+
+
+def test_a_template_where_none_may_stand() -> None:
+    [(_, path, message)] = problems(GOOD.replace("[orders]", '["${source.table}"]'))
+    assert path == "spec.processors[0].tables[0]"
+    assert "not allowed here" in message
+
+
+def test_state_stands_before_what_runs_per_batch() -> None:
+    text = GOOD.replace(
+        "    - type: filter",
+        '    - {type: sql, query: "SELECT * FROM events"}\n    - {type: deduplicate}\n    - type: filter',
+    )
+    [(line, path, message)] = problems(text)
+    assert (line, path) == (10, "spec.processors[1]")
+    assert "cannot stand after sql" in message
+    text = text.replace('sql, query: "SELECT * FROM events"', "aggregate, window: 1m, measures: {n: count}")
+    [(_, _, message)] = problems(text)
+    assert "cannot stand after aggregate" in message
+
+
+def test_a_sink_without_a_stream_needs_a_route() -> None:
+    text = GOOD.replace("        stream: orders.events\n", "")
+    [(_, path, message)] = problems(text)
+    assert path == "spec.sinks[0].config.stream"
+    assert "route" in message
+    routed = text.replace(
+        "processors:", 'processors:\n    - {type: route, rules: [{when: {ops: [d]}, stream: gone}], default: "s.${op}"}'
+    )
+    assert parse_pipeline(routed, environ=ENVIRON)
+
+
+def test_two_files_need_names_and_checkpoints_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(GOOD)
+    with pytest.raises(SpecRefused, match="its name is that of"):
+        load_pipelines([tmp_path / "a.yaml", tmp_path / "b.yaml"], ENVIRON)
+    with pytest.raises(SpecRefused, match="cannot be read"):
+        load_pipelines([tmp_path / "none.yaml"], ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "why"),
+    [
+        ("{field: after.x}", "exactly one test"),
+        ("{field: after.x, eq: 1, ne: 2}", "exactly one test"),
+        ("{field: elsewhere.x, eq: 1}", "unknown here"),
+        ("{field: op, changed: true}", "needs a field of the row"),
+        ('{field: op, regex: "("}', "no regular expression"),
+    ],
+)
+def test_predicates_are_checked(predicate: str, why: str) -> None:
+    found = problems(GOOD.replace("      tables: [orders]", f"      where: {{all: [{predicate}]}}"))
+    assert why in found[0][2]
+
+
+def test_the_schema_for_editors_knows_the_parts() -> None:
+    schema = json_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    assert {"source", "processors", "sinks", "batch", "commit_policy", "dlq", "checkpoint", "spark"} <= set(
+        schema["$defs"]["Spec"]["properties"]
+    )
+    assert schema["$defs"]["RedisSinkConfig"]["required"] == ["id", "uri"]
+    assert yaml.safe_load(GOOD)["kind"] == schema["properties"]["kind"]["const"]
