@@ -169,20 +169,11 @@ class Engine:
         if db.attended:
             self._attend(db, key)
 
-    def modified_quietly(self, db: Database, key: bytes, changes: int = 1) -> None:
-        """As ``modified``, for a change that gives nothing to those who wait (a deletion, a trim): they sleep on."""
-        self.dirty += changes
-        if db.attended:
-            self._touch(db, key)
-
     def _attend(self, db: Database, key: bytes) -> None:
-        self._touch(db, key)
-        if key in db.blocked:
-            self._ready[db.index, key] = None
-
-    def _touch(self, db: Database, key: bytes) -> None:
         for session in db.watchers.get(key, ()):
             session.dirty = True
+        if key in db.blocked:
+            self._ready[db.index, key] = None
         if self.memory.limit:
             self.memory.touch(db.index, key)
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from millstream.engine.admission import DENY_OOM, OUT_OF_MEMORY
 from millstream.engine.registry import Flag
 from millstream.wire.replies import ErrorReply, Reply
 
@@ -17,6 +18,8 @@ Call = Callable[..., Reply]
 
 Twin = Callable[[Call, list[bytes], list[bytes]], Reply]
 """What a script means: given ``call``, KEYS and ARGV, it returns what EVALSHA answers."""
+
+NO_SCRIPT = int(Flag.NO_SCRIPT)
 
 FOREIGN = (
     "ERR millstream's embedded server runs only its own scripts, and this is not one of them: "
@@ -34,15 +37,21 @@ def run_twin(session: Session, twin: Twin, keys: list[bytes], argv: list[bytes])
     Like a script of Redis's it does not roll back what it did before an error.
     """
     engine = session.engine
+    table = engine.table
 
     def call(*words: bytes) -> Reply:
-        spec = engine.table.look_up(words)
+        spec = table.fast.get(words[0])
+        if spec is None:
+            try:
+                spec = table.look_up(words)
+            except ErrorReply:
+                raise ErrorReply("ERR Unknown Redis command called from script") from None
         if not spec.least <= len(words) <= spec.most:
             raise ErrorReply("ERR Wrong number of args calling Redis command from script")
-        if spec.bits & Flag.NO_SCRIPT:
+        if spec.bits & NO_SCRIPT:
             raise ErrorReply("ERR This Redis command is not allowed from script")
-        if spec.bits & Flag.DENY_OOM and engine.memory.exceeded():
-            raise ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
+        if spec.bits & DENY_OOM and engine.memory.exceeded():
+            raise ErrorReply(OUT_OF_MEMORY)
         reply = engine.call(session, spec, words)
         if type(reply) is ErrorReply:
             raise reply

@@ -1,0 +1,72 @@
+"""The account of memory: an estimate that follows the data, and a limit that refuses as Redis does."""
+
+from __future__ import annotations
+
+from driving import Driver
+
+from millstream.wire.replies import OK
+
+OOM = "OOM command not allowed when used memory > 'maxmemory'."
+
+
+def test_the_account_follows_the_data() -> None:
+    driver = Driver()
+    assert driver.engine.used_memory() == 0
+    driver.send((b"SET", b"a", b"x" * 1_000_000))
+    used = driver.engine.used_memory()
+    assert 1_000_000 < used < 1_001_000
+    driver.say("DEL a")
+    assert driver.engine.used_memory() == 0
+
+
+def test_kept_key_by_key_it_is_the_same_as_counted_anew() -> None:
+    driver = Driver()
+    driver.say("SET before 1")
+    driver.say("CONFIG SET maxmemory 1gb")
+    for number in range(200):
+        driver.say(f"SET k{number % 50} {'v' * number}")
+        driver.say(f"HSET h f{number} {'v' * number}")
+        driver.say(f"ZADD z {number} m{number}")
+        driver.say(f"RPUSH l{number % 3} {number}")
+        driver.say(f"SADD s {number}")
+        driver.say(f"DEL k{number % 7}")
+        driver.engine.used_memory()
+    driver.say("SELECT 1")
+    driver.say("SET elsewhere 1 PX 5")
+    kept = driver.engine.used_memory()
+    driver.say("CONFIG SET maxmemory 0")
+    assert driver.engine.used_memory() == kept
+    driver.say("CONFIG SET maxmemory 1gb")
+    driver.pass_time(10)
+    driver.say("FLUSHALL")
+    assert driver.engine.used_memory() == 0
+
+
+def test_what_would_add_is_refused_and_the_rest_is_not() -> None:
+    driver = Driver()
+    driver.send((b"SET", b"a", b"x" * 10_000))
+    driver.say("CONFIG SET maxmemory 5000")
+    for line in ("SET b 1", "RPUSH l 1", "HSET h f v", "INCR n", "ZADD z 1 a", "SADD s 1", "APPEND a x"):
+        assert driver.error(line) == OOM
+    assert driver.say("STRLEN a") == 10_000
+    assert driver.say("DEL a") == 1
+    assert driver.say("SET b 1") == OK
+    driver.say("CONFIG SET maxmemory 0")
+    assert not driver.main.special
+
+
+def test_a_new_session_is_bound_by_it_too() -> None:
+    driver = Driver()
+    driver.send((b"SET", b"a", b"x" * 10_000))
+    driver.say("CONFIG SET maxmemory 5000")
+    assert driver.error("SET b 1", driver.session()) == OOM
+
+
+def test_memory_usage_tells_about_one_key() -> None:
+    driver = Driver()
+    driver.send((b"SET", b"a", b"x" * 1000))
+    driver.send((b"RPUSH", b"l", *[b"x" * 100] * 50))
+    assert driver.say("MEMORY USAGE nothing") is None
+    assert 1000 < driver.say("MEMORY USAGE a") < 1400
+    assert 5000 < driver.say("MEMORY USAGE l") < 10_000
+    assert driver.say("MEMORY USAGE l SAMPLES 0") == driver.say("MEMORY USAGE l SAMPLES 3")
