@@ -1,0 +1,127 @@
+"""``millstream serve`` as people start and stop it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import redis
+
+from millstream.cli.serve import parse_size
+from millstream.errors import InvalidArgument
+from millstream.testing.serving import ServeProcess
+
+
+def refused(*options):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-m", "millstream", "serve", "--port", "0", *map(str, options)],
+        capture_output=True, text=True, timeout=30, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_and_ends_in_order(tmp_path, number):
+    process = ServeProcess(["--dir", tmp_path / "data"]).start()
+    assert process.greeting.startswith(f"millstream: ready on redis://127.0.0.1:{process.port}, data in {tmp_path}")
+    assert "0 keys loaded in" in process.greeting
+    client = redis.Redis(port=process.port)
+    client.set("k", "v")
+    code, out, errors = process.stop(number)
+    assert (code, errors) == (0, "")
+    assert "everything is written" in out
+    with ServeProcess(["--dir", tmp_path / "data"]) as again:
+        assert "1 keys loaded in" in again.greeting
+        assert redis.Redis(port=again.port).get("k") == b"v"
+
+
+def test_waiting_readers_are_let_go_when_it_ends():
+    process = ServeProcess().start()
+    waiting = redis.Redis(port=process.port)
+    other = redis.Redis(port=process.port)
+    waiting.connection_pool.get_connection().disconnect()
+    connection = waiting.connection_pool.get_connection()
+    connection.send_command("XREAD", "BLOCK", "0", "STREAMS", "s", "$")
+    while other.info("clients")["blocked_clients"] == 0:
+        pass
+    assert process.stop()[0] == 0
+    assert connection.read_response() is None
+
+
+def test_in_memory_it_says_so():
+    with ServeProcess() as process:
+        assert "data in memory only" in process.greeting
+
+
+def test_the_password_comes_from_an_option_a_file_or_the_environment(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("hidden\nnot this\n")
+    for process in (
+        ServeProcess(["--password", "hidden"]),
+        ServeProcess(["--password-file", secret]),
+        ServeProcess(environment={"MILLSTREAM_PASSWORD": "hidden"}),
+    ):
+        with process:
+            assert "password required" in process.greeting
+            assert "hidden" not in process.greeting
+            assert redis.Redis(port=process.port, password="hidden").ping()
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis(port=process.port, password="wrong").ping()
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis(port=process.port).ping()
+
+
+def test_what_cannot_be_is_refused_with_a_sentence(tmp_path):
+    assert "without a password" in refused("--host", "0.0.0.0")
+    assert "always, everysec or no" in refused("--appendfsync", "never", "--dir", tmp_path)
+    assert "512mb" in refused("--maxmemory", "much")
+    assert "cannot be read" in refused("--password-file", tmp_path / "none")
+    (tmp_path / "empty").touch()
+    assert "first line" in refused("--password-file", tmp_path / "empty")
+    with ServeProcess(["--dir", tmp_path / "data"]) as process:
+        assert f"open in process {process.pid}" in refused("--dir", tmp_path / "data")
+        assert "cannot listen" in refused("--port", process.port)
+    journal = tmp_path / "data" / "journal.aof"
+    journal.write_bytes(b"X" + journal.read_bytes()[1:])
+    assert "damaged at byte 0" in refused("--dir", tmp_path / "data")
+
+
+def test_memory_is_limited_where_asked():
+    with ServeProcess(["--maxmemory", "100kb"]) as process:
+        client = redis.Redis(port=process.port)
+        assert sum(_fits(client, number) for number in range(200)) < 150
+        assert client.get("k0") == b"x" * 1000
+
+
+def _fits(client, number):
+    try:
+        return bool(client.set(f"k{number}", "x" * 1000))
+    except redis.exceptions.OutOfMemoryError:
+        return False
+
+
+def test_debug_is_off_unless_asked_for(tmp_path):
+    with ServeProcess() as process, pytest.raises(redis.ResponseError, match="DEBUG command not allowed"):
+        redis.Redis(port=process.port).execute_command("DEBUG", "LOADAOF")
+    with ServeProcess(["--enable-debug-command", "--dir", tmp_path]) as process:
+        client = redis.Redis(port=process.port)
+        client.xadd("s", {"a": "1"})
+        assert client.execute_command("DEBUG", "LOADAOF") == b"OK"
+        assert client.xlen("s") == 1
+
+
+def test_sizes_are_read_as_in_redis_conf():
+    assert [parse_size(text) for text in ("0", "100", "1k", "1kb", "2MB", "1gb")] == [
+        0,
+        100,
+        1000,
+        1024,
+        2 << 20,
+        1 << 30,
+    ]
+    with pytest.raises(InvalidArgument, match="512mb"):
+        parse_size("1tb")
