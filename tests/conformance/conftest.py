@@ -10,6 +10,7 @@ import pytest
 
 from millstream import open_blocking_broker, open_broker
 from millstream.testing.conformance import Unblocked
+from millstream.wire.commands import Command
 
 COLUMNS = ("embedded", "server", "redis")
 APIS = ("async", "blocking")
@@ -31,3 +32,15 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
         unblocked = Unblocked(open_blocking_broker(url))
         yield unblocked
         await unblocked.close()
+
+
+@pytest.fixture(params=COLUMNS)
+async def broker_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """An empty broker's address, for tests in which several processes or clients meet. Stays open to the end."""
+    if request.param == "embedded":
+        url = f"local://{uuid4().hex}"
+    else:
+        url = request.getfixturevalue("millstream_server" if request.param == "server" else "shared_redis").url
+    async with open_broker(url) as broker:
+        await broker.link.call(Command((b"FLUSHALL",)))
+        yield url

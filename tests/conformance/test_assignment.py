@@ -244,8 +244,14 @@ async def test_a_flushed_server_gets_its_announcements_back(broker_url: str) -> 
         for n in range(4):
             await a.client.announce(f"s{n}", {"n": n})
         await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two")
+        old = {**a.client.owned, **b.client.owned}
         await a.broker.link.call(Command((b"FLUSHALL",)))
-        await until(lambda: len(a.of(StreamDisowned)) + len(b.of(StreamDisowned)) == 4, "all were disowned")
+
+        def all_are_owned_anew() -> bool:
+            now = {**a.client.owned, **b.client.owned}
+            return now.keys() == old.keys() and all(now[stream] != old[stream] for stream in old)
+
+        await until(all_are_owned_anew, "all are owned again, under new tokens")
         await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two again")
         entries = await a.broker.xrange("svc-input")
         assert sorted(json.loads(entry.fields[b"lbs-input"])["Info"]["n"] for entry in entries) == [0, 1, 2, 3]
@@ -275,6 +281,7 @@ async def test_bad_input_changes_nothing(broker_url: str) -> None:
         lbs_id = await a.client.announce("s")
         await until(lambda: "s" in a.client.owned, "it is owned")
         async with member(broker_url, "b", LONG) as b:
+            await until(lambda: b.client.ready, "it has joined")
             with pytest.raises(StreamIsOwned) as caught:
                 await b.client.claim(StreamExpired("s", lbs_id))
             assert caught.value.owner == "a"

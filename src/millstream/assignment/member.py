@@ -34,7 +34,7 @@ NOBODY = "millstream:unowned"
 """The consumer under which released entries wait, so that a sweep finds them without looking at everybody's."""
 STEP = 500
 """How many streams travel together while they are taken: small enough that renewals get their turn in between."""
-TOUCH_EVERY = 8
+TOUCH_EVERY = 3
 """Renewals between two repairs of the pending list; a Go member that starts claims what was idle for 40 s."""
 
 
@@ -167,7 +167,9 @@ class AssignmentMember:
         True when it is worth another step at once: something moved, or rivals were quicker.
         """
         if self.view.announced < len(self.owned):
-            # Not too many owned, but announcements lost: handing over would make the server's loss everybody's.
+            # Either this member slept and does not own all of them any more, or the server lost announcements. The
+            # records tell which; handing over before that would make the server's loss everybody's.
+            await self.renew()
             await self._keep_announced()
             return False
         alive = living(self.view.members, self.view.now_ms)
@@ -202,7 +204,7 @@ class AssignmentMember:
         holders = (await self.broker.xpending(self.stream, self.group)).consumers
         mine = holders.pop(self.name, 0)
         names = [name for name in holders if name not in alive]
-        if mine > len(self.owned):
+        if mine != len(self.owned):
             names.append(self.name)
         taken = 0
         for holder in names:
@@ -268,9 +270,13 @@ class AssignmentMember:
         kept = {candidate.lbs_id for candidate, _ in taken}
         # What this member read and may not have (yet) waits under nobody's name, where every member's sweep looks.
         parked = [c.lbs_id for c in candidates if c.holder == self.name and c.lbs_id not in kept]
-        if parked:
-            await self.broker.xclaim_ids(self.stream, self.group, NOBODY, parked, min_idle_ms=0)
+        await self._park(parked)
         return len(taken)
+
+    async def _park(self, ids: Sequence[EntryId]) -> set[EntryId]:
+        if not ids:
+            return set()
+        return set(await self.broker.xclaim_ids(self.stream, self.group, NOBODY, ids, min_idle_ms=0))
 
     def _tell_expired(self, candidate: Candidate, record: bytes | None) -> None:
         owner = OwnerRecord.parse(record)
@@ -324,9 +330,10 @@ class AssignmentMember:
         released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in leases])
         if self.settings.go_locks:
             await self.broker.unlock_keys([lock_key(lease.stream, lease.lbs_id) for lease in leases], self.name)
-        ids = [lease.lbs_id for lease, ok in zip(leases, released, strict=True) if ok]
-        if ids:
-            await self.broker.xclaim_ids(self.stream, self.group, NOBODY, ids, min_idle_ms=0)
+        mine = [lease for lease, ok in zip(leases, released, strict=True) if ok]
+        parked = await self._park([lease.lbs_id for lease in mine])
+        # What the server does not know of any more was known to its owner alone: say it once more.
+        await self._announce_again([lease for lease in leases if lease.lbs_id not in parked])
 
     async def _read(
         self, streams: Sequence[str], ids: Sequence[EntryId], renew: bool
