@@ -111,9 +111,11 @@ def _parse_claim(args: Sequence[bytes], now_ms: int) -> _ClaimOptions:
 class _Claims:
     """Entries that change hands in one command: what is answered, remembered and recorded of each."""
 
-    def __init__(self, session: Session, key: bytes, stream: Stream, group: Group, consumer: Consumer) -> None:
+    def __init__(self, session: Session, key: bytes, stream: Stream, group: Group, name: bytes) -> None:
         self.db, self.engine = session.db, session.engine
-        self.key, self.stream, self.group, self.consumer = key, stream, group, consumer
+        self.key, self.stream, self.group, self.name = key, stream, group, name
+        self.consumer: Consumer | None = None
+        """Made, or seen, when it gets its first entry."""
         self.replies: list[Reply] = []
 
     def drop(self, entry_id: int) -> None:
@@ -124,6 +126,8 @@ class _Claims:
             self.engine.record(self.db, b"XACK", self.key, self.group.name, format_id(entry_id))
 
     def take(self, entry_id: int, time_ms: int, deliveries: int, *, just_id: bool) -> None:
+        if self.consumer is None:
+            self.consumer = consumer_of(self.db, self.key, self.group, self.name)
         holding: Holding = (self.consumer, time_ms, deliveries)
         self.group.hold(entry_id, holding)
         self.replies.append(format_id(entry_id) if just_id else reading.entry(self.stream, entry_id))
@@ -142,7 +146,7 @@ def xclaim(session: Session, args: Sequence[bytes]) -> Reply:
     moved = options.last_id > group.last_id
     if moved:
         group.last_id = options.last_id
-    claims = _Claims(session, key, stream, group, consumer_of(db, key, group, args[3]))
+    claims = _Claims(session, key, stream, group, args[3])
     for entry_id in options.ids:
         holding = group.pending.get(entry_id)
         if not stream.has(entry_id):
@@ -188,7 +192,7 @@ def xautoclaim(session: Session, args: Sequence[bytes]) -> Reply:
     stream, group = group_of(session, key, args[2])
     if count > _AFFORDABLE_CLAIMS:
         raise ErrorReply("ERR Insufficient memory, failed allocating transient memory, COUNT too high.")
-    claims = _Claims(session, key, stream, group, consumer_of(session.db, key, group, args[3]))
+    claims = _Claims(session, key, stream, group, args[3])
     # One more than may be looked at: it is where the next call begins.
     page = group.pending.page(start, min(count * _ATTEMPTS, len(group.pending)) + 1)
     deleted: list[Reply] = []

@@ -44,8 +44,8 @@ def _stream(session: Session, key: bytes) -> Stream:
 
 @command("XINFO|STREAM", arity=-3, flags=Flag.READONLY, keys=(2, 2, 1))
 def xinfo_stream(session: Session, args: Sequence[bytes]) -> Reply:
+    stream = _stream(session, args[2])
     if len(args) == 3:
-        stream = _stream(session, args[2])
         edges = (reading.entries(stream, 0, ID_MAX, 1), reading.entries_back(stream, 0, ID_MAX, 1))
         first, last = (edge[0] if edge else None for edge in edges)
         return Map([*_facts(stream), b"groups", len(stream.groups), b"first-entry", first, b"last-entry", last])
@@ -58,7 +58,6 @@ def xinfo_stream(session: Session, args: Sequence[bytes]) -> Reply:
         count = parse_int(args[5])
         if count < 0:
             count = _FULL_COUNT
-    stream = _stream(session, args[2])
     groups = [_full_group(stream, group, count) for group in stream.groups_by_name()]
     return Map([*_facts(stream), b"entries", reading.entries(stream, 0, ID_MAX, count), b"groups", groups])
 

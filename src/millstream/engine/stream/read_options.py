@@ -42,7 +42,7 @@ class ReadOptions:
                 at += 1
                 options.count = max(parse_int(args[at]), 0)
             elif option == b"STREAMS" and more:
-                options.streams = _pairs(args[at + 1 :], name)
+                options.streams = _pairs(args[at + 1 :])
                 break
             elif option == b"GROUP" and more >= 2:
                 if not grouped:
@@ -74,10 +74,8 @@ def _timeout(raw: bytes) -> int:
     return timeout
 
 
-def _pairs(words: Sequence[bytes], name: str) -> list[tuple[bytes, bytes]]:
+def _pairs(words: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     if len(words) % 2:
-        raise ErrorReply(
-            f"ERR Unbalanced '{name}' list of streams: for each stream key an ID or '$' must be specified."
-        )
+        raise ErrorReply("ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified.")
     half = len(words) // 2
     return list(zip(words[:half], words[half:], strict=True))

@@ -1,0 +1,256 @@
+"""Stream commands as hypothesis strategies: mostly right, sometimes wrong in the ways that Redis has words for.
+
+No id comes from a clock, and idle times are either far below or far above every threshold that is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+from two_servers import Step, Words
+
+SPEAKERS = 3
+
+KEYS = st.sampled_from([b"s", b"s", b"s", b"t", b"u"])
+GROUPS = st.sampled_from([b"g", b"g", b"h", b"none", b""])
+CONSUMERS = st.sampled_from([b"alice", b"bob", b"Carol", b"", b"al"])
+NAMES = st.sampled_from([b"f", b"f", b"f", b"g", b"longer-name", b"", b"12", b"-5"])
+VALUES = st.sampled_from(
+    [
+        *(b"", b"v", b"7", b"127", b"128", b"-1", b"-4096", b"4095", b"4096", b"32768", b"8388607", b"8388608", b"-0"),
+        *(b"2147483648", b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808", b"007", b"+1"),
+        *(b"x" * 19, b"x" * 62, b"x" * 63, b"x" * 64, b"x" * 85, b"x" * 125, b"x" * 126, b"y" * 300, b"z" * 4095),
+        *(b"z" * 4096, b"z" * 17000, b"\x00\xff\r\n"),
+    ]
+)
+PLAIN_IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 12), st.sampled_from([0, 0, 1, 2, 3]))
+NEXT = st.just(b"@")
+"""Stands for an id greater than all that stood here before."""
+ODD_IDS = st.sampled_from(
+    [
+        *(b"5", b"0", b"7", b"5-*", b"7-*", b"0-*", b"0-0", b"0-1", b"300", b"90-1", b"18446744073709551615-0"),
+        *(b"18446744073709551615-18446744073709551614", b"18446744073709551615-18446744073709551615"),
+        *(b"5-18446744073709551615", b"18446744073709551615", b"9223372036854775808-9223372036854775807"),
+        *(b"18446744073709551616-1", b"1-18446744073709551616", b"x", b"1-x", b"-", b"+", b"*", b"$", b">", b"", b"1-"),
+        *(b"-1", b"1--1", b"1-1-1", b"*-1", b"*-*", b"1-**", b" 1-1", b"1- 1", b"1- -1", b"+3-+4", b"03-004", b"3-4 "),
+        *(b"3\x00-4", b"3-4\x00x", b"1" * 200, b"(", b"(1", b"(1-1", b"((1", b"(-", b"(+", b"(0-0", b"(5", b"(1-*"),
+        b"(18446744073709551615-18446744073709551615",
+    ]
+)
+IDS = st.one_of(PLAIN_IDS, PLAIN_IDS, PLAIN_IDS, ODD_IDS)
+NEW_IDS = st.one_of(NEXT, NEXT, NEXT, NEXT, st.just(b"@*"), st.just(b"@*"), IDS)
+STARTS = st.one_of(st.sampled_from([b"-", b"0", b"-", b"0-0", b"("]), IDS, IDS.map(lambda one: b"(" + one))
+ENDS = st.one_of(st.sampled_from([b"+", b"+", b"9", b"("]), IDS, IDS.map(lambda one: b"(" + one))
+NUMBERS = st.sampled_from([b"0", b"1", b"2", b"3", b"5", b"10", b"50", b"-1", b"x", b"", b"9223372036854775808", b"01"])
+COUNTS = st.sampled_from([b"1", b"2", b"3", b"5", b"50", b"0", b"-1", b"x", b"9223372036854775807"])
+IDLES = st.sampled_from([b"0", b"0", b"0", b"1000000", b"-5", b"x"])
+"""What a claim asks for: nothing, or more than any entry has that was not made to look idle."""
+FAR_PAST = st.sampled_from([b"5000000", b"5000000", b"0", b"-1", b"x", b"9223372036854775807"])
+READS = st.sampled_from([b"0", b"1", b"3", b"100", b"-1", b"-2", b"x"])
+
+
+def words(*parts: Any) -> st.SearchStrategy[Words]:
+    """Each part is a word, a strategy for a word, or a strategy for several words (a tuple)."""
+
+    def flatten(values: tuple[Any, ...]) -> Words:
+        flat: list[bytes] = []
+        for value in values:
+            flat += [value] if isinstance(value, bytes) else value
+        return tuple(flat)
+
+    return st.tuples(*(st.just(part) if isinstance(part, bytes) else part for part in parts)).map(flatten)
+
+
+def maybe(*parts: Any, often: bool = False) -> st.SearchStrategy[Words]:
+    given = words(*parts)
+    return st.one_of(given, st.just(())) if often else st.one_of(st.just(()), st.just(()), given)
+
+
+def several(one: Any, least: int = 1, most: int = 4) -> st.SearchStrategy[Words]:
+    return st.lists(one, min_size=least, max_size=most).map(tuple)
+
+
+FIELDS = st.one_of(
+    words(b"f", VALUES),
+    words(b"f", VALUES),
+    words(b"f", VALUES, b"g", VALUES),
+    st.lists(st.tuples(NAMES, VALUES), min_size=1, max_size=4).map(lambda pairs: tuple(w for p in pairs for w in p)),
+    several(VALUES, 1, 3),
+)
+TRIM = st.one_of(
+    words(b"MAXLEN", NUMBERS),
+    words(b"MAXLEN", b"=", NUMBERS),
+    words(b"maxlen", b"~", NUMBERS),
+    words(b"MAXLEN", b"~", NUMBERS, b"LIMIT", NUMBERS),
+    words(b"MINID", IDS),
+    words(b"MINID", b"=", IDS),
+    words(b"minid", b"~", IDS),
+    words(b"MINID", b"~", IDS, b"LIMIT", NUMBERS),
+    words(b"MAXLEN", NUMBERS, b"LIMIT", NUMBERS),
+    words(b"LIMIT", NUMBERS),
+    words(b"MAXLEN", b"1", b"MINID", b"1"),
+    words(b"MAXLEN"),
+    words(b"MAXLEN", b"~"),
+    words(b"nonsense"),
+)
+CLAIM_OPTIONS = several(
+    st.one_of(
+        words(b"JUSTID"),
+        words(b"justid"),
+        words(b"FORCE"),
+        words(b"IDLE", FAR_PAST),
+        words(b"TIME", FAR_PAST),
+        words(b"RETRYCOUNT", READS),
+        words(b"LASTID", IDS),
+        words(b"nonsense"),
+        words(b"IDLE"),
+    ),
+    0,
+    3,
+).map(lambda parts: tuple(word for part in parts for word in part))
+READ_OPTIONS = several(
+    st.one_of(
+        words(b"COUNT", COUNTS),
+        words(b"COUNT", COUNTS),
+        words(b"NOACK"),
+        words(b"BLOCK", st.sampled_from([b"x", b"-1"])),
+        words(b"nonsense"),
+    ),
+    0,
+    2,
+).map(lambda parts: tuple(word for part in parts for word in part))
+GROUP = words(b"GROUP", GROUPS, CONSUMERS)
+READ_IDS = st.one_of(PLAIN_IDS, st.sampled_from([b"0", b"$", b">"]), ODD_IDS)
+GROUP_IDS = st.one_of(st.sampled_from([b">", b">", b">", b"0", b"0-0"]), IDS)
+
+
+def streams(ids: st.SearchStrategy[bytes]) -> st.SearchStrategy[Words]:
+    def flatten(pairs: list[tuple[bytes, bytes]]) -> Words:
+        return (b"STREAMS", *(key for key, _ in pairs), *(one for _, one in pairs))
+
+    return st.one_of(
+        st.lists(st.tuples(KEYS, ids), min_size=1, max_size=3).map(flatten),
+        st.tuples(KEYS, ids).map(lambda pair: (b"STREAMS", *pair)),
+        several(KEYS, 0, 3).map(lambda keys: (b"streams", *keys)),
+    )
+
+
+WRITING = st.one_of(
+    words(b"XADD", KEYS, NEW_IDS, FIELDS),
+    words(b"XADD", KEYS, NEW_IDS, FIELDS),
+    words(b"xadd", KEYS, maybe(b"NOMKSTREAM"), maybe(TRIM, often=True), NEW_IDS, FIELDS),
+    words(b"XDEL", KEYS, several(IDS)),
+    words(b"XDEL", KEYS, several(PLAIN_IDS, 1, 8)),
+    words(b"XTRIM", KEYS, TRIM),
+    words(b"XTRIM", KEYS, TRIM, maybe(TRIM)),
+    words(
+        *(b"XSETID", KEYS, st.one_of(NEXT, IDS), maybe(b"ENTRIESADDED", NUMBERS)),
+        *(maybe(b"MAXDELETEDID", IDS), maybe(st.sampled_from([b"nonsense", b"ENTRIESADDED", b"MAXDELETEDID"]))),
+    ),
+)
+BULK = st.builds(
+    lambda key, ids, fields: tuple((b"XADD", key, ids, *fields) for _ in range(len(fields) * 3)),
+    KEYS,
+    st.sampled_from([b"@", b"@*", b"@@"]),
+    words(st.sampled_from([b"f", b"event"]), VALUES, maybe(b"g", VALUES)),
+)
+READING = st.one_of(
+    words(b"XLEN", KEYS),
+    words(b"XRANGE", KEYS, STARTS, ENDS, maybe(b"COUNT", COUNTS, often=True)),
+    words(b"XRANGE", KEYS, STARTS, ENDS, maybe(b"COUNT", COUNTS), maybe(several(COUNTS))),
+    words(b"XREVRANGE", KEYS, ENDS, STARTS, maybe(b"count", COUNTS, often=True)),
+    words(b"XREAD", READ_OPTIONS, streams(READ_IDS)),
+    words(b"XREAD", maybe(GROUP), streams(READ_IDS)),
+)
+GROUPING = st.one_of(
+    words(b"XGROUP", b"CREATE", KEYS, GROUPS, st.one_of(st.sampled_from([b"0", b"$"]), IDS), maybe(b"MKSTREAM")),
+    words(
+        *(b"XGROUP", b"CREATE", KEYS, GROUPS, IDS, maybe(b"mkstream", often=True), maybe(b"ENTRIESREAD", READS)),
+        maybe(st.sampled_from([b"nonsense", b"ENTRIESREAD"])),
+    ),
+    words(b"XGROUP", b"SETID", KEYS, GROUPS, st.one_of(st.just(b"$"), IDS), maybe(b"ENTRIESREAD", READS, often=True)),
+    words(b"XGROUP", b"SETID", KEYS, GROUPS, IDS, maybe(b"MKSTREAM")),
+    words(b"XGROUP", b"DESTROY", KEYS, GROUPS),
+    words(b"XGROUP", b"CREATECONSUMER", KEYS, GROUPS, CONSUMERS),
+    words(b"XGROUP", b"DELCONSUMER", KEYS, GROUPS, CONSUMERS),
+    words(b"XGROUP", st.sampled_from([b"HELP", b"nonsense", b"CREATE", b"setid"]), several(KEYS, 0, 2)),
+)
+DELIVERY = st.one_of(
+    words(b"XREADGROUP", GROUP, READ_OPTIONS, streams(GROUP_IDS)),
+    words(b"XREADGROUP", GROUP, b"COUNT", st.sampled_from([b"1", b"2", b"5"]), b"STREAMS", KEYS, b">"),
+    words(b"XREADGROUP", GROUP, b"STREAMS", KEYS, GROUP_IDS),
+    words(b"XREADGROUP", maybe(b"GROUP", GROUPS), READ_OPTIONS, streams(GROUP_IDS)),
+    words(b"XACK", KEYS, GROUPS, several(IDS)),
+    words(b"XACK", KEYS, GROUPS, several(PLAIN_IDS, 1, 8)),
+)
+CLAIMING = st.one_of(
+    words(b"XPENDING", KEYS, GROUPS),
+    words(b"XPENDING", KEYS, GROUPS, maybe(b"IDLE", IDLES), STARTS, ENDS, COUNTS, maybe(CONSUMERS)),
+    words(b"XPENDING", KEYS, GROUPS, several(IDS, 0, 6)),
+    words(b"XCLAIM", KEYS, GROUPS, CONSUMERS, IDLES, several(PLAIN_IDS, 1, 6), CLAIM_OPTIONS),
+    words(b"XCLAIM", KEYS, GROUPS, CONSUMERS, IDLES, several(IDS, 0, 3), CLAIM_OPTIONS),
+    words(b"XAUTOCLAIM", KEYS, GROUPS, CONSUMERS, IDLES, STARTS, maybe(b"COUNT", COUNTS), maybe(b"JUSTID")),
+    words(b"XAUTOCLAIM", KEYS, GROUPS, CONSUMERS, IDLES, b"0", maybe(several(st.sampled_from([b"COUNT", b"JUSTID"])))),
+)
+TELLING = st.one_of(
+    words(b"XINFO", b"STREAM", KEYS),
+    words(b"XINFO", b"STREAM", KEYS, b"FULL", maybe(b"COUNT", COUNTS)),
+    words(b"XINFO", b"STREAM", KEYS, several(st.sampled_from([b"FULL", b"COUNT", b"1", b"nonsense"]))),
+    words(b"XINFO", b"GROUPS", KEYS),
+    words(b"XINFO", b"CONSUMERS", KEYS, GROUPS),
+    words(b"XINFO", st.sampled_from([b"HELP", b"nonsense"])),
+)
+AROUND = st.one_of(
+    words(b"SET", KEYS, b"a string"),
+    words(b"DEL", KEYS),
+    words(b"DEL", KEYS),
+    words(b"TYPE", KEYS),
+    words(b"RENAME", KEYS, KEYS),
+    words(b"CONFIG", b"SET", b"stream-node-max-entries", st.sampled_from([b"1", b"2", b"3", b"10", b"0", b"200"])),
+    words(b"CONFIG", b"SET", b"stream-node-max-bytes", st.sampled_from([b"0", b"40", b"100", b"300", b"4096"])),
+)
+ONE = st.one_of(WRITING, WRITING, READING, GROUPING, DELIVERY, DELIVERY, CLAIMING, TELLING, AROUND).map(lambda w: (w,))
+WAITING = st.one_of(
+    words(b"XREAD", maybe(b"COUNT", b"1"), b"BLOCK", b"0", b"STREAMS", KEYS, st.sampled_from([b"$", b"0", b"5"])),
+    words(b"XREAD", b"BLOCK", b"0", streams(READ_IDS)),
+    words(b"XREADGROUP", GROUP, maybe(b"NOACK"), maybe(b"COUNT", b"1"), b"BLOCK", b"0", b"STREAMS", KEYS, b">"),
+    words(b"XREADGROUP", GROUP, b"BLOCK", b"0", streams(GROUP_IDS)),
+).map(lambda w: (w,))
+IN_ONE_GO = st.lists(
+    st.one_of(WRITING, AROUND, GROUPING, DELIVERY, words(b"XREAD", b"BLOCK", b"0", streams(READ_IDS))), max_size=4
+).map(lambda inner: ((b"MULTI",), *inner, (b"EXEC",)))
+
+
+def _numbered(parts: list[tuple[int, tuple[Words, ...]]]) -> list[Step]:
+    """Puts rising ids where a placeholder stands."""
+    steps: list[Step] = []
+    rising = 12
+    for speaker, group in parts:
+        for said in group:
+            flat = list(said)
+            for at, word in enumerate(flat):
+                if word in (b"@", b"@*", b"@@"):
+                    rising += word != b"@@" or rising % 7 == 0
+                    flat[at] = b"%d-%s" % (rising, b"5" if word == b"@" else b"*")
+            steps.append((speaker, tuple(flat)))
+    return steps
+
+
+STEPS = st.lists(st.tuples(st.just(0), st.one_of(ONE, ONE, ONE, ONE, BULK)), min_size=5, max_size=40).map(_numbered)
+STEPS_WITH_WAITS = st.lists(
+    st.tuples(st.integers(0, SPEAKERS - 1), st.one_of(ONE, ONE, WAITING, WAITING, IN_ONE_GO)), min_size=5, max_size=40
+).map(_numbered)
+
+
+def ending() -> Iterator[Step]:
+    """Shows all that there is."""
+    for key in (b"s", b"t", b"u"):
+        yield 0, (b"TYPE", key)
+        yield 0, (b"XLEN", key)
+        yield 0, (b"XINFO", b"STREAM", key)
+        yield 0, (b"XINFO", b"STREAM", key, b"FULL", b"COUNT", b"0")
+        yield 0, (b"XTRIM", key, b"MAXLEN", b"~", b"3")
+        yield 0, (b"XINFO", b"STREAM", key)
+        yield 0, (b"XINFO", b"GROUPS", key)

@@ -1,0 +1,93 @@
+"""The engine and a real Redis side by side, with connections that may wait: who waits in one must wait in the other."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from two_servers import RealConnection, Words, decoded
+
+from millstream.engine import BLOCKED, Engine
+from millstream.wire.replies import ErrorReply, Push
+from millstream.wire.resp import encode
+
+AN_HOUR_MS = 3_600_000
+"""Idle times that were made up are hours; those that passed are far below one."""
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class StreamPair:
+    def __init__(self, port: int, *, connections: int, protocol: int) -> None:
+        self._engine = Engine(now_ms=_now_ms())
+        self._sessions = [self._engine.session() for _ in range(connections)]
+        self._control = RealConnection(port)
+        self._theirs = [RealConnection(port) for _ in range(connections)]
+        self._client_ids = [connection.ask(b"CLIENT", b"ID") for connection in self._theirs]
+        self._control.ask(b"FLUSHALL")
+        self._control.ask(
+            *(b"CONFIG", b"SET", b"stream-node-max-entries", b"100", b"stream-node-max-bytes", b"4096"),
+        )
+        for session, connection in zip(self._sessions, self._theirs, strict=True):
+            self._engine.execute(session, (b"HELLO", b"%d" % protocol), _now_ms())
+            connection.ask(b"HELLO", b"%d" % protocol)
+
+    def __enter__(self) -> StreamPair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in (*self._theirs, self._control):
+            connection.close()
+
+    def step(self, at: int, words: Words) -> None:
+        """A connection that waits says nothing."""
+        session = self._sessions[at]
+        if session.blocked is not None:
+            return
+        reply = self._engine.execute(session, words, _now_ms())
+        self._theirs[at].send(words)
+        if reply is BLOCKED:
+            self._until_it_waits(words)
+        else:
+            self._compare(at, words, reply, session.protocol)
+        self._compare_outbox(words)
+
+    def end_waits(self) -> None:
+        """As if time were up. A connection that Redis had served before would show it now."""
+        for session, client_id in zip(self._sessions, self._client_ids, strict=True):
+            if self._engine.unblock(session):
+                assert self._control.ask(b"CLIENT", b"UNBLOCK", b"%d" % client_id) == 1, "redis had served it"
+        self._compare_outbox((b"the end",))
+
+    def _until_it_waits(self, words: Words) -> None:
+        """The next command must find this one waiting, on whichever connection it comes."""
+        waiting = sum(session.blocked is not None for session in self._sessions)
+        deadline = time.monotonic() + 2
+        while b"blocked_clients:%d\r\n" % waiting not in bytes(self._control.ask(b"INFO", b"clients")):
+            assert time.monotonic() < deadline, f"redis does not wait after {words!r}"
+
+    def _compare_outbox(self, words: Words) -> None:
+        for session, reply in self._engine.take_outbox():
+            self._compare(self._sessions.index(session), words, reply, session.protocol)
+
+    def _compare(self, at: int, words: Words, reply: Any, protocol: int) -> None:
+        (ours,) = decoded(encode(reply, protocol))
+        theirs = self._theirs[at].receive()
+        assert comparable(ours) == comparable(theirs), (
+            f"connection {at} after {words!r}:\nengine {ours!r}\nredis  {theirs!r}"
+        )
+
+
+def comparable(reply: Any) -> Any:
+    """The reply with its kinds; times are rounded, because the two servers do not look at the clock at once."""
+    if isinstance(reply, ErrorReply):
+        return "error", reply.text
+    if isinstance(reply, list) and not isinstance(reply, Push):
+        return type(reply).__name__, [comparable(item) for item in reply]
+    if isinstance(reply, int) and reply > 400_000 and reply < 1 << 53:
+        return "a time", round(reply / AN_HOUR_MS, 1)
+    if isinstance(reply, int) and 300 < reply <= 400_000:
+        return "a time", 0
+    return type(reply).__name__, reply
