@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,8 @@ class Server:
             self._listen(listen_on_path(unix_socket))
         self._poller = Poller()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Other threads may wake us at any time, the end included: it stays open as long as anybody has this object.
+        weakref.finalize(self, os.close, self._wake_fd)
         self._connections: dict[int, Connection] = {}
         self._to_send: list[Connection] = []
         self._doomed: list[Connection] = []
@@ -135,8 +138,7 @@ class Server:
         return None if deadline is None else max(0, deadline - self._embedded.clock.now_ms())
 
     def _wake(self) -> None:
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
+        os.eventfd_write(self._wake_fd, 1)
 
     # --- a round ----------------------------------------------------------------------------------------------------
 
@@ -417,8 +419,6 @@ class Server:
         if self.unix_socket is not None:
             self.unix_socket.unlink(missing_ok=True)
         self._poller.close()
-        fd, self._wake_fd = self._wake_fd, -1
-        os.close(fd)
 
 
 def _say_goodbye(sock: socket.socket, text: bytes) -> None:

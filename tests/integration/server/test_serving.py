@@ -15,7 +15,7 @@ from millstream.testing.waiting import wait_until
 from millstream.wire.replies import NIL_ARRAY, ErrorReply
 
 
-def test_connections_are_served_in_the_order_in_which_their_bytes_arrived(connect):
+def test_connections_are_served_in_the_order_in_which_their_bytes_arrived(embedded, connect):
     clients = [connect() for _ in range(8)]
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -23,9 +23,10 @@ def test_connections_are_served_in_the_order_in_which_their_bytes_arrived(connec
     expected = []
     for turn in range(300):
         dice.shuffle(clients)
-        for number, client in enumerate(clients):
-            client.send("RPUSH", "order", turn * 8 + number)
-            expected.append(b"%d" % (turn * 8 + number))
+        with embedded.turn():  # holds the server up, so that all of them are there when it looks
+            for number, client in enumerate(clients):
+                client.send("RPUSH", "order", turn * 8 + number)
+                expected.append(b"%d" % (turn * 8 + number))
         for client in clients:
             client.take()
     assert clients[0].ask("LRANGE", "order", 0, -1) == expected
