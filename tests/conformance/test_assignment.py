@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -27,6 +27,8 @@ from millstream.assignment.errors import MemberClosed
 from millstream.assignment.settings import Settings
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, StaleOwner
+from millstream.model import Clock, SystemClock
+from millstream.testing import eventually
 from millstream.wire.commands import Command
 
 QUICK = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50)
@@ -55,16 +57,9 @@ class Running:
         self.crashed = True
 
 
-async def until(predicate: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while not predicate():
-        assert asyncio.get_running_loop().time() < deadline, f"waited in vain until {what}"
-        await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
-async def member(url: str, name: str, settings: Settings = QUICK) -> AsyncIterator[Running]:
-    async with open_broker(url) as broker:
+async def member(url: str, name: str, settings: Settings = QUICK, clock: Clock | None = None) -> AsyncIterator[Running]:
+    async with open_broker(url, clock=clock) as broker:
         running = Running(AssignmentClient(broker, "svc", member=name, settings=settings), broker)
 
         async def collect() -> None:
@@ -87,7 +82,7 @@ async def test_two_streams_over_two_members_one_each(broker_url: str) -> None:
     async with member(broker_url, "a") as a, member(broker_url, "b") as b:
         await a.client.announce("s1", {"tenant": "x"})
         await a.client.announce("s2", {"tenant": "y"})
-        await until(lambda: len(a.client.owned) == len(b.client.owned) == 1, "each owns one")
+        await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 1, what="each owns one")
         added = {one.stream: one for one in a.told + b.told if isinstance(one, StreamAdded)}
         assert {stream: one.info["tenant"] for stream, one in added.items()} == {"s1": "x", "s2": "y"}
         assert all(one.token and one.token.stream == stream for stream, one in added.items())
@@ -99,25 +94,25 @@ async def test_streams_announced_before_the_first_member_are_handed_out(broker_u
     async with open_broker(broker_url) as broker:
         await AssignmentClient(broker, "svc", member="announcer").announce("early")
         async with member(broker_url, "a") as a:
-            await until(lambda: a.of(StreamAdded) == ["early"], "it was handed out")
+            await eventually(lambda: a.of(StreamAdded) == ["early"], what="it was handed out")
 
 
 async def test_nothing_before_the_first_announcement_then_one(broker_url: str) -> None:
     async with member(broker_url, "a") as a:
-        await until(lambda: a.client.ready, "it has joined")
+        await eventually(lambda: a.client.ready, what="it has joined")
         assert a.told == []
         await a.client.announce("s")
-        await until(lambda: a.of(StreamAdded) == ["s"], "it was handed out", timeout_s=2)
+        await eventually(lambda: a.of(StreamAdded) == ["s"], what="it was handed out", timeout_s=2)
 
 
 async def test_a_crashed_member_is_taken_over(broker_url: str) -> None:
     async with member(broker_url, "a") as a, member(broker_url, "b") as b:
         for n in range(6):
             await a.client.announce(f"s{n}")
-        await until(lambda: len(a.client.owned) == len(b.client.owned) == 3, "each owns three")
+        await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 3, what="each owns three")
         lost = set(a.client.owned)
         await a.crash()
-        await until(lambda: len(b.client.owned) == 6, "the other one has them all")
+        await eventually(lambda: len(b.client.owned) == 6, what="the other one has them all")
         taken = {one.stream: one.taken_from for one in b.told if isinstance(one, StreamAdded) and one.taken_from}
         assert taken == dict.fromkeys(lost, "a")
 
@@ -126,11 +121,13 @@ async def test_a_member_that_restarts_under_the_same_name_goes_on(broker_url: st
     async with member(broker_url, "a", LONG) as first:
         for n in range(3):
             await first.client.announce(f"s{n}")
-        await until(lambda: len(first.client.owned) == 3, "it owns all")
+        await eventually(lambda: len(first.client.owned) == 3, what="it owns all")
         old = dict(first.client.owned)
         await first.crash()
         async with member(broker_url, "a", LONG) as second:
-            await until(lambda: len(second.client.owned) == 3, "it has them again, long before the lease ends")
+            await eventually(
+                lambda: len(second.client.owned) == 3, what="it has them again, long before the lease ends"
+            )
             assert all(second.client.owned[stream].number > token.number for stream, token in old.items())
 
 
@@ -138,12 +135,12 @@ async def test_what_was_finished_is_not_recovered_and_the_rest_is(broker_url: st
     async with member(broker_url, "a") as a:
         for n in range(5):
             await a.client.announce(f"s{n}")
-        await until(lambda: len(a.client.owned) == 5, "it owns all")
+        await eventually(lambda: len(a.client.owned) == 5, what="it owns all")
         await a.client.finish("s1")
         await a.client.finish("s3")
         await a.crash()
         async with member(broker_url, "b") as b:
-            await until(lambda: len(b.client.owned) == 3, "the rest was recovered")
+            await eventually(lambda: len(b.client.owned) == 3, what="the rest was recovered")
             assert sorted(b.client.owned) == ["s0", "s2", "s4"]
             assert await b.broker.xlen("svc-input") == 3
 
@@ -151,10 +148,10 @@ async def test_what_was_finished_is_not_recovered_and_the_rest_is(broker_url: st
 async def test_of_two_rivals_one_wins_and_the_other_is_told(broker_url: str) -> None:
     async with member(broker_url, "dead") as dead:
         await dead.client.announce("s")
-        await until(lambda: "s" in dead.client.owned, "it is owned")
+        await eventually(lambda: "s" in dead.client.owned, what="it is owned")
         await dead.crash()
         async with member(broker_url, "a", NOTIFY) as a, member(broker_url, "b", NOTIFY) as b:
-            await until(lambda: bool(a.of(StreamExpired) or b.of(StreamExpired)), "somebody was told")
+            await eventually(lambda: bool(a.of(StreamExpired) or b.of(StreamExpired)), what="somebody was told")
             [expired] = [one for one in a.told + b.told if isinstance(one, StreamExpired)][:1]
             results = await asyncio.gather(a.client.claim(expired), b.client.claim(expired), return_exceptions=True)
             won = [one for one in results if isinstance(one, StreamAdded)]
@@ -167,12 +164,12 @@ async def test_of_two_rivals_one_wins_and_the_other_is_told(broker_url: str) -> 
 async def test_finishing_leaves_no_pending_entry_and_no_announcement(broker_url: str) -> None:
     async with member(broker_url, "a") as a:
         lbs_id = await a.client.announce("s")
-        await until(lambda: "s" in a.client.owned, "it is owned")
+        await eventually(lambda: "s" in a.client.owned, what="it is owned")
         await a.client.finish("s")
         assert await a.broker.xlen("svc-input") == 0
         assert (await a.broker.xpending("svc-input", "svc-group")).count == 0
         assert not await a.broker.exists(lock_key("s", lbs_id))
-        await until(lambda: a.of(StreamTerminated) == ["s"], "it was told")
+        await eventually(lambda: a.of(StreamTerminated) == ["s"], what="it was told")
 
 
 async def test_a_malformed_announcement_among_good_ones_is_buried(broker_url: str) -> None:
@@ -181,7 +178,7 @@ async def test_a_malformed_announcement_among_good_ones_is_buried(broker_url: st
         await a.broker.xadd("svc-input", {"lbs-input": "{"})
         await a.broker.xadd("svc-input", {"something": "else"})
         await a.client.announce("s2")
-        await until(lambda: sorted(a.client.owned) == ["s1", "s2"], "the good ones are owned")
+        await eventually(lambda: sorted(a.client.owned) == ["s1", "s2"], what="the good ones are owned")
         letters = await a.broker.xrange(beside("svc-input", "dlq"))
         assert [letter.fields[b"error"][:19] for letter in letters] == [b"not an announcement"] * 2
         assert await a.broker.xlen("svc-input") == 2
@@ -192,8 +189,8 @@ async def test_close_hands_back_at_once_and_finishes_nothing(broker_url: str) ->
         async with member(broker_url, "a", LONG) as a:
             for n in range(4):
                 await a.client.announce(f"s{n}")
-            await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two")
-        await until(lambda: len(b.client.owned) == 4, "the other one has them, long before the lease ends")
+            await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 2, what="each owns two")
+        await eventually(lambda: len(b.client.owned) == 4, what="the other one has them, long before the lease ends")
         assert await b.broker.xlen("svc-input") == 4
 
 
@@ -201,9 +198,9 @@ async def test_a_member_that_joins_gets_its_share_by_hand_over(broker_url: str) 
     async with member(broker_url, "a", LONG) as a:
         for n in range(6):
             await a.client.announce(f"s{n}")
-        await until(lambda: len(a.client.owned) == 6, "it owns all")
+        await eventually(lambda: len(a.client.owned) == 6, what="it owns all")
         async with member(broker_url, "b", LONG) as b:
-            await until(lambda: len(a.client.owned) == len(b.client.owned) == 3, "each owns three")
+            await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 3, what="each owns three")
             assert sorted(a.of(StreamDisowned)) == sorted(b.client.owned)
 
 
@@ -212,23 +209,23 @@ async def test_capacity_is_kept(broker_url: str) -> None:
     async with member(broker_url, "a", small) as a:
         for n in range(5):
             await a.client.announce(f"s{n}")
-        await until(lambda: len(a.client.owned) == 2, "it is full")
+        await eventually(lambda: len(a.client.owned) == 2, what="it is full")
         async with member(broker_url, "b") as b:
-            await until(lambda: len(b.client.owned) == 3, "the other one takes the rest")
+            await eventually(lambda: len(b.client.owned) == 3, what="the other one takes the rest")
             assert len(a.client.owned) == 2
 
 
 async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) -> None:
     async with member(broker_url, "a") as a:
         await a.client.announce("s")
-        await until(lambda: "s" in a.client.owned, "it is owned")
+        await eventually(lambda: "s" in a.client.owned, what="it is owned")
         stale = a.client.guarded(a.client.owned["s"])
         await a.broker.create_group("s", "g", start="0")
         await stale.xadd("s", {"n": 1})
         [delivery] = await a.broker.xreadgroup("s", "g", "c")
         await a.crash()
         async with member(broker_url, "b") as b:
-            await until(lambda: "s" in b.client.owned, "it was taken over")
+            await eventually(lambda: "s" in b.client.owned, what="it was taken over")
             with pytest.raises(StaleOwner):
                 await stale.xadd("s", {"n": 2})
             with pytest.raises(StaleOwner):
@@ -239,11 +236,30 @@ async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) ->
             assert [entry.fields[b"n"] for entry in await b.broker.xrange("s")] == [b"1", b"3"]
 
 
+class HourAhead(SystemClock):
+    def now_ms(self) -> int:
+        return super().now_ms() + 3_600_000
+
+
+async def test_a_member_whose_clock_is_an_hour_wrong_is_like_any_other(broker_url: str) -> None:
+    wrong = None if broker_url.startswith("local:") else HourAhead()  # embedded, its clock would be everybody's
+    async with member(broker_url, "a", clock=wrong) as a, member(broker_url, "b") as b:
+        for n in range(4):
+            await a.client.announce(f"s{n}")
+        await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 2, what="each owns two")
+        await b.crash()
+        await eventually(lambda: len(a.client.owned) == 4, what="the one with the wrong clock takes over")
+        async with member(broker_url, "c") as c:
+            await eventually(lambda: len(a.client.owned) == len(c.client.owned) == 2, what="a newcomer gets its share")
+            await a.crash()
+            await eventually(lambda: len(c.client.owned) == 4, what="and is taken over as any other")
+
+
 async def test_a_flushed_server_gets_its_announcements_back(broker_url: str) -> None:
     async with member(broker_url, "a") as a, member(broker_url, "b") as b:
         for n in range(4):
             await a.client.announce(f"s{n}", {"n": n})
-        await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two")
+        await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 2, what="each owns two")
         old = {**a.client.owned, **b.client.owned}
         await a.broker.link.call(Command((b"FLUSHALL",)))
 
@@ -251,8 +267,8 @@ async def test_a_flushed_server_gets_its_announcements_back(broker_url: str) -> 
             now = {**a.client.owned, **b.client.owned}
             return now.keys() == old.keys() and all(now[stream] != old[stream] for stream in old)
 
-        await until(all_are_owned_anew, "all are owned again, under new tokens")
-        await until(lambda: len(a.client.owned) == len(b.client.owned) == 2, "each owns two again")
+        await eventually(all_are_owned_anew, what="all are owned again, under new tokens")
+        await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 2, what="each owns two again")
         entries = await a.broker.xrange("svc-input")
         assert sorted(json.loads(entry.fields[b"lbs-input"])["Info"]["n"] for entry in entries) == [0, 1, 2, 3]
 
@@ -263,9 +279,9 @@ async def test_a_stream_locked_by_a_go_member_is_left_alone(broker_url: str) -> 
         await broker.set(lock_key("s", lbs_id), "redis-consumer-go", px=60_000)
         async with member(broker_url, "a") as a:
             await a.client.announce("other")
-            await until(lambda: sorted(a.client.owned) == ["other"], "the free one is owned")
+            await eventually(lambda: sorted(a.client.owned) == ["other"], what="the free one is owned")
             await broker.delete(lock_key("s", lbs_id))
-            await until(lambda: sorted(a.client.owned) == ["other", "s"], "the Go member has let go")
+            await eventually(lambda: sorted(a.client.owned) == ["other", "s"], what="the Go member has let go")
             assert await broker.get(lock_key("s", lbs_id)) == b"a"
 
 
@@ -279,9 +295,9 @@ async def test_bad_input_changes_nothing(broker_url: str) -> None:
         with pytest.raises(NotTheOwner):
             await a.client.finish("nothing")
         lbs_id = await a.client.announce("s")
-        await until(lambda: "s" in a.client.owned, "it is owned")
+        await eventually(lambda: "s" in a.client.owned, what="it is owned")
         async with member(broker_url, "b", LONG) as b:
-            await until(lambda: b.client.ready, "it has joined")
+            await eventually(lambda: b.client.ready, what="it has joined")
             with pytest.raises(StreamIsOwned) as caught:
                 await b.client.claim(StreamExpired("s", lbs_id))
             assert caught.value.owner == "a"

@@ -1,0 +1,40 @@
+"""A member in a process of its own: it writes to every stream that it owns, guarded, until it is told or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from millstream import open_broker
+from millstream.assignment import AssignmentClient, StreamAdded, StreamDisowned, Token
+from millstream.assignment.settings import Settings
+from millstream.errors import BrokerUnavailable, StaleOwner
+
+SETTINGS = Settings(lease_ms=1_000, renew_interval_ms=300, sweep_interval_ms=100)
+
+
+async def work(client: AssignmentClient, token: Token) -> None:
+    guarded = client.guarded(token)
+    while True:
+        try:
+            await guarded.xadd(token.stream, {"member": token.member, "token": token.number})
+        except StaleOwner:
+            return
+        except BrokerUnavailable:
+            pass  # the server is away for a while; the next write shows whether this member still owns the stream
+        await asyncio.sleep(0.02)
+
+
+async def main(url: str, name: str) -> None:
+    async with open_broker(url) as broker:
+        client = AssignmentClient(broker, "svc", member=name, settings=SETTINGS)
+        working: dict[str, asyncio.Task[None]] = {}
+        async for one in client.start():
+            if isinstance(one, StreamAdded) and one.token is not None:
+                working[one.stream] = asyncio.create_task(work(client, one.token))
+            elif isinstance(one, StreamDisowned) and one.stream in working:
+                working.pop(one.stream).cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2]))
