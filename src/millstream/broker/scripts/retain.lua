@@ -132,7 +132,8 @@ end
 
 local taken = 0
 local hard = tonumber(ARGV[5])
-excess = hard and redis.call('XLEN', key) - hard or 0
+-- Not before the rest is done: what nobody needs goes first.
+excess = hard and more == 0 and redis.call('XLEN', key) - hard or 0
 if excess > 0 then
   local head = redis.call('XRANGE', key, '-', '+', 'COUNT', math.min(excess, step))
   local inside = {}

@@ -58,7 +58,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     if excess > 0:
         gone, more = drop_excess(call, key, excess, safe, int(max_len), step)
         dropped += gone
-    excess = call(b"XLEN", key) - int(hard) if hard else 0
+    excess = call(b"XLEN", key) - int(hard) if hard and not more else 0
     if excess > 0:
         taken = take(call, key, losses, groups, min(excess, step))
         dropped += taken

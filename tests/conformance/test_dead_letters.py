@@ -1,0 +1,291 @@
+"""Dead letters as a workbench, over the embedded broker, our server and a real redis-server."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from millstream import Broker, open_broker
+from millstream.errors import BrokerUnavailable, InvalidArgument
+from millstream.messaging.burial import PREFIX, Burial, bury_with
+from millstream.messaging.dead_letters import DeadLetters, NoSuchDeadLetter, Selection, dead_letter_streams
+from millstream.messaging.message import Message
+from millstream.messaging.publisher import Publisher
+from millstream.messaging.router import Router
+from millstream.messaging.settings import Backoff
+from millstream.model import EntryId
+from millstream.testing import eventually
+
+QUICK: dict[str, Any] = {"group_start": "0", "backoff": Backoff(initial_ms=1, max_ms=5), "max_deliveries": 1}
+
+
+@pytest.fixture
+async def broker(broker_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(broker_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def letters(broker: Broker) -> DeadLetters:
+    return DeadLetters(broker, "orders")
+
+
+async def bury(
+    broker: Broker, number: int, error: str = "down", error_type: str = "OSError", stream: str = "orders"
+) -> EntryId:
+    burial = Burial(
+        stream=stream,
+        original_id=f"{number + 1}-0",
+        group="billing",
+        consumer="worker-1",
+        deliveries=5,
+        error=error,
+        error_type=error_type,
+        traceback="Traceback ...",
+        buried_at_ms=1,
+    )
+    fields = {b"payload": b"\x00%d" % number, b"uuid": b"u%d" % number}
+    id = await broker.xadd("{orders}.dlq", bury_with(fields, burial))
+    assert id is not None
+    return id
+
+
+async def payloads(broker: Broker, stream: str = "orders") -> list[bytes]:
+    return [entry.fields[b"payload"] for entry in await broker.xrange(stream)]
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_list_shows_the_newest_first_with_what_happened(broker: Broker, letters: DeadLetters) -> None:
+    for n in range(450):
+        await bury(broker, n)
+    assert await letters.count() == 450
+    newest = await letters.list(limit=3)
+    assert [letter.fields[b"payload"] for letter in newest] == [b"\x00449", b"\x00448", b"\x00447"]
+    assert newest[0].burial is not None
+    assert (newest[0].burial.stream, newest[0].burial.group, newest[0].burial.deliveries) == ("orders", "billing", 5)
+    assert not any(name.startswith(PREFIX) for name in newest[0].fields)
+    assert len(await letters.list(limit=1000)) == 450
+    assert await dead_letter_streams(broker) == ["{orders}.dlq"]
+
+
+async def test_selections(broker: Broker, letters: DeadLetters) -> None:
+    ids = [
+        await bury(broker, 0, "no route to host", "OSError"),
+        await bury(broker, 1, "bad JSON", "pydantic.ValidationError"),
+        await bury(broker, 2, "No Route for 7", "shop.RoutingError"),
+        await broker.xadd("{orders}.dlq", {"foreign": "entry"}),
+    ]
+
+    async def selected(**wanted: Any) -> list[int]:
+        found = await letters.list(Selection(**wanted))
+        return sorted(ids.index(letter.id) for letter in found)
+
+    assert await selected() == [0, 1, 2, 3]
+    assert await selected(error_type="OSError") == [0]
+    assert await selected(error_type="RoutingError") == [2]
+    assert await selected(error_type="shop.RoutingError") == [2]
+    assert await selected(contains="ROUTE") == [0, 2]
+    assert await selected(group="billing") == [0, 1, 2]
+    assert await selected(ids=frozenset(id for id in ids[1:3] if id is not None)) == [1, 2]
+    assert await selected(after=ids[0], before=ids[3]) == [1, 2]
+
+
+async def test_show_has_all_of_it(broker: Broker, letters: DeadLetters) -> None:
+    id = await bury(broker, 7)
+    letter = await letters.show(str(id))
+    assert letter.fields == {b"payload": b"\x007", b"uuid": b"u7"}
+    assert letter.burial is not None
+    assert letter.burial.traceback == "Traceback ..."
+    with pytest.raises(NoSuchDeadLetter):
+        await letters.show("1-1")
+    with pytest.raises(InvalidArgument):
+        await letters.show("first")
+
+
+async def test_failures_that_are_alike_are_counted_together(broker: Broker, letters: DeadLetters) -> None:
+    for n in range(5):
+        await bury(broker, n, f"order {n} of 0a1b2c3d-1111-2222-3333-444455556666 not found", "LookupError")
+    await bury(broker, 9, "order 1 not found", "OSError")
+    first, second = await letters.by_error()
+    assert (first.count, first.error_type, first.error) == (5, "LookupError", "order # of # not found")
+    assert first.groups == {"billing"}
+    assert first.first < first.last
+    assert "0a1b2c3d" in first.example
+    assert (second.count, second.error_type) == (1, "OSError")
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+async def test_replay_sends_entries_as_they_were_oldest_first_and_removes_the_letters(
+    broker: Broker, letters: DeadLetters
+) -> None:
+    for n in range(450):
+        await bury(broker, n)
+    done = await letters.replay()
+    assert (done.added, done.already, done.left, done.streams) == (450, 0, 0, {"orders": 450})
+    assert await payloads(broker) == [b"\x00%d" % n for n in range(450)]
+    assert await letters.count() == 0
+    (first, *_) = await broker.xrange("orders", count=1)
+    assert first.fields == {b"payload": b"\x000", b"uuid": b"u0", b"replay.group": b"billing"}
+
+
+async def test_replay_some_to_another_stream_for_everybody(broker: Broker, letters: DeadLetters) -> None:
+    for n in range(4):
+        await bury(broker, n, error_type="OSError" if n % 2 else "ValueError")
+    done = await letters.replay(Selection(error_type="OSError"), to="orders-again", every_group=True, limit=1)
+    assert done.added == 1
+    (entry,) = await broker.xrange("orders-again")
+    assert entry.fields == {b"payload": b"\x001", b"uuid": b"u1"}
+    assert await letters.count() == 3
+    assert await broker.xlen("orders") == 0
+
+
+async def test_a_dry_run_changes_nothing(broker: Broker, letters: DeadLetters) -> None:
+    for n in range(3):
+        await bury(broker, n)
+    done = await letters.replay(limit=2, dry_run=True)
+    assert (done.added, done.streams, done.dry_run) == (2, {"orders": 2}, True)
+    assert await letters.count() == 3
+    assert await broker.xlen("orders") == 0
+
+
+async def test_letters_that_do_not_say_where_they_came_from_stay(broker: Broker, letters: DeadLetters) -> None:
+    await broker.xadd("{orders}.dlq", {"foreign": "entry"})
+    await bury(broker, 1)
+    done = await letters.replay()
+    assert (done.added, done.left) == (1, 1)
+    assert await letters.count() == 1
+    assert (await letters.replay(to="orders")).added == 1
+    assert await letters.count() == 0
+
+
+async def test_replay_keeps_its_rate(broker: Broker) -> None:
+    at = 0.0
+    waits: list[float] = []
+
+    async def sleep(duration: float) -> None:
+        nonlocal at
+        waits.append(round(duration, 6))
+        at += duration
+
+    letters = DeadLetters(broker, "orders", sleep=sleep, now=lambda: at)
+    for n in range(5):
+        await bury(broker, n)
+    await letters.replay(rate=10)
+    assert waits == [0.1, 0.1, 0.1, 0.1]
+    with pytest.raises(InvalidArgument, match="rate"):
+        await letters.replay(rate=0)
+
+
+async def test_a_replay_that_was_interrupted_anywhere_adds_nothing_twice(broker: Broker, letters: DeadLetters) -> None:
+    seed = int(os.environ.get("SEED", random.randrange(10**6)))
+    print(f"SEED={seed}")
+    dice = random.Random(seed)
+    for n in range(30):
+        await bury(broker, n)
+
+    class Cut:
+        """Fails now and then, before or after the server has done it."""
+
+        def __getattr__(self, name: str) -> Any:
+            method = getattr(broker, name)
+
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                if name in ("append_unique", "xdel"):
+                    chance = dice.random()
+                    if chance < 0.3:
+                        raise BrokerUnavailable("cut before")
+                    result = await method(*args, **kwargs)
+                    if chance < 0.6:
+                        raise BrokerUnavailable("cut after", may_have_been_applied=True)
+                    return result
+                return await method(*args, **kwargs)
+
+            return call
+
+    cuts = 0
+    while await letters.count():
+        try:
+            await DeadLetters(Cut(), "orders").replay(rate=1e9)  # type: ignore[arg-type]
+        except BrokerUnavailable:
+            cuts += 1
+    assert cuts
+    assert sorted(await payloads(broker)) == sorted(b"\x00%d" % n for n in range(30))
+
+
+async def test_only_the_group_that_failed_handles_a_replayed_message_again(broker: Broker) -> None:
+    handled: list[tuple[str, bytes]] = []
+    broken = True
+    router = Router(broker, **QUICK)
+
+    @router.on("orders", group="billing")
+    async def bill(message: Message) -> None:
+        if broken:
+            raise ValueError("no such customer 4711")
+        handled.append(("bill", message.payload))
+
+    @router.on("orders", group="shipping")
+    async def ship(message: Message) -> None:
+        handled.append(("ship", message.payload))
+
+    letters = DeadLetters(broker, "orders")
+    async with router, Publisher(broker) as publisher:
+        await publisher.publish("orders", Message(b"1"), Message(b"2"))
+
+        async def both_buried() -> bool:
+            return await letters.count() == 2 and len(handled) == 2
+
+        await eventually(both_buried, what="both are buried and shipped")
+        (found,) = await letters.by_error()
+        assert (found.count, found.error, found.groups) == (2, "no such customer #", {"billing"})
+        broken = False
+        assert (await letters.replay()).added == 2
+        await eventually(lambda: len(handled) == 4, what="they are billed")
+
+        async def all_settled() -> bool:
+            infos = await broker.group_info("orders")
+            return all(info.pending == 0 and info.entries_read == 4 for info in infos)
+
+        await eventually(all_settled, what="both groups are done with all four entries")
+    assert sorted(handled) == [("bill", b"1"), ("bill", b"2"), ("ship", b"1"), ("ship", b"2")]
+
+
+async def test_what_fails_again_during_a_replay_is_left_for_the_next_one(broker: Broker) -> None:
+    router = Router(broker, **QUICK)
+
+    @router.on("orders", group="billing")
+    async def bill(message: Message) -> None:
+        raise ValueError("still broken")
+
+    letters = DeadLetters(broker, "orders")
+    async with router, Publisher(broker) as publisher:
+        await publisher.publish("orders", *(Message(b"%d" % n) for n in range(10)))
+
+        async def buried() -> bool:
+            return await letters.count() == 10
+
+        await eventually(buried, what="all are buried")
+        assert (await letters.replay(rate=1e9)).added == 10
+        await eventually(buried, what="all are buried again")
+
+
+# --- purge ------------------------------------------------------------------------------------------------------------
+
+
+async def test_purge_throws_the_selected_ones_away(broker: Broker, letters: DeadLetters) -> None:
+    for n in range(10):
+        await bury(broker, n, error_type="OSError" if n < 4 else "ValueError")
+    chosen = Selection(error_type="OSError")
+    assert await letters.purge(chosen, dry_run=True) == 4
+    assert await letters.count() == 10
+    assert await letters.purge(chosen, limit=1) == 1
+    assert await letters.purge(chosen) == 3
+    assert await letters.purge() == 6
+    assert await letters.count() == 0

@@ -1,0 +1,368 @@
+"""Retention over the embedded broker, our server and a real redis-server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from millstream import Broker, open_broker
+from millstream.broker.keys import beside
+from millstream.errors import InvalidArgument, NoSuchStream, WrongKeyType
+from millstream.messaging.retention import Janitor, RetentionPolicy
+from millstream.model import EntryId
+from millstream.testing import eventually
+
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture
+async def broker(broker_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(broker_url, max_stream_len=None) as opened:
+        yield opened
+
+
+async def fill(broker: Broker, count: int, *, first_ms: int = NOW, step_ms: int = 1) -> list[EntryId]:
+    ids = [EntryId(first_ms + n * step_ms) for n in range(count)]
+    for id in ids:
+        await broker.xadd("orders", {"n": id.ms}, id=str(id))
+    return ids
+
+
+async def left(broker: Broker) -> list[EntryId]:
+    return [entry.id for entry in await broker.xrange("orders")]
+
+
+# --- with no group ----------------------------------------------------------------------------------------------------
+
+
+async def test_with_no_group_age_and_length_count_alone(broker: Broker) -> None:
+    ids = await fill(broker, 10)
+    assert (await broker.retain("orders", max_age_ms=5, now_ms=ids[-1].ms)).dropped == 4
+    assert await left(broker) == ids[4:]
+    assert (await broker.retain("orders", max_len=2)).dropped == 4
+    assert await left(broker) == ids[8:]
+    assert (await broker.retain("orders", keep_acked_ms=0)).dropped == 0
+
+
+async def test_a_stream_that_is_not_there_is_nothing_to_do(broker: Broker) -> None:
+    retained = await broker.retain("orders", max_len=0, max_bytes=0, keep_acked_ms=0, hard_max_len=0)
+    assert (retained.dropped, retained.length, list(retained.groups)) == (0, 0, [])
+    assert not await broker.exists("orders")
+
+
+async def test_the_servers_clock_decides_where_no_time_is_given(broker: Broker) -> None:
+    await fill(broker, 3)  # long ago
+    await broker.xadd("orders", {"n": "now"})
+    assert (await broker.retain("orders", max_age_ms=3_600_000)).dropped == 3
+    assert await broker.xlen("orders") == 1
+
+
+async def test_bytes_are_memory_and_bound_it(broker: Broker) -> None:
+    for n in range(2000):
+        await broker.xadd("orders", {"payload": f"{n:0200}"})
+    used = await broker.stream_bytes("orders")
+    retained = await broker.retain("orders", max_bytes=used // 4)
+    assert 400 <= retained.length <= 600
+    assert await broker.stream_bytes("orders") < used // 2
+    assert (await broker.retain("orders", max_bytes=used)).dropped == 0
+
+
+async def test_a_key_that_is_no_stream_is_left_alone(broker: Broker) -> None:
+    await broker.set("orders", "text")
+    with pytest.raises(WrongKeyType):
+        await broker.retain("orders", max_len=0)
+    assert await broker.get("orders") == b"text"
+
+
+# --- with groups ------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_goes_that_a_group_has_not_read_or_not_acknowledged(broker: Broker) -> None:
+    ids = await fill(broker, 10)
+    await broker.create_group("orders", "quick", start="$")
+    await broker.create_group("orders", "slow", start="0")
+    everything: dict[str, Any] = {"max_len": 0, "max_age_ms": 0, "keep_acked_ms": 0, "max_bytes": 0}
+    assert (await broker.retain("orders", **everything)).dropped == 0
+    await broker.xreadgroup("orders", "slow", "c", count=6)
+    assert (await broker.retain("orders", **everything)).dropped == 0
+    await broker.xack("orders", "slow", [*ids[:2], ids[4]])
+    assert (await broker.retain("orders", **everything)).dropped == 2
+    assert await left(broker) == ids[2:]
+    await broker.xack("orders", "slow", ids[2:6])
+    assert (await broker.retain("orders", **everything)).dropped == 4
+    assert await left(broker) == ids[6:]
+    await broker.xreadgroup("orders", "slow", "c", count=6)
+    await broker.xack("orders", "slow", ids)
+    assert (await broker.retain("orders", **everything)).dropped == 4
+
+
+async def test_a_group_that_is_made_later_finds_what_is_still_there_and_keeps_it(broker: Broker) -> None:
+    ids = await fill(broker, 10)
+    await broker.create_group("orders", "first", start="$")
+    assert (await broker.retain("orders", max_len=6)).dropped == 4
+    await broker.create_group("orders", "second", start="0")
+    assert (await broker.retain("orders", max_len=0)).dropped == 0
+    assert await left(broker) == ids[4:]
+
+
+async def test_length_goes_as_far_as_the_groups_allow(broker: Broker) -> None:
+    ids = await fill(broker, 500)
+    await broker.create_group("orders", "g", start=str(ids[299]))
+    retained = await broker.retain("orders", max_len=450, step=7)
+    assert (retained.dropped, await left(broker)) == (50, ids[50:])
+    retained = await broker.retain("orders", max_len=100, step=7)
+    assert (retained.dropped, await left(broker)) == (250, ids[300:])
+
+
+async def test_entries_stay_for_a_while_after_everybody_has_acknowledged_them(broker: Broker) -> None:
+    ids = await fill(broker, 4)
+    await broker.create_group("orders", "g", start="0")
+    await broker.xreadgroup("orders", "g", "c", count=2)
+    await broker.xack("orders", "g", ids[:2])
+    at = NOW
+    hour = 3_600_000
+
+    async def after(ms: int) -> list[EntryId]:
+        nonlocal at
+        at += ms
+        await broker.retain("orders", keep_acked_ms=hour, now_ms=at)
+        return await left(broker)
+
+    assert await after(0) == ids
+    assert await after(hour // 2) == ids
+    await broker.xreadgroup("orders", "g", "c", count=2)
+    await broker.xack("orders", "g", ids[2:])
+    assert await after(hour // 2 - 1) == ids
+    assert await after(1) == ids[2:]
+    assert await after(hour // 2 - 2) == ids[2:]
+    assert await after(hour) == []
+    marks = await broker.get(beside("orders", "acked"))
+    assert marks is not None
+    assert marks.count(b";") <= 18
+    assert await broker.ttl_ms(beside("orders", "acked")) is not None
+
+
+async def test_marks_stay_few_however_often_it_runs(broker: Broker) -> None:
+    await fill(broker, 1)
+    await broker.create_group("orders", "g", start="$")
+    for n in range(200):
+        await broker.retain("orders", keep_acked_ms=1600, now_ms=NOW + n * 37)
+    marks = await broker.get(beside("orders", "acked"))
+    assert marks is not None
+    assert marks.count(b";") <= 18
+
+
+async def test_a_deleted_entry_that_is_pending_holds_nothing_back(broker: Broker) -> None:
+    ids = await fill(broker, 3)
+    await broker.create_group("orders", "g", start="0")
+    await broker.xreadgroup("orders", "g", "c", count=3)
+    await broker.xack("orders", "g", ids[1:])
+    await broker.xdel("orders", ids[0])
+    await fill(broker, 1, first_ms=NOW + 100)
+    await broker.create_group("orders", "other", start="$")
+    retained = await broker.retain("orders", max_len=0)
+    assert retained.dropped == 0  # conservative: from the oldest pending id on everything stays
+    await broker.xack("orders", "g", ids[0])
+    assert (await broker.retain("orders", max_len=0)).dropped == 2
+
+
+# --- the hard cap -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_hard_cap_takes_what_is_needed_too_and_counts_it_for_each_group(broker: Broker) -> None:
+    ids = await fill(broker, 100)
+    await broker.create_group("orders", "reading", start="0")
+    await broker.create_group("orders", "done", start="$")
+    deliveries = await broker.xreadgroup("orders", "reading", "c", count=50)
+    await broker.xack("orders", "reading", [delivery.id for delivery in deliveries[:10]])
+    retained = await broker.retain("orders", max_len=50, hard_max_len=30, step=9)
+    assert await left(broker) == ids[70:]
+    told = {hold.group: (hold.undelivered, hold.unacked) for hold in retained.groups}
+    assert told == {"reading": (20, 40), "done": (0, 0)}
+    assert (retained.dropped, retained.taken) == (70, 60)
+    assert await broker.retention_losses("orders") == {"reading": 60}
+    await fill(broker, 10, first_ms=NOW + 1000)
+    await broker.retain("orders", hard_max_len=30)
+    assert await broker.retention_losses("orders") == {"reading": 70}
+
+
+async def test_without_the_switch_nothing_needed_is_ever_taken(broker: Broker) -> None:
+    """Random histories against a naive model: what a group needs is there afterwards, and what nobody needs is gone."""
+    seed = int(os.environ.get("SEED", random.randrange(10**6)))
+    print(f"SEED={seed}")
+    dice = random.Random(seed)
+    for trial in range(20):
+        await broker.delete_stream("orders", companions=True)
+        entries: list[EntryId] = []
+        unread: dict[str, list[EntryId]] = {}
+        pending: dict[str, list[EntryId]] = {}
+        at = NOW
+        for _ in range(60):
+            match dice.choice(["add", "add", "add", "group", "read", "ack", "retain"]):
+                case "add":
+                    at += dice.choice([0, 1, 30])
+                    id = await broker.xadd("orders", {"n": 1}, id=f"{at}-*")
+                    assert id is not None
+                    entries.append(id)
+                    for queue in unread.values():
+                        queue.append(id)
+                case "group" if len(unread) < 3:
+                    name = f"g{len(unread)}"
+                    await broker.create_group("orders", name, start="0")
+                    unread[name], pending[name] = list(entries), []
+                case "read" if unread:
+                    name = dice.choice(list(unread))
+                    count = dice.randrange(1, 6)
+                    got = await broker.xreadgroup("orders", name, "c", count=count)
+                    assert [delivery.id for delivery in got] == unread[name][:count]
+                    pending[name] += unread[name][:count]
+                    del unread[name][:count]
+                case "ack" if unread:
+                    name = dice.choice(list(unread))
+                    done = [id for id in pending[name] if dice.random() < 0.7]
+                    if done:
+                        await broker.xack("orders", name, done)
+                        pending[name] = [id for id in pending[name] if id not in done]
+                case "retain":
+                    max_len = dice.choice([None, 0, 3, 10])
+                    max_age = dice.choice([None, 0, 20, 50])
+                    if max_len is None and max_age is None:
+                        continue
+                    step = dice.choice([1, 2, 5, 2000])
+                    await broker.retain("orders", max_len=max_len, max_age_ms=max_age, now_ms=at, step=step)
+                    needed = [id for name in unread for id in unread[name] + pending[name]]
+                    first_needed = min(needed) if needed else EntryId(at + 1)
+                    wanted = 0
+                    if max_age is not None:
+                        wanted = sum(id.ms < at - max_age for id in entries)
+                    if max_len is not None:
+                        wanted = max(wanted, len(entries) - max_len)
+                    kept = [id for n, id in enumerate(entries) if n >= wanted or id >= first_needed]
+                    assert await left(broker) == kept, f"trial {trial}"
+                    entries = kept
+
+
+# --- the janitor ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_group_is_named_with_what_it_holds_back(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    ids = await fill(broker, 20)
+    await broker.create_group("orders", "abandoned", start=str(ids[4]))
+    await broker.create_group("orders", "alive", start=str(ids[9]))
+    await broker.xreadgroup("orders", "alive", "c", count=1)
+    facts: list[tuple[str, dict[str, Any]]] = []
+    janitor = Janitor(
+        broker,
+        {"orders": RetentionPolicy(max_len=2)},
+        dead_after=60,
+        observer=lambda name, /, **told: facts.append((name, told)),
+    )
+    with caplog.at_level(logging.WARNING, "millstream.retention"):
+        (report,) = await janitor.sweep()
+        await janitor.sweep()
+    assert report.retained.dropped == 5
+    first, second = report.holding
+    assert (first.group, first.holds_back, first.oldest_needed, first.idle_ms, first.dead) == (
+        "abandoned",
+        13,
+        ids[5],
+        None,
+        True,
+    )
+    assert (second.group, second.holds_back, second.dead) == ("alive", 8, False)
+    assert [each.group for each in report.dead_groups] == ["abandoned"]
+    named = [record.getMessage() for record in caplog.records]
+    assert len(named) == 1  # once is loud enough
+    assert "'abandoned' of 'orders' looks dead" in named[0]
+    held = [told for name, told in facts if name == "retention.held_back"]
+    assert {told["group"] for told in held if told["dead"]} == {"abandoned"}
+
+
+async def test_what_the_hard_cap_takes_is_logged(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    await fill(broker, 20)
+    await broker.create_group("orders", "slow", start="0")
+    facts: dict[str, dict[str, Any]] = {}
+    janitor = Janitor(
+        broker,
+        {"orders": RetentionPolicy(hard_max_len=5)},
+        observer=lambda name, /, **told: facts.update({name: told}),
+    )
+    with caplog.at_level(logging.ERROR, "millstream.retention"):
+        await janitor.sweep()
+    assert "took 15 undelivered and 0 unacknowledged entries from group 'slow'" in caplog.text
+    assert facts["retention.dropped_undelivered"]["undelivered"] == 15
+
+
+async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream(broker: Broker) -> None:
+    await broker.set("orders", "no stream")
+    for name in ("events.a", "events.b", "other"):
+        await broker.xadd_many(name, [{"n": n} for n in range(10)])
+    facts: list[str] = []
+    policies = {
+        "orders": RetentionPolicy(max_len=1),
+        "events.b": RetentionPolicy(max_len=7),
+        "events.*": RetentionPolicy(max_len=3),
+    }
+    observer = lambda name, /, **told: facts.append(name)  # noqa: E731 (an observer in one line)
+    async with Janitor(broker, policies, interval=0.01, observer=observer):
+
+        async def trimmed() -> bool:
+            return (await broker.xlen("events.a"), await broker.xlen("events.b")) == (3, 7)
+
+        await eventually(trimmed, what="both were trimmed")
+        await broker.xadd("events.a", {"n": 1})
+        await eventually(trimmed, what="it goes on")
+    assert await broker.xlen("other") == 10
+    assert "retention.failed" in facts
+
+
+async def test_several_janitors_at_once_do_no_harm(broker: Broker) -> None:
+    ids = await fill(broker, 300)
+    await broker.create_group("orders", "g", start=str(ids[199]))
+    passes = [broker.retain("orders", max_len=150, max_bytes=10**9, step=5) for _ in range(4)]
+    dropped = [retained.dropped for retained in await asyncio.gather(*passes)]
+    assert sum(dropped) == 150
+    assert await left(broker) == ids[150:]
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_read_as_people_write_it() -> None:
+    policy = RetentionPolicy.parse({"max_age": "7d", "max_len": "1000", "max_bytes": "1.5gb", "keep_acked": "90s"})
+    assert policy == RetentionPolicy(
+        max_age_ms=604_800_000, max_len=1000, max_bytes=1_610_612_736, keep_acked_ms=90_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({}, "at least one"),
+        ({"max_age": "soon"}, r"retention\.max_age"),
+        ({"max_bytes": "-1"}, r"retention\.max_bytes"),
+        ({"max_len": "many"}, r"retention\.max_len"),
+        ({"max_size": 3}, r"retention\.max_size"),
+        ({"max_len": 10, "hard_max_len": 5}, "hard_max_len"),
+    ],
+)
+def test_nonsense_in_a_policy_is_refused(written: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        RetentionPolicy.parse(written)
+
+
+async def test_nonsense_for_a_janitor_is_refused(broker: Broker) -> None:
+    policy = RetentionPolicy(max_len=1)
+    for policies in ({}, {"": policy}, {"orders": {"max_len": 1}}):
+        with pytest.raises(InvalidArgument, match="policies"):
+            Janitor(broker, policies)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="interval"):
+        Janitor(broker, {"orders": policy}, interval=0)
+    with pytest.raises(NoSuchStream):
+        await broker.group_info("orders")  # nothing was made
