@@ -65,10 +65,6 @@ class DeliveriesExhausted(MillstreamError):
         )
 
 
-class SubscriberClosed(MillstreamError):
-    """The subscriber was closed and reads no more."""
-
-
 class PublisherClosed(MillstreamError):
     """The publisher was closed and takes no more messages."""
 

@@ -156,8 +156,18 @@ Handler = Callable[[Message], Awaitable[Message | Sequence[Message] | None]]
 Middleware = Callable[[Handler], Handler]
 
 
+_randomness: list[str] = []
+"""Random hexadecimal digits for the next uuids: asking the system for each one costs more than all the rest."""
+os.register_at_fork(after_in_child=_randomness.clear)  # or parent and child would hand out the same ones
+
+
 def new_uuid() -> str:
-    """A version 4 UUID as text; a quarter of the time that the standard library takes."""
-    h = os.urandom(16).hex()
-    variant = "89ab"[int(h[16], 16) & 3]
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{variant}{h[17:20]}-{h[20:]}"
+    """A version 4 UUID as text; a fraction of the time that the standard library takes."""
+    if not _randomness:
+        digits = os.urandom(16 * 128).hex()
+        _randomness.extend(digits[at : at + 32] for at in range(0, len(digits), 32))
+    h = _randomness.pop()
+    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANTS[h[16]]}{h[17:20]}-{h[20:]}"
+
+
+_VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}

@@ -1,30 +1,57 @@
-"""SIGINT and SIGTERM as a request to stop, for as long as something runs; then everything is as it was before."""
+"""Ending in good order when the process is told to: SIGTERM and SIGINT close what runs, and then are as they were."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from millstream.messaging.ground import log
+
+R = TypeVar("R")
 
 
-@contextmanager
-def signals_to(stop: Callable[[], None], *, enabled: bool = True) -> Iterator[None]:
-    """Calls ``stop`` on the loop. Does nothing outside of the main thread, where Python delivers no signals."""
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield
-        return
+async def run_until_signalled(
+    run: Awaitable[R],
+    close: Callable[[], Awaitable[Any]],
+    *,
+    signals: Iterable[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+) -> R | None:
+    """Runs until it ends by itself or a signal comes; then calls ``close`` and waits for both to end.
+
+    ``await run_until_signalled(subscriber.consume("orders", handle), subscriber.close)``. The first signal closes: no
+    more is read, handlers finish, the rest is handed back. A second one cancels, for people in a hurry. The signal
+    handlers that were there before are put back. Returns what ``run`` returned, None where it was cancelled.
+    In the main thread of a process only.
+    """
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
+    running = asyncio.ensure_future(run)
+    closing: list[asyncio.Future[Any]] = []
+
+    def heard(number: signal.Signals) -> None:
+        if closing:
+            log.warning("%s again: not waiting any longer", number.name)
+            running.cancel()
+            closing[0].cancel()
+            return
+        log.info("%s: closing", number.name)
+        closing.append(asyncio.ensure_future(close()))
+
+    before = {number: signal.getsignal(number) for number in signals}
+    for number in before:
+        loop.add_signal_handler(number, heard, number)
     try:
-        yield
+        await asyncio.wait([running])
+        for one in closing:
+            await asyncio.wait([one])
+            if not one.cancelled() and (error := one.exception()) is not None:
+                log.error("closing failed", exc_info=error)
+        return None if running.cancelled() else running.result()
     finally:
-        for number in numbers:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
-            # remove_signal_handler sets the default; what was there before may have been somebody's own.
-            if (handler := before[number]) is not None:
-                signal.signal(number, handler)
+            signal.signal(number, handler)
+        if not running.done():
+            running.cancel()
+            await asyncio.wait([running])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,6 @@ from millstream.model import MIN_ID, EntryId
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
-
-log = logging.getLogger("millstream.messaging")
 
 
 def _nobody() -> None:
@@ -54,7 +50,3 @@ class Desk:
 
     def tell(self, name: str, **facts: Any) -> None:
         self.broker.site.observer(name, topic=self.topic, group=self.group, consumer=self.consumer, **facts)
-
-
-def monotonic_ms() -> float:
-    return time.monotonic() * 1000

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
 from millstream.messaging.codec import Codec
 from millstream.messaging.errors import NothingToSettle
+from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Handler, Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber.desk import log, monotonic_ms
 from millstream.model import MIN_ID, Entry, EntryId
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from millstream.messaging.errors import DeliveriesExhausted, Undecodable
+from millstream.messaging.ground import log
 from millstream.messaging.message import Message, Origin
 from millstream.messaging.outcome import Bury
-from millstream.messaging.subscriber.desk import Desk, log
+from millstream.messaging.subscriber.desk import Desk
 from millstream.model import Delivery, EntryId
 
 

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from millstream.broker.operations.settling import Settled
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Message
-from millstream.messaging.subscriber.desk import Desk, log, monotonic_ms
+from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.intake import Intake, unstarted_of
 from millstream.messaging.subscriber.membership import Membership
 from millstream.model import EntryId

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from millstream.broker.operations.settling import Settled
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.messaging.ground import log
 from millstream.messaging.message import Message
-from millstream.messaging.subscriber.desk import Desk, log
+from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.pace import restart_point
 from millstream.model import MIN_ID, EntryId
 

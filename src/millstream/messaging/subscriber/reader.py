@@ -9,7 +9,8 @@ import time
 
 from millstream.broker.operations.settling import Swept
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
-from millstream.messaging.subscriber.desk import Desk, log, monotonic_ms
+from millstream.messaging.ground import log, monotonic_ms
+from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.intake import Intake
 from millstream.messaging.subscriber.membership import Membership
 from millstream.messaging.subscriber.pace import Pace, Step

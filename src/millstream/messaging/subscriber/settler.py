@@ -14,9 +14,10 @@ from functools import partial
 from millstream.broker.operations.settling import Output, Settled, shares_slot
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe
+from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
-from millstream.messaging.subscriber.desk import Desk, log, monotonic_ms
+from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.held import ids_by_count
 from millstream.model import EntryId
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.codec import Codec
+from millstream.messaging.ground import log
 from millstream.messaging.message import Handler, Message
 from millstream.messaging.outcome import AckPolicy, Outcome
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber.desk import Desk, log
+from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.held import ids_by_count
 from millstream.messaging.subscriber.intake import Intake, unstarted_of
 from millstream.messaging.subscriber.keeper import Keeper

@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.errors import HandlerCancelled
+from millstream.messaging.ground import log
 from millstream.messaging.message import Handler, Message
 from millstream.messaging.outcome import ACKED, Ack, AckPolicy, after_error
-from millstream.messaging.subscriber.desk import Desk, log
+from millstream.messaging.subscriber.desk import Desk
 
 SLICE_S = 0.005
 """After so long without a pause a worker lets others on the loop run: signs of life, timers, other subscriptions."""

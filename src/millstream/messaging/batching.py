@@ -1,0 +1,175 @@
+"""One topic's line of messages to be stored: what gathers while a batch is on its way leaves as the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from millstream.broker.drivers import asynchronous
+from millstream.broker.errors import RowsMissing
+from millstream.broker.once import Appended
+from millstream.broker.operations.once import Once
+from millstream.errors import MillstreamError
+from millstream.messaging.ground import log, monotonic_ms
+from millstream.model import Durability, EntryId
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+FORGET_AFTER_MS = 3_600_000
+"""A publisher that was silent for an hour is forgotten: no retry of its last batch can come that late."""
+PAUSE_S = (0.02, 1.0)
+LEAST = 32
+"""A batch of so many is not halved: a call to the broker has its price too."""
+
+Ids = list[EntryId | None]
+
+
+Row = list[bytes]
+"""An entry as words: names and values in turn."""
+
+
+Append = Callable[["Broker", list[Row]], Awaitable[Appended]]
+
+
+class Parcel(NamedTuple):
+    """What one call publishes: it travels in one batch."""
+
+    stored: asyncio.Future[Ids]
+    rows: Sequence[Row]
+    size: int
+
+
+class Line:
+    """Batches leave one at a time, each from the row where the last one ended: sent again, it is stored once."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: str,
+        *,
+        writer: str,
+        durability: Durability | None,
+        max_batch: int,
+        max_batch_bytes: int,
+        retry_ms: int,
+        sent: Callable[[int, int], None],
+    ) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._writer = writer
+        self._durability = durability
+        # Each durability has a line of its own, and counts its own rows.
+        self._partition = str(durability) if durability is not None else "0"
+        self._max_batch = max_batch
+        self._max_batch_bytes = max_batch_bytes
+        self._retry_ms = retry_ms
+        self._sent = sent
+        self._parcels: deque[Parcel] = deque()
+        self._rows = 0
+        self._last = 0
+        self._version = 0
+        self._append: Append | None = None
+        self._sender: asyncio.Task[None] | None = None
+
+    def add(self, rows: Sequence[Row], size: int) -> asyncio.Future[Ids]:
+        """Puts them in line. The future has their ids once they are stored."""
+        loop = asyncio.get_running_loop()
+        stored: asyncio.Future[Ids] = loop.create_future()
+        self._parcels.append(Parcel(stored, rows, size))
+        self._rows += len(rows)
+        if self._sender is None:
+            self._sender = loop.create_task(self._send_all(), name=f"millstream publisher to {self._topic}")
+        return stored
+
+    async def _send_all(self) -> None:
+        try:
+            while self._parcels:
+                parcels, rows, size = self._next_batch()
+                try:
+                    ids = await self._store(rows)
+                except Exception as error:
+                    for parcel in parcels:
+                        if not parcel.stored.done():
+                            parcel.stored.set_exception(error)
+                else:
+                    _tell(parcels, ids)
+                self._sent(len(rows), size)
+        finally:
+            self._sender = None
+
+    def _next_batch(self) -> tuple[list[Parcel], list[Row], int]:
+        """Half of what is under way: while the server stores it, the other half prepares its next messages."""
+        limit = min(self._max_batch, max(LEAST, (self._rows + self._last) // 2))
+        parcels: list[Parcel] = []
+        rows: list[Row] = []
+        size = 0
+        while self._parcels:
+            parcel = self._parcels[0]
+            if rows and (len(rows) + len(parcel.rows) > limit or size + parcel.size > self._max_batch_bytes):
+                break
+            self._parcels.popleft()
+            parcels.append(parcel)
+            rows += parcel.rows
+            size += parcel.size
+        self._rows -= len(rows)
+        self._last = len(rows)
+        return parcels, rows, size
+
+    async def _store(self, rows: list[Row]) -> Ids:
+        """Again and again from the same position, until the time is over."""
+        give_up_at = monotonic_ms() + self._retry_ms
+        pause = PAUSE_S[0]
+        while True:
+            append = self._append or self._begin()
+            try:
+                appended = await append(self._broker, rows)
+            except RowsMissing:
+                # The server forgot how far we were: flushed, or silent for an hour. So these rows were not stored.
+                self._append = None
+                continue
+            except MillstreamError as error:
+                if not error.retryable or monotonic_ms() > give_up_at:
+                    # Nobody knows whether they are stored: whatever follows must not be taken for them.
+                    self._append = None
+                    raise
+                log.info("publishing to %s: %s; trying again", self._topic, error)
+                self._broker.site.observer("messaging.publish_retried", topic=self._topic, error=str(error))
+            else:
+                return await self._complete(appended.ids) if appended.skipped else appended.ids
+            await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311 - spreads retries, hides nothing
+            pause = min(PAUSE_S[1], pause * 2)
+
+    def _begin(self) -> Append:
+        """A new version, from row 0 on. No digest: a retry sends the very same rows, there is nothing to compare."""
+        self._version += 1
+        once = Once(
+            self._topic,
+            self._writer,
+            self._version,
+            partition=self._partition,
+            forget_after_ms=FORGET_AFTER_MS,
+            durability=self._durability,
+        )
+        self._append = asynchronous(once.append_rows)
+        return self._append
+
+    async def _complete(self, ids: Ids) -> Ids:
+        """A retry found the batch stored and knows its last id alone. It was stored in one step, so that the others
+        lie directly before it; what was trimmed since stays unknown."""
+        if ids[-1] is None:
+            return ids
+        stored = await self._broker.xrevrange(self._topic, ids[-1], count=len(ids))
+        return [*[None] * (len(ids) - len(stored)), *(entry.id for entry in reversed(stored))]
+
+
+def _tell(parcels: Sequence[Parcel], ids: Ids) -> None:
+    at = 0
+    for stored, rows, _ in parcels:
+        count = len(rows)
+        if not stored.done():
+            stored.set_result(ids[at : at + count])
+        at += count

@@ -1,0 +1,61 @@
+"""Moves delayed messages into their streams when they are due. Whoever runs does it: publishers, and subscribers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from millstream.errors import BrokerClosed, MillstreamError
+from millstream.messaging.ground import log, monotonic_ms
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+PAUSE_MS = 1_000.0
+
+
+class Mover:
+    """One task for all topics that this process delayed messages to; it sleeps until the next one is due."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._due_at: dict[str, float] = {}
+        self._nudge = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def due_in(self, topic: str, delay_ms: float) -> None:
+        at = monotonic_ms() + delay_ms
+        if at < self._due_at.get(topic, float("inf")):
+            self._due_at[topic] = at
+            self._nudge.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="millstream mover")
+
+    async def close(self) -> None:
+        """What is not due yet stays beside its stream, for others to move."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while self._due_at:
+            topic = min(self._due_at, key=lambda one: self._due_at[one])
+            wait_ms = self._due_at[topic] - monotonic_ms()
+            if wait_ms > 0:
+                self._nudge.clear()
+                try:
+                    async with asyncio.timeout(wait_ms / 1000):
+                        await self._nudge.wait()
+                except TimeoutError:
+                    pass
+                continue
+            del self._due_at[topic]
+            try:
+                _, next_ms = await self._broker.publish_due(topic)
+            except BrokerClosed:
+                return
+            except MillstreamError as error:
+                log.warning("publishing delayed messages to %s: %s", topic, error)
+                next_ms = int(PAUSE_MS)
+            if next_ms is not None:
+                self.due_in(topic, next_ms)

@@ -1,0 +1,248 @@
+"""Messages into streams: concurrent publishes travel together, in order, and a retry adds nothing.
+
+In: messages from any number of tasks of one event loop. Out: ``append_once``, one batch after the other for each topic.
+A lone publish leaves at once; while a batch is on its way, the next one gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from millstream.broker.operations.once import ROW_WORDS
+from millstream.errors import InvalidArgument, PayloadTooLarge
+from millstream.messaging.batching import Line, Row
+from millstream.messaging.codec import Codec
+from millstream.messaging.codecs import codec as codec_named
+from millstream.messaging.delayed import Mover
+from millstream.messaging.errors import PublisherClosed
+from millstream.messaging.message import Message, new_uuid
+from millstream.messaging.settings import check_topic
+from millstream.model import Durability, EntryId
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+DAY_MS = 24 * 3600 * 1000
+
+
+class Publisher:
+    """Belongs to one event loop; usable from any number of its tasks.
+
+    Messages of one publisher to one topic are stored in the order of the calls. Idempotent: whatever has to be sent
+    again after a broken connection is stored once.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        codec: str | Codec = "flat",
+        durability: Durability | str | None = None,
+        max_batch: int = 500,
+        max_batch_bytes: int = 1024 * 1024,
+        max_buffered: int = 10_000,
+        max_buffered_bytes: int = 64 * 1024 * 1024,
+        idempotency_window_ms: int = DAY_MS,
+        retry_ms: int = 30_000,
+    ) -> None:
+        """``max_buffered`` messages (or bytes) may wait to be sent; then ``publish`` waits for room.
+
+        ``retry_ms``: how long a batch is tried again while the broker cannot be reached, beyond the broker's deadline.
+        """
+        for name, value in (("max_batch", max_batch), ("max_buffered", max_buffered), ("retry_ms", retry_ms)):
+            if type(value) is not int or value < 1:
+                raise InvalidArgument(name, value, "a whole number of 1 or more")
+        self._broker = broker
+        self._codec = codec_named(codec)
+        self._durability = _level(durability)
+        # A batch is one atomic step of the broker: half a batch stored could not be told from none.
+        self._max_batch = min(max_batch, broker.site.limits.script_entries)
+        self._max_batch_bytes = min(max_batch_bytes, broker.site.limits.script_bytes)
+        self._max_buffered = max_buffered
+        self._max_buffered_bytes = max_buffered_bytes
+        self._window_ms = idempotency_window_ms
+        self._retry_ms = retry_ms
+        self.id = new_uuid()
+        """Names this publisher beside every stream that it writes to, for an hour after its last message."""
+        self._lines: dict[tuple[str, Durability | None], Line] = {}
+        self._buffered = 0
+        self._buffered_bytes = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._mover = Mover(broker)
+        self._tokens = 0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def publish(
+        self,
+        topic: str,
+        *messages: Message,
+        idempotency_key: str | None = None,
+        delay_ms: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> list[EntryId | None]:
+        """Stores the messages, side by side and in order, and returns their ids once the broker has them.
+
+        ``idempotency_key``: any process that publishes with the same key within a day adds nothing (its ids are None).
+        ``delay_ms``: stored now, published later by whoever runs then, this publisher or any subscriber of the topic;
+        the ids are not known yet (None). ``durability``: what must have happened before this returns.
+        Waits while too much is buffered. Cancelled, it may or may not publish. Raises PublisherClosed,
+        PayloadTooLarge, and what the broker raises when ``retry_ms`` are over; then it may or may not be stored.
+        """
+        if self._closed:
+            raise PublisherClosed("this publisher was closed. Make another one.")
+        level = self._durability if durability is None else _level(durability)
+        line = self._lines.get((topic, level)) or self._line(topic, level)
+        if not messages:
+            return []
+        if delay_ms is not None:
+            return await self._publish_later(topic, messages, delay_ms, idempotency_key)
+        if idempotency_key is not None:
+            return await self._publish_unique(topic, messages, idempotency_key, level)
+        rows = []
+        size = 0
+        for message in messages:
+            row, weight = self._row(message)
+            rows.append(row)
+            size += weight
+        if self._waiting or not self._has_room(size):
+            await self._wait_for_room(size)
+        self._buffered += len(rows)
+        self._buffered_bytes += size
+        self._idle.clear()
+        if len(rows) == 1 or (len(rows) <= self._max_batch and size <= self._max_batch_bytes):
+            return await line.add(rows, size)
+        return await self._in_pieces(line, rows)
+
+    async def close(self) -> None:
+        """Sends what is buffered, then takes no more. Idempotent."""
+        self._closed = True
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_exception(PublisherClosed("this publisher was closed while the message waited for room."))
+        await self._idle.wait()
+        await self._mover.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _in_pieces(self, line: Line, rows: Sequence[Row]) -> list[EntryId | None]:
+        """A call with more than a batch takes. All of it is in line before anybody else's."""
+        stored = []
+        piece: list[Row] = []
+        size = 0
+        for row in rows:
+            weight = sum(map(len, row))
+            if piece and (len(piece) == self._max_batch or size + weight > self._max_batch_bytes):
+                stored.append(line.add(piece, size))
+                piece, size = [], 0
+            piece.append(row)
+            size += weight
+        stored.append(line.add(piece, size))
+        return [entry_id for ids in await asyncio.gather(*stored) for entry_id in ids]
+
+    # --- the other two ways -----------------------------------------------------------------------------------------
+
+    async def _publish_unique(
+        self, topic: str, messages: Sequence[Message], key: str, level: Durability | None
+    ) -> list[EntryId | None]:
+        if not key:
+            raise InvalidArgument("idempotency_key", key, "a text that is not empty")
+        named = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
+        appended = await self._broker.append_unique(topic, named, window_ms=self._window_ms, durability=level)
+        return appended.ids
+
+    async def _publish_later(
+        self, topic: str, messages: Sequence[Message], delay_ms: int, key: str | None
+    ) -> list[EntryId | None]:
+        if type(delay_ms) is not int or delay_ms < 0:
+            raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative")
+        if key is None:
+            self._tokens += 1
+            key = f"{self.id}.{self._tokens}"
+        tokens = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
+        await self._broker.publish_later(topic, tokens, delay_ms=delay_ms)
+        self._mover.due_in(topic, delay_ms)
+        return [None] * len(messages)
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def _row(self, message: Message) -> tuple[Row, int]:
+        """The message as words, and their bytes. A message that is too large is its publisher's error: found out here,
+        it is not the error of all who happen to travel with it."""
+        row: Row = []
+        for pair in self._codec.encode(message).items():
+            row += pair
+        size = sum(map(len, row))
+        if size > self._broker.site.limits.max_entry_bytes:
+            raise PayloadTooLarge("message", size, self._broker.site.limits.max_entry_bytes)
+        if len(row) > ROW_WORDS:
+            raise InvalidArgument("metadata", f"{len(message.metadata)} keys", f"at most {ROW_WORDS // 2} fields")
+        return row, size
+
+    def _has_room(self, size: int) -> bool:
+        if not self._buffered:
+            return True
+        return self._buffered < self._max_buffered and self._buffered_bytes + size <= self._max_buffered_bytes
+
+    async def _wait_for_room(self, size: int) -> None:
+        """First come, first served: so that the order of calls stays the order of messages."""
+        while True:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                self._let_in()
+                raise
+            if self._has_room(size):
+                self._let_in()
+                return
+
+    def _let_in(self) -> None:
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft()
+        if self._waiting and self._has_room(0):
+            self._waiting.popleft().set_result(None)
+
+    def _sent(self, messages: int, size: int) -> None:
+        self._buffered -= messages
+        self._buffered_bytes -= size
+        if self._waiting:
+            self._let_in()
+        if not self._buffered:
+            self._idle.set()
+
+    def _line(self, topic: str, level: Durability | None) -> Line:
+        check_topic(topic)
+        line = self._lines[topic, level] = Line(
+            self._broker,
+            topic,
+            writer=self.id,
+            durability=level,
+            max_batch=self._max_batch,
+            max_batch_bytes=self._max_batch_bytes,
+            retry_ms=self._retry_ms,
+            sent=self._sent,
+        )
+        return line
+
+
+def _numbered(key: str, at: int) -> str:
+    """One call, one key; several messages of the call are told apart by their place."""
+    return key if at == 0 else f"{key}#{at}"
+
+
+def _level(durability: Durability | str | None) -> Durability | None:
+    return Durability.parse(durability) if isinstance(durability, str) else durability
