@@ -29,7 +29,13 @@ def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P],
             request: Command | Batch = send(None)
             while True:
                 try:
-                    reply: Any = await (link.call(request) if type(request) is Command else link.call_many(request))  # type: ignore[arg-type]  # mypy does not narrow by type()
+                    reply: Any
+                    if type(request) is Batch:
+                        reply = await link.call_many(request)
+                    elif link.now is not None and request.block_ms is None:  # type: ignore[union-attr]  # mypy does not narrow by type()
+                        reply = link.now(request)  # type: ignore[arg-type]
+                    else:
+                        reply = await link.call(request)  # type: ignore[arg-type]
                 except MillstreamError as error:
                     request = conversation.throw(error)
                 else:

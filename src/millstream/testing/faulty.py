@@ -58,6 +58,7 @@ class FaultyLink:
 
     def __init__(self, link: Link, faults: Iterable[Fault | None] | Choice = ()) -> None:
         self._link = link
+        self.now: Callable[[Command], Any] | None = None
         self.features = link.features
         self.plan = _Plan(faults)
 

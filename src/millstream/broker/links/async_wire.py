@@ -15,7 +15,7 @@ import hiredis
 
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NoAnswer, NotSent
-from millstream.broker.links.packing import chunks_of, pack
+from millstream.broker.links.packing import chunks_of, pack, pack_all
 from millstream.wire.commands import Args
 from millstream.wire.replies import ErrorReply
 
@@ -74,7 +74,7 @@ class AsyncWire(asyncio.Protocol):
         if len(requests) == 1:
             return await self._send(pack(requests[0]), 1, wait_s)
         if whole:
-            return await self._send(b"".join(map(pack, requests)), len(requests), wait_s)
+            return await self._send(pack_all(requests), len(requests), wait_s)
         return await self._send_in_chunks(requests, wait_s)
 
     async def _send_in_chunks(self, requests: Sequence[Args], wait_s: float | None) -> list[Any]:

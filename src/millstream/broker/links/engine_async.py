@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from millstream.broker.embedded import Embedded
@@ -36,15 +36,18 @@ class EngineLink:
         self._observer = observer
         self._embedded: Embedded | None = None
         self._session: Session | None = None
+        self._execute: Any = None
+        self.now: Callable[[Command], Any] | None = None
         self._waiting: set[_Waiter] = set()
 
     async def call(self, command: Command) -> Any:
-        embedded = self._embedded
-        if embedded is None:
-            embedded = await self._open()
+        embedded = self._embedded or await self._open()
         if command.block_ms is not None:
             return await self._wait(embedded, command)
-        reply = embedded.execute(self._session, command.args)  # type: ignore[arg-type]  # set together with embedded
+        return self._now(command)
+
+    def _now(self, command: Command) -> Any:
+        reply = self._execute(self._session, command[0])
         if type(reply) is ErrorReply:
             raise typed(reply)
         return reply
@@ -64,6 +67,8 @@ class EngineLink:
         # Reading a journal takes a while: not on the loop's time.
         opened = await asyncio.to_thread(self._handle.open) if self._handle.durable else self._handle.open()
         self._embedded, self._session = opened
+        self._execute = opened[0].execute
+        self.now = self._now
         return opened[0]
 
     async def _wait(self, embedded: Embedded, command: Command) -> Any:
@@ -95,7 +100,7 @@ class EngineLink:
         return self._embedded or await self._open()
 
     async def close(self) -> None:
-        self._embedded = self._session = None
+        self._embedded = self._session = self.now = None
         for waiter in list(self._waiting):
             waiter.give_up(BrokerClosed("this broker was closed while the call was waiting."))
         self._handle.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,8 @@ class Link(Protocol):
     """Usable from any thread and any event loop. After a fork it makes new connections, or says why it cannot."""
 
     features: Features
+    now: Callable[[Command], Any] | None
+    """Answers a command that does not wait, at once; None where every answer has to come from a server."""
 
     async def call(self, command: Command) -> Any:
         """The reply; an error reply is raised as its typed error."""

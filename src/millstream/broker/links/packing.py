@@ -7,6 +7,7 @@ from typing import cast
 
 import hiredis
 
+from millstream.broker.bulk import SameShape
 from millstream.broker.limits import Limits
 from millstream.wire.commands import Args
 
@@ -18,6 +19,9 @@ def chunks_of(requests: Sequence[Args], limits: Limits) -> Iterator[tuple[bytes,
 
     The number that fits is guessed from the chunk before; a chunk that came out too big is cut in two.
     """
+    if type(requests) is SameShape:
+        yield from _chunks_of_columns(requests, limits)
+        return
     start, step = 0, limits.chunk_commands
     while start < len(requests):
         packed = list(map(pack, requests[start : start + step]))
@@ -31,3 +35,17 @@ def chunks_of(requests: Sequence[Args], limits: Limits) -> Iterator[tuple[bytes,
             step = min(limits.chunk_commands, step * 2)
         start += len(packed)
         yield data, len(packed)
+
+
+def _chunks_of_columns(requests: SameShape, limits: Limits) -> Iterator[tuple[bytes, int]]:
+    start, total = 0, len(requests)
+    while start < total:
+        piece = requests[start : start + limits.chunk_commands]
+        while len(piece) > 1 and piece.size() > limits.chunk_bytes:
+            piece = piece[: (len(piece) + 1) // 2]
+        yield piece.packed(), len(piece)
+        start += len(piece)
+
+
+def pack_all(requests: Sequence[Args]) -> bytes:
+    return requests.packed() if type(requests) is SameShape else b"".join(map(pack, requests))

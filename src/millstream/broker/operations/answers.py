@@ -24,29 +24,28 @@ def entry_ids(raws: Iterable[bytes]) -> list[EntryId]:
     joined = b"-".join(raws)
     if not joined:
         return []
-    numbers = map(int, joined.split(b"-"))
+    numbers = map(int, joined.decode().split("-"))  # int() of a str is much faster than int() of bytes
     return list(map(_new, repeat(EntryId), zip(numbers, numbers, strict=True)))
 
 
 def fields_of(flat: list[bytes]) -> dict[bytes, bytes]:
-    if len(flat) == 2:
-        return {flat[0]: flat[1]}
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def entries(reply: Any) -> list[Entry]:
-    return [
-        _new(Entry, (key, fields_of(flat)))
-        for key, (_, flat) in zip(entry_ids([item[0] for item in reply]), reply, strict=True)
-    ]
+    ids = entry_ids([raw for raw, _ in reply])
+    fields = [{flat[0]: flat[1]} if len(flat) == 2 else fields_of(flat) for _, flat in reply]
+    return list(map(_new, repeat(Entry), zip(ids, fields, strict=True)))
 
 
 def deliveries(reply: Any) -> list[Delivery]:
     """A deleted entry of one's own history has no fields: None."""
-    return [
-        _new(Delivery, (key, None if flat is None else fields_of(flat), None))
-        for key, (_, flat) in zip(entry_ids([item[0] for item in reply]), reply, strict=True)
-    ]
+    ids = entry_ids([raw for raw, _ in reply])
+    try:
+        fields = [{flat[0]: flat[1]} if len(flat) == 2 else fields_of(flat) for _, flat in reply]
+    except TypeError:
+        fields = [fields_of(flat) if flat else None for _, flat in reply]  # type: ignore[misc]  # None for what is gone
+    return list(map(_new, repeat(Delivery), zip(ids, fields, repeat(None))))
 
 
 def by_stream(reply: Any) -> list[tuple[str, Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from millstream.broker.bulk import SameShape, same_shape
 from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
 from millstream.broker.operations.answers import entry_id, entry_ids
@@ -45,21 +46,24 @@ def xadd(
     does not exist is not made, and the answer is None. A call that is cancelled or broken off may have been stored.
     """
     key = name_word(stream, "stream")
-    words = [b"XADD", key]
-    if not create:
-        words.append(b"NOMKSTREAM")
-    if trim is not None:
-        words += trim.words()
-    words.append(b"*" if id == "*" else new_id_word(id))
-    words += field_words(fields, site.limits)
-    if durability is None:
-        reply = yield Command(tuple(words), key)
+    body = field_words(fields, site.limits)
+    if id == "*" and trim is None and create:
+        words: Args = (b"XADD", key, b"*", *body)
     else:
-        reply = yield from _one_durably(site, key, tuple(words), durability)
+        options = (*(() if create else (b"NOMKSTREAM",)), *(trim.words() if trim is not None else ()))
+        words = (b"XADD", key, *options, new_id_word(id), *body)
+    if durability is None:
+        reply = yield Command(words, key)
+    else:
+        reply = yield from _one_durably(site, key, words, durability)
     if reply is None:
         return None  # type: ignore[return-value]  # only with create=False: typed as the common case, where it cannot be
     if site.max_stream_len is not None:
-        yield from added(site, key, 1)
+        left = site.until_trim.get(key, 0) - 1
+        if left > 0:  # the common case of ``added``, without the cost of asking it
+            site.until_trim[key] = left
+        else:
+            yield from added(site, key, 1)
     return entry_id(reply)
 
 
@@ -95,7 +99,7 @@ def xadd_many(
     if not commands:
         return []
     if atomic:
-        size = sum(sum(map(len, words)) for words in commands)
+        size = commands.size() if isinstance(commands, SameShape) else sum(sum(map(len, words)) for words in commands)
         if size > site.limits.max_atomic_bytes:
             raise PayloadTooLarge("entries", size, site.limits.max_atomic_bytes)
     wanted = durability_of(durability)
@@ -115,19 +119,11 @@ def xadd_many(
     return ids
 
 
-def entry_commands(head: Args, entries: Iterable[Fields], limits: Limits) -> list[Args]:
-    """One command for each entry. The loop that bulk writes live in: an entry of one plain field goes the short way."""
-    commands: list[Args] = []
-    append = commands.append
-    limit = limits.max_entry_bytes
-    for fields in entries:
-        if type(fields) is dict and len(fields) == 1:
-            ((name, value),) = fields.items()
-            if type(value) is bytes and len(value) + 1000 < limit and type(name) is str and len(name) < 250:
-                append((*head, name.encode("utf-8", "surrogateescape"), value))
-                continue
-        append((*head, *field_words(fields, limits)))
-    return commands
+def entry_commands(head: Args, entries: Sequence[Fields], limits: Limits) -> Sequence[Args]:
+    """One command for each entry, every entry checked; as columns where all are of one shape."""
+    return same_shape(head, entries, limits.max_entry_bytes) or [
+        (*head, *field_words(fields, limits)) for fields in entries
+    ]
 
 
 def _first_failure(replies: Sequence[Any]) -> tuple[MillstreamError, list[EntryId | None]]:
