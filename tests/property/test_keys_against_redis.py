@@ -3,13 +3,16 @@ notifications, the same keys in the end. Streams have a test of their own."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from key_commands import SPEAKERS, STEPS
-from two_servers import Pair, Step
+from two_servers import Pair, RealConnection, Step
 
+from millstream.engine import Engine
 from millstream.testing import RedisProcess
 
 LISTENER = SPEAKERS
@@ -255,3 +258,32 @@ def test_dialogue(redis: RedisProcess, protocol: int, name: str) -> None:
             pair.step(at, tuple(b"" if word == "''" else word.encode() for word in line.split()))
         for at in (0, 1):
             pair.step(at, (b"PING", b"the end"))
+
+
+SHOWN_FLAGS = {b"write", b"readonly", b"denyoom", b"admin", b"pubsub", b"noscript"} | {
+    b"blocking",
+    b"fast",
+    b"no_auth",
+    b"movablekeys",
+    b"no_multi",
+}
+NEWER_THAN_REDIS_7_0 = {b"client|setinfo"}
+
+
+def table(rows: list[Any]) -> dict[bytes, Any]:
+    """COMMAND's answer by name: arity, flags and the places of keys, subcommands included."""
+    described: dict[bytes, Any] = {}
+    for name, arity, flags, first, last, step, _, _, _, subs in rows:
+        described[name] = arity, {bytes(flag) for flag in flags} & SHOWN_FLAGS, (first, last, step)
+        described |= table(subs)
+    return described
+
+
+def test_every_command_has_the_arity_flags_and_keys_that_redis_gives_it(redis: RedisProcess) -> None:
+    with contextlib.closing(RealConnection(redis.port)) as connection:
+        theirs = table(connection.ask(b"COMMAND"))
+    engine = Engine()
+    ours = table(engine.execute(engine.session(), (b"COMMAND",), 0))
+    assert len(ours) > 100
+    for name in ours.keys() - NEWER_THAN_REDIS_7_0:
+        assert (name, ours[name]) == (name, theirs[name])

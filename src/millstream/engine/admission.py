@@ -13,7 +13,6 @@ from millstream.engine.registry import Flag, Spec
 from millstream.wire.replies import QUEUED, ErrorReply, Reply, Several, Status
 
 if TYPE_CHECKING:
-    from millstream.engine.engine import Engine
     from millstream.engine.session import Session
 
 NO_AUTH = int(Flag.NO_AUTH)
@@ -112,21 +111,17 @@ def _wants_answers(args: Sequence[bytes], *, queued: bool) -> bool:
     return words == [b"RESET"] or (words == [b"CLIENT", b"REPLY", b"ON"] and not queued)
 
 
-def feed_monitors(session: Session, spec: Spec, args: Sequence[bytes]) -> None:
+def feed_monitors(session: Session, spec: Spec, args: Sequence[bytes], *, by_script: bool = False) -> None:
     """Redis hides administrative commands and secrets from MONITOR."""
     engine = session.engine
     if spec.bits & ADMIN or spec.name in ("AUTH", "HELLO", "MONITOR"):
         return
-    line = monitor_line(engine, session, args)
+    words = b" ".join(b'"%b"' % _escaped(word) for word in args)
+    seconds, ms = divmod(engine.now_ms, 1000)
+    caller = b"lua" if by_script else session.address or b"?:0"
+    line = Status(b"%d.%06d [%d %b] %b" % (seconds, ms * 1000, session.db.index, caller, words))
     for monitor in engine.monitors:
         engine.outbox.append((monitor, line))
-
-
-def monitor_line(engine: Engine, session: Session, args: Sequence[bytes]) -> Status:
-    words = b" ".join(b'"%b"' % _escaped(word) for word in args)
-    address = session.address or b"?:0"
-    seconds, ms = divmod(engine.now_ms, 1000)
-    return Status(b"%d.%06d [%d %b] %b" % (seconds, ms * 1000, session.db.index, address, words))
 
 
 _NAMED = {0x0A: b"\\n", 0x0D: b"\\r", 0x09: b"\\t", 0x07: b"\\a", 0x08: b"\\b", 0x22: b'\\"', 0x5C: b"\\\\"}

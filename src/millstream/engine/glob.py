@@ -13,6 +13,8 @@ from functools import lru_cache
 def matches(pattern: bytes, text: bytes) -> bool:
     if pattern == b"*":
         return True
+    if not text:
+        return not pattern  # even a row of stars does not fit an empty text in Redis
     pieces, size = _pieces(pattern)
     first = pieces[0]
     if len(pieces) == 1:

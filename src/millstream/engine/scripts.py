@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millstream.engine.admission import DENY_OOM, OUT_OF_MEMORY
+from millstream.engine.admission import DENY_OOM, OUT_OF_MEMORY, feed_monitors
 from millstream.engine.registry import Flag
 from millstream.wire.replies import ErrorReply, Reply
 
@@ -52,6 +52,8 @@ def run_twin(session: Session, twin: Twin, keys: list[bytes], argv: list[bytes])
             raise ErrorReply("ERR This Redis command is not allowed from script")
         if spec.bits & DENY_OOM and engine.memory.exceeded():
             raise ErrorReply(OUT_OF_MEMORY)
+        if engine.monitors:
+            feed_monitors(session, spec, words, by_script=True)
         reply = engine.call(session, spec, words)
         if type(reply) is ErrorReply:
             raise reply

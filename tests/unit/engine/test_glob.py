@@ -15,6 +15,7 @@ from millstream.engine.glob import matches
         ("*a", ["a", "ba", "aa"], ["", "ab"]),
         ("a*b*c", ["abc", "axbxc", "abbcc"], ["acb", "ab"]),
         ("a**b", ["ab", "axb"], ["a"]),
+        ("**", ["a", "ab"], [""]),
         ("*ab*ab", ["abab", "abxab"], ["ab", "aab"]),
         ("?", ["a", "\n"], ["", "ab"]),
         ("h[ae]llo", ["hello", "hallo"], ["hillo"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from driving import Driver
 
+from millstream.engine.memory import size_of_key
 from millstream.wire.replies import OK
 
 OOM = "OOM command not allowed when used memory > 'maxmemory'."
@@ -17,6 +18,14 @@ def test_the_account_follows_the_data() -> None:
     assert 1_000_000 < used < 1_001_000
     driver.say("DEL a")
     assert driver.engine.used_memory() == 0
+
+
+def test_of_very_many_keys_some_are_measured() -> None:
+    driver = Driver()
+    for number in range(100_000):
+        driver.engine.databases[0].values[b"%06d" % number] = b"x" * (number % 100)
+    exactly = sum(size_of_key(key, value) for key, value in driver.engine.databases[0].values.items())
+    assert abs(driver.engine.used_memory() - exactly) < exactly // 50
 
 
 def test_kept_key_by_key_it_is_the_same_as_counted_anew() -> None:

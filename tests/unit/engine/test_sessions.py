@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from driving import Driver
+from driving import Driver, wait_for_list
 
 from millstream.engine import Hooks
 from millstream.wire.replies import OK, ErrorReply, Several, Status
@@ -83,8 +83,19 @@ def test_a_killed_client_is_in_the_outbox_and_to_be_closed() -> None:
     other = driver.engine.session(address=b"1.2.3.4:6")
     assert driver.say("CLIENT KILL 1.2.3.4:6") == OK
     assert other.closing
-    assert driver.say("CLIENT KILL TYPE normal SKIPME no") == 3
+    assert driver.say("CLIENT KILL TYPE normal SKIPME no") == 1
     assert driver.main.closing
+
+
+def test_what_a_killed_client_waited_for_goes_to_the_next() -> None:
+    driver = Driver()
+    driver.add_command(b"WAITPOP", wait_for_list)
+    victim, heir = driver.session(), driver.session()
+    driver.say("WAITPOP a 0", victim)
+    driver.say("WAITPOP a 0", heir)
+    driver.say(f"CLIENT KILL ID {victim.id}")
+    driver.say("RPUSH a 1")
+    assert driver.engine.take_outbox() == [(victim, Several()), (heir, [b"a", b"1"])]
 
 
 def test_a_monitor_sees_what_others_do_and_no_secrets() -> None:
@@ -98,13 +109,16 @@ def test_a_monitor_sees_what_others_do_and_no_secrets() -> None:
     driver.say("MULTI")
     driver.say("GET a")
     driver.say("EXEC")
-    stamp = b"%d.%06d" % divmod(driver.now_ms, 1000)
-    stamp = stamp.split(b".")[0] + b".000000"
+    name = driver.engine.register_script(b"get", lambda call, keys, argv: call(b"GET", b"a"))
+    driver.send((b"EVALSHA", name, b"0"))
+    stamp = b"%d.000000" % (driver.now_ms // 1000)
     assert driver.heard(monitor) == [
         Status(stamp + b' [0 127.0.0.1:9] "set" "a" "\\x00\\"\\n"'),
         Status(stamp + b' [0 127.0.0.1:9] "MULTI"'),
         Status(stamp + b' [0 127.0.0.1:9] "GET" "a"'),
         Status(stamp + b' [0 127.0.0.1:9] "EXEC"'),
+        Status(stamp + b' [0 127.0.0.1:9] "EVALSHA" "' + name + b'" "0"'),
+        Status(stamp + b' [0 lua] "GET" "a"'),
     ]
     driver.engine.drop(monitor)
     driver.say("GET a")

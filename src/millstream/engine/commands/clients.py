@@ -116,10 +116,14 @@ def client_list(session: Session, args: Sequence[bytes]) -> Reply:
     return _lines(chosen)
 
 
-def _kill(session: Session) -> None:
-    """The driver finds it in the outbox, closes it, and drops it; until then it gets no further answer."""
-    session.closing = True
-    session.engine.outbox.append((session, Several()))
+def _kill(victim: Session, killer: Session) -> None:
+    """The driver finds the victim in the outbox and closes its connection. For the engine it is gone at once: what it
+    waited for goes to whoever is next, and not to a connection that nobody reads. Who kills itself still hears how that
+    went."""
+    victim.closing = True
+    if victim is not killer:
+        victim.engine.outbox.append((victim, Several()))
+        victim.engine.drop(victim)
 
 
 @command("CLIENT|KILL", arity=-3, flags=_ADMIN)
@@ -129,7 +133,7 @@ def client_kill(session: Session, args: Sequence[bytes]) -> Reply:
         victims = [one for one in everyone if one.address == args[2]]
         if not victims:
             raise ErrorReply("ERR No such client")
-        _kill(victims[0])
+        _kill(victims[0], session)
         return OK
     if len(args) % 2:
         raise ErrorReply(SYNTAX_ERROR)
@@ -144,7 +148,7 @@ def client_kill(session: Session, args: Sequence[bytes]) -> Reply:
             tests.append(_kill_filter(name.upper(), value))
     victims = [one for one in everyone if all(test(one) for test in tests) and not (skip_me and one is session)]
     for victim in victims:
-        _kill(victim)
+        _kill(victim, session)
     return len(victims)
 
 

@@ -42,7 +42,7 @@ def role(session: Session, args: Sequence[bytes]) -> Reply:
     return [b"master", 0, []]
 
 
-@command("WAIT", arity=3, flags=Flag.NO_SCRIPT | Flag.BLOCKING)
+@command("WAIT", arity=3, flags=Flag.NO_SCRIPT)
 def wait(session: Session, args: Sequence[bytes]) -> Reply:
     """There are no replicas, so there is nothing to wait for."""
     parse_int(args[1])
