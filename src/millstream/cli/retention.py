@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
 from millstream.messaging.durations import parse_ms
 from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
+from millstream.messaging.signals import run_until_signalled
 
 app = typer.Typer()
 
@@ -96,12 +96,11 @@ def run(
     async def work() -> None:
         async with open_broker(url) as broker:
             task = asyncio.ensure_future(Janitor(broker, policies, observer=_log_trims, **times).run())
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, task.cancel)
-            await asyncio.wait([task])
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+
+            async def stop() -> None:
+                task.cancel()
+
+            await run_until_signalled(task, stop)
 
     asyncio.run(work())
 

@@ -5,6 +5,8 @@ Speaks to streams through the broker's operations alone; a Redis command never a
 
 from millstream.messaging.burial import Burial, read_burial
 from millstream.messaging.codec import Codec
+from millstream.messaging.codecs import codec, codec_names
+from millstream.messaging.dead_letters import DeadLetter, DeadLetters, Selection
 from millstream.messaging.errors import (
     AlreadySettled,
     AlreadySubscribed,
@@ -17,8 +19,26 @@ from millstream.messaging.errors import (
     Undecodable,
 )
 from millstream.messaging.message import Handler, Message, Middleware
+from millstream.messaging.middleware import (
+    circuit_breaker,
+    correlated,
+    correlation,
+    deduplicate,
+    duplicate,
+    fail_randomly,
+    metrics,
+    poison_queue,
+    recoverer,
+    retry,
+    throttle,
+    timeout,
+)
 from millstream.messaging.outcome import Ack, AckPolicy, Bury, Outcome, Retry
 from millstream.messaging.publisher import Publisher
+from millstream.messaging.registration import HandlerRefused
+from millstream.messaging.retention import Janitor, RetentionPolicy
+from millstream.messaging.route import DuplicateRoute
+from millstream.messaging.router import AlreadyRunning, Router
 from millstream.messaging.settings import Backoff, SubscriberSettings
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
@@ -26,15 +46,21 @@ from millstream.messaging.subscriber import Subscriber
 __all__ = [
     "Ack",
     "AckPolicy",
+    "AlreadyRunning",
     "AlreadySettled",
     "AlreadySubscribed",
     "Backoff",
     "Burial",
     "Bury",
     "Codec",
+    "DeadLetter",
+    "DeadLetters",
     "DeliveriesExhausted",
+    "DuplicateRoute",
     "Handler",
     "HandlerCancelled",
+    "HandlerRefused",
+    "Janitor",
     "Message",
     "Middleware",
     "NothingToSettle",
@@ -42,11 +68,28 @@ __all__ = [
     "Publisher",
     "PublisherClosed",
     "Rejected",
+    "RetentionPolicy",
     "Retry",
     "RetryLater",
+    "Router",
+    "Selection",
     "Subscriber",
     "SubscriberSettings",
     "Undecodable",
+    "circuit_breaker",
+    "codec",
+    "codec_names",
+    "correlated",
+    "correlation",
+    "deduplicate",
+    "duplicate",
+    "fail_randomly",
+    "metrics",
+    "poison_queue",
     "read_burial",
+    "recoverer",
+    "retry",
     "run_until_signalled",
+    "throttle",
+    "timeout",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -19,7 +20,7 @@ from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.handler import Middleware
 from millstream.messaging.middleware.retry import Backoff
 from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
-from millstream.messaging.signals import signals_to
+from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -152,18 +153,26 @@ class Router:
 
     async def run(self, *, handle_signals: bool = True) -> None:
         """Until ``close`` is called, or SIGINT or SIGTERM comes; then what is in flight is finished, up to the limit.
+        A second signal does not wait for it. The signal handlers that were there before are put back.
 
         Raises AlreadyRunning the second time, and what trying again cannot cure if it comes before the first read.
         """
-        with signals_to(self._stop.set, enabled=handle_signals):
-            running = self._start()
-            try:
-                await asyncio.shield(running)
-            except asyncio.CancelledError:
-                # Our own task was cancelled: end in good order all the same, within the limit.
-                self._stop.set()
-                await asyncio.wait([running])
-                raise
+        if handle_signals and threading.current_thread() is threading.main_thread():
+            await run_until_signalled(self._run(), self.close)
+        else:
+            await self._run()
+
+    async def _run(self) -> None:
+        running = self._start()
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # The first time, end in good order, within the limit; whoever cancels again cannot wait.
+            patience_ms = 0 if self._stop.is_set() else round(self._close_timeout * 1000)
+            self._stop.set()
+            await asyncio.gather(*(subscriber.close(patience_ms) for _, subscriber in self._subscribers))
+            await asyncio.wait([running])
+            raise
 
     async def __aenter__(self) -> Self:
         """Runs in the background for as long as the block lasts; the block begins when every topic is being read."""
