@@ -35,6 +35,11 @@ class Processor(Part):
     renames: ClassVar[bool] = False
     id: Name | None = None
 
+    @property
+    def kind_name(self) -> str:
+        """What the spec calls it."""
+        return str(getattr(self, "type", ""))
+
     def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
         raise AssertionError("every processor has its own")
 

@@ -23,6 +23,7 @@ class ConsoleSink(Sink):
     """A replayed batch is shown again: a terminal cannot take back."""
 
     idempotent = False
+    looks = True
     type: Literal["console"]
     config: ConsoleConfig
 

@@ -71,21 +71,31 @@ class RedisSink(Sink):
         routed = rows.select(*columns, stream.alias("stream"))
         return routed.where(routed["stream"].isNotNull())
 
-    def unroutable(self, events: DataFrame, tenant: str) -> DataFrame | None:
+    def misses(self, tenant: str) -> Column | None:
         if self._constant() is not None:
             return None
         missing = self._stream(tenant).isNull()
-        named = f"the template {self.config.stream!r}" if self.config.stream else "no route matched, and the sink"
-        lost = self.matching(events, tenant).where(missing)
-        return fail_where(
-            lost, missing, stage=f"sink:{self.config.id}", reason=f"no stream: {named} names none for this event"
-        )
+        return missing if self.filter is None else missing & self.filter.column(tenant)
+
+    def unroutable(self, events: DataFrame, tenant: str) -> DataFrame | None:
+        missing = self.misses(tenant)
+        if missing is None:
+            return None
+        named = f"the template {self.config.stream!r} names" if self.config.stream else "no route names"
+        reason = f"no stream: {named} none for this event"
+        return fail_where(events.where(missing), missing, stage=f"sink:{self.config.id}", reason=reason)
 
     def write(self, rows: DataFrame, write: Write) -> None:
         if write.delivery == "exactly_once_by_event_id":
             # The column that decides is no field of the entry; the id is to be one as well.
             rows = rows.withColumn("_event_id", rows["id"])
         rows.write.format("redis_streams").mode("append").options(**self._options(write)).save()
+
+    def probe(self) -> None:
+        from millstream import open_blocking_broker
+
+        with open_blocking_broker(self.config.uri, deadline_ms=self.config.connect_timeout) as broker:
+            broker.ping()
 
     def deliver(self, session: SparkSession, directory: Path, write: Write) -> int:
         """From the driver, without Spark: a sink that is slow or gone must not hold executors that others need."""

@@ -13,7 +13,7 @@ from millstream.pipelines.processors.filter import Match
 from millstream.pipelines.spec.part import Duration, Name, Part, Size
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 Delivery = Literal["exactly_once", "exactly_once_by_event_id"]
 
@@ -55,14 +55,20 @@ class SinkConfig(Part):
 
 
 class Sink(Part):
-    """``idempotent``: a batch that is written again adds nothing, whatever happened in between."""
+    """``idempotent``: a batch that is written again adds nothing, whatever happened in between. ``looks``: it may not
+    read a batch to its end."""
 
     idempotent: ClassVar[bool] = True
+    looks: ClassVar[bool] = False
     filter: Match | None = None
 
     def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
         """The events, none of which failed, as the rows that this sink writes."""
         raise AssertionError("every sink has its own")
+
+    def misses(self, tenant: str) -> Column | None:
+        """Whether this sink has no place for an event that it should take; None where it has one for all."""
+        return None
 
     def unroutable(self, events: DataFrame, tenant: str) -> DataFrame | None:
         """The events for which this sink has no place, marked with why; None where it has one for all."""
@@ -77,6 +83,9 @@ class Sink(Part):
         rows = session.read.parquet(str(directory))
         self.write(rows, write)
         return int(rows.count())
+
+    def probe(self) -> None:
+        """Whether trying again makes sense: raises what stands in the way, cheaply, from the driver."""
 
     def matching(self, events: DataFrame, tenant: str) -> DataFrame:
         return events if self.filter is None else events.where(self.filter.column(tenant))

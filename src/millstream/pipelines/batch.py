@@ -1,0 +1,212 @@
+"""One batch: processed once, given to all sinks side by side, dead letters aside, and only then committed.
+
+Called by Spark on the driver, once per batch, again with the same rows after a crash. Returning commits the batch;
+raising does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from millstream.model import Clock, Observer, SystemClock, quiet
+from millstream.pipelines.backoff import delay_ms, is_fatal, short
+from millstream.pipelines.dead_letters import DeadLetterWriter
+from millstream.pipelines.errors import DeadLettersFull, SinkFailed, StopRequested
+from millstream.pipelines.plan import Plan, config_of
+from millstream.pipelines.session import in_session
+from millstream.pipelines.sinks import Sink, Write
+from millstream.pipelines.spool import Spool
+from millstream.pipelines.stages import inside_the_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+log = logging.getLogger("millstream.pipelines")
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What a batch works with: shared by all batches of one pipeline, from start to stop."""
+
+    application: str
+    addresses: dict[str, str] = field(default_factory=dict)
+    spools: dict[str, Spool] = field(default_factory=dict)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    observer: Observer = quiet
+    clock: Clock = field(default_factory=SystemClock)
+
+
+class BatchRunner:
+    def __init__(self, plan: Plan, around: Surroundings) -> None:
+        self._plan = plan
+        self._around = around
+        self._dead = DeadLetterWriter(plan, around.addresses, around.observer)
+
+    def run(self, frame: DataFrame, batch_id: int) -> None:
+        from pyspark import StorageLevel
+        from pyspark.sql import Observation
+
+        began = time.monotonic()
+        seen = Observation(f"events-{batch_id}-{id(frame)}")
+        events = inside_the_batch(frame, self._plan, batch_id)
+        events = events.observe(seen, *self._measured())
+        partly = any(sink.looks for sink in self._plan.pipeline.spec.sinks)
+        shared = self._plan.consumers > 1 or partly
+        if shared:
+            # Computed once, whoever asks first; a partition that does not fit in memory goes to disk.
+            events = events.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            if partly:
+                events.count()  # a sink that looks at some rows only would leave the others unseen, dead letters too
+            self._to_sinks(events, batch_id)
+            facts = seen.get
+            if facts["failed"]:
+                self._bury(events, batch_id, int(facts["failed"]))
+        finally:
+            if shared:
+                events.unpersist()
+        self._report(batch_id, facts, time.monotonic() - began)
+
+    def _measured(self) -> list[Column]:
+        from pyspark.sql import functions as F
+
+        fine = F.col("error").isNull()
+        return [
+            F.count(F.lit(1)).alias("events"),
+            F.count_if(self._unfit()).alias("failed"),
+            F.min(F.when(fine, F.col("ts_ms"))).alias("oldest"),
+            F.max(F.when(fine, F.col("ts_ms"))).alias("newest"),
+        ]
+
+    def _unfit(self) -> Column:
+        """Whether an event has failed, or has no place in one of the sinks."""
+        from pyspark.sql import functions as F
+
+        unfit = F.col("error").isNotNull() if self._plan.failures else F.lit(False)
+        for sink in self._plan.pipeline.spec.sinks:
+            missing = sink.misses(self._plan.pipeline.tenant)
+            if missing is not None:
+                unfit = unfit | F.coalesce(missing, F.lit(False))
+        return unfit
+
+    def _to_sinks(self, events: DataFrame, batch_id: int) -> None:
+        from pyspark.sql import functions as F
+
+        fine = events.where(F.col("error").isNull()) if self._plan.failures else events
+        work: list[Callable[[], None]] = []
+        for sink in self._plan.gating:
+            work.append(lambda sink=sink: self._write(sink, fine, batch_id))  # type: ignore[misc]  # bound now
+        for sink in self._plan.optional:
+            work.append(lambda sink=sink: self._spool(sink, fine, batch_id))  # type: ignore[misc]  # bound now
+        side_by_side(events.sparkSession, work)
+
+    def _write(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
+        """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        name = config_of(sink).id
+        seen = Observation(f"{name}-{batch_id}-{id(fine)}")
+        rows = sink.prepare(fine, self._plan.pipeline.tenant)
+        text = next((c for c in ("event", "value") if c in rows.columns), None)
+        size = F.sum(F.octet_length(text)) if text else F.lit(0)
+        counted = rows.observe(seen, F.count(F.lit(1)).alias("rows"), F.coalesce(size, F.lit(0)).alias("bytes"))
+        began = time.monotonic()
+        write = Write(self._around.application, batch_id, name, self._plan.delivery, self._around.addresses)
+        self._persistently(name, sink.probe, lambda: sink.write(counted, write))
+        found = {"rows": 0, "bytes": 0} if sink.looks else seen.get
+        self._tell("pipeline.sink", sink=name, batch=batch_id, s=time.monotonic() - began, **found)
+
+    def _persistently(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> None:
+        retry = self._plan.pipeline.spec.retry
+        began, tries = time.monotonic(), 0
+        while True:
+            tries += 1
+            try:
+                if tries > 1:
+                    probe()
+                return attempt()
+            except Exception as error:
+                self._tell("pipeline.sink_error", sink=name, error=short(error), attempt=tries)
+                if is_fatal(error):
+                    raise SinkFailed(name, tries, short(error)) from error
+                wait_ms = delay_ms(retry, tries)
+                if (time.monotonic() - began) * 1000 + wait_ms > retry.deadline:
+                    raise SinkFailed(name, tries, f"{short(error)} (for {retry.deadline} ms)") from error
+                log.warning("sink %s: attempt %d failed: %s; next in %d ms", name, tries, short(error), wait_ms)
+            if self._around.stopping.wait(wait_ms / 1000):
+                raise StopRequested(
+                    f"asked to stop while sink {name!r} was failing; the batch is replayed at the next start"
+                )
+
+    def _spool(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
+        config = config_of(sink)
+        spool = self._around.spools[config.id]
+        while spool.full():
+            if config.spool.overflow == "drop_oldest":
+                lost = spool.drop_oldest()
+                log.error("sink %s: the spool is full; batch %s was dropped and will not be delivered", config.id, lost)
+                self._tell("pipeline.spool_dropped", sink=config.id, batch=lost)
+            elif self._around.stopping.wait(0.2):
+                raise StopRequested(f"asked to stop while the spool of sink {config.id!r} was full")
+        rows = sink.prepare(fine, self._plan.pipeline.tenant)
+        stored = spool.put(batch_id, lambda path: rows.write.mode("overwrite").parquet(path))
+        self._tell("pipeline.spooled", sink=config.id, batch=batch_id, stored=stored, waiting=spool.count())
+
+    def _bury(self, events: DataFrame, batch_id: int, expected: int) -> None:
+        from pyspark.sql import functions as F
+
+        tenant = self._plan.pipeline.tenant
+        fine = events.where(F.col("error").isNull())
+        lost = [events.where(F.col("error").isNotNull())] if self._plan.failures else []
+        for sink in self._plan.pipeline.spec.sinks:
+            unroutable = sink.unroutable(fine, tenant)
+            lost += [] if unroutable is None else [unroutable]
+        everything = lost[0]
+        for more in lost[1:]:
+            everything = everything.unionByName(more)
+        write = Write(
+            self._around.application, batch_id, "dead-letters", "exactly_once_by_event_id", self._around.addresses
+        )
+        self._persistently("dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected))
+
+    def _report(self, batch_id: int, facts: dict[str, Any], took_s: float) -> None:
+        now = self._around.clock.now_ms()
+        ages = {f"{which}_age_ms": now - facts[which] for which in ("oldest", "newest") if facts[which] is not None}
+        self._tell("pipeline.batch", batch=batch_id, events=facts["events"], failed=facts["failed"], s=took_s, **ages)
+
+    def _tell(self, fact: str, **facts: Any) -> None:
+        self._around.observer(fact, pipeline=self._plan.pipeline.name, **facts)
+
+
+def side_by_side(session: SparkSession, work: list[Callable[[], None]]) -> None:
+    """Runs all of it, each in a thread of its own; raises the first error when all have ended."""
+    if len(work) == 1:
+        return work[0]()
+    errors: list[BaseException] = []
+
+    def guarded(one: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                one()
+            except BaseException as error:  # whatever it is, the batch must not be committed
+                errors.append(error)
+
+        return run
+
+    threads = [threading.Thread(target=in_session(session, guarded(one)), name="millstream-sink") for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((error for error in errors if not isinstance(error, StopRequested)), errors[0])
+    return None
+
+
+__all__ = ["BatchRunner", "DeadLettersFull", "Surroundings", "side_by_side"]

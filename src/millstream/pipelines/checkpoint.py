@@ -1,0 +1,144 @@
+"""A pipeline's directory: whose it is, what its spec was, how far Spark is. Local, or shared by driver and executors.
+
+<path>/millstream.json   the pipeline's name, its application id, and the fingerprints of its spec
+<path>/spark/            Spark's own checkpoint: offsets/, commits/, state/
+<path>/spool/<sink>/     batches that an optional sink has not taken yet
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.pipelines.errors import CheckpointRefused
+from millstream.pipelines.fingerprint import Fingerprint, Verdict, compare, fingerprint
+from millstream.pipelines.plan import Plan
+
+_FILE = "millstream.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch as Spark's logs have it: planned, and perhaps committed."""
+
+    id: int
+    planned_ms: int
+    committed_ms: int | None
+    offsets: tuple[Any, ...]
+
+
+class Checkpoint:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @property
+    def spark(self) -> str:
+        return str((self.path / "spark").absolute())
+
+    def spool(self, sink: str) -> Path:
+        return (self.path / "spool" / sink).absolute()
+
+    def identity(self) -> dict[str, Any] | None:
+        """What the directory says of itself; None where nothing is there."""
+        try:
+            found = json.loads((self.path / _FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise CheckpointRefused(str(self.path), [f"{_FILE} cannot be read: {error}"]) from error
+        return found if isinstance(found, dict) else {}
+
+    def verdicts(self, plan: Plan) -> list[Verdict]:
+        """What of the spec has changed since the checkpoint was made, and what that means for it."""
+        found = self.identity()
+        if found is None:
+            return []
+        old: Fingerprint = found.get("parts", {})
+        waiting = {sink: len(list(self.spool(sink).glob("[0-9]*"))) for sink in old.get("sinks", {})}
+        return compare(old, fingerprint(plan), in_flight=self.in_flight(), waiting=waiting)
+
+    def open(self, plan: Plan) -> str:
+        """Makes the directory, or checks that it is this pipeline's and fits; returns the application id."""
+        found = self.identity()
+        if found is None:
+            if self.path.exists() and any(self.path.iterdir()):
+                why = "the directory is not empty, and is no checkpoint of a pipeline. Choose another path."
+                raise CheckpointRefused(str(self.path), [why])
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = {"format": 1, "application": f"{plan.pipeline.name}-{secrets.token_hex(4)}"}
+        else:
+            self.check(plan)
+        found |= {"pipeline": plan.pipeline.name, "tenant": plan.pipeline.tenant, "parts": fingerprint(plan)}
+        write_atomically(self.path / _FILE, json.dumps(found, indent=1))
+        return str(found["application"])
+
+    def check(self, plan: Plan) -> list[Verdict]:
+        """Raises CheckpointRefused where this spec cannot go on from here; otherwise says what has changed."""
+        found = self.identity()
+        if found is None:
+            return []
+        theirs, ours = (found.get("tenant"), found.get("pipeline")), (plan.pipeline.tenant, plan.pipeline.name)
+        if theirs != ours:
+            why = f"it belongs to pipeline {theirs[1]!r} of tenant {theirs[0]!r}; this is {ours[1]!r} of {ours[0]!r}. "
+            raise CheckpointRefused(str(self.path), [why + "Give each pipeline a checkpoint of its own."])
+        verdicts = self.verdicts(plan)
+        refused = [f"{v.part}: {v.why}" for v in verdicts if not v.compatible]
+        if refused:
+            raise CheckpointRefused(str(self.path), refused)
+        return verdicts
+
+    def in_flight(self) -> int | None:
+        """The batch that was planned and not committed: Spark will run it again, with the same rows."""
+        planned, committed = self._numbers("offsets"), self._numbers("commits")
+        last = max(planned, default=-1)
+        return last if last > max(committed, default=-1) else None
+
+    def committed(self, batch_id: int) -> bool:
+        return (self.path / "spark" / "commits" / str(batch_id)).exists()
+
+    def last_committed(self) -> int | None:
+        return max(self._numbers("commits"), default=None)
+
+    def batches(self, last: int = 20) -> list[Batch]:
+        return [self._batch(number) for number in sorted(self._numbers("offsets"))[-last:]]
+
+    def _batch(self, number: int) -> Batch:
+        offset, commit = (self.path / "spark" / kind / str(number) for kind in ("offsets", "commits"))
+        lines = offset.read_text(encoding="utf-8").splitlines()
+        metadata: Mapping[str, Any] = {}
+        with contextlib.suppress(ValueError, IndexError):
+            metadata = json.loads(lines[1])
+        positions = []
+        for line in lines[2:]:
+            with contextlib.suppress(ValueError):
+                positions.append(json.loads(line))
+        done = int(commit.stat().st_mtime * 1000) if commit.exists() else None
+        return Batch(number, int(metadata.get("batchTimestampMs", 0)), done, tuple(positions))
+
+    def _numbers(self, kind: str) -> list[int]:
+        directory = self.path / "spark" / kind
+        return [int(name) for name in os.listdir(directory) if name.isdigit()] if directory.is_dir() else []
+
+    def reset(self) -> None:
+        """Removes it. The next start begins at the source's beginning, as another application."""
+        if self.identity() is None:
+            raise CheckpointRefused(str(self.path), ["there is no checkpoint of a pipeline here; nothing was removed."])
+        shutil.rmtree(self.path)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A crash leaves the old file or the new one, never half of either."""
+    beside = path.with_name(path.name + ".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

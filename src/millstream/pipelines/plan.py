@@ -1,0 +1,132 @@
+"""What will happen, decided before Spark starts: which stage runs where, who gates the checkpoint, how rows are told
+apart when a batch is replayed. Pure; the runner only follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from millstream.pipelines.processors import Aggregate, Deduplicate, Processor
+from millstream.pipelines.sinks import Delivery, RedisSink, Sink
+from millstream.pipelines.sinks.sink import SinkConfig
+from millstream.pipelines.sources import RedisSource
+from millstream.pipelines.spec.pipeline import Pipeline
+from millstream.pipelines.spec.uri import shown
+
+Numbering = Literal["none", "in the batch", "by the batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A processor and what dead letters, ids and metrics call it."""
+
+    name: str
+    processor: Processor
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    uri: str
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``streaming`` processors are part of the streaming query; ``per_batch`` ones run inside each batch.
+
+    ``gating`` sinks must have a batch before it is committed; the others find theirs on disk. ``failures``: whether
+    any stage can turn an event into a dead letter.
+    """
+
+    pipeline: Pipeline
+    streaming: tuple[Placed, ...]
+    per_batch: tuple[Placed, ...]
+    numbering: Numbering
+    delivery: Delivery
+    delivery_because: str
+    watermark_ms: int | None
+    gating: tuple[Sink, ...]
+    optional: tuple[Sink, ...]
+    dead_letters: DeadLetters | None
+    failures: bool
+
+    @property
+    def consumers(self) -> int:
+        return len(self.gating) + len(self.optional)
+
+
+def plan(pipeline: Pipeline) -> Plan:
+    spec = pipeline.spec
+    placed = [Placed(p.id or f"processors[{i}]", p) for i, p in enumerate(spec.processors)]
+    first = next((i for i, p in enumerate(placed) if p.processor.kind == "per batch"), len(placed))
+    delivery, because = _delivery(pipeline)
+    stateful = [p for p in spec.processors if isinstance(p, Deduplicate | Aggregate)]
+    gating = [s for s in spec.sinks if config_of(s).required or spec.commit_policy == "all"]
+    ids = spec.source.ids()
+    aggregated = any(isinstance(p, Aggregate) for p in spec.processors)
+    numbering: Numbering = {"unique": "none", "repeat in a batch": "in the batch", "repeat": "by the batch"}[ids]  # type: ignore[assignment]  # mypy does not narrow the values
+    return Plan(
+        pipeline=pipeline,
+        streaming=tuple(placed[:first]),
+        per_batch=tuple(placed[first:]),
+        numbering="none" if aggregated else numbering,
+        delivery=delivery,
+        delivery_because=because,
+        watermark_ms=max((p.watermark for p in stateful), default=None),
+        gating=tuple(gating),
+        optional=tuple(s for s in spec.sinks if s not in gating),
+        dead_letters=_dead_letters(pipeline),
+        failures=spec.source.can_fail() or any(p.can_fail() for p in spec.processors),
+    )
+
+
+def config_of(sink: Sink) -> SinkConfig:
+    config = getattr(sink, "config", None)
+    assert isinstance(config, SinkConfig), "every sink has one"
+    return config
+
+
+def _delivery(pipeline: Pipeline) -> tuple[Delivery, str]:
+    """By position where a replay brings the same rows in the same order; by event id wherever it may not."""
+    if pipeline.spec.source.reorders:
+        return "exactly_once_by_event_id", f"how {pipeline.spec.source.type} rows are cut depends on the cluster"
+    for processor in pipeline.spec.processors:
+        if processor.reorders:
+            return "exactly_once_by_event_id", f"{processor.kind_name} shuffles, and rows have no stable order after it"
+    return "exactly_once", "a replay brings the same rows in the same order"
+
+
+def _dead_letters(pipeline: Pipeline) -> DeadLetters | None:
+    dlq = pipeline.spec.dlq
+    if not dlq.enabled:
+        return None
+    known = [sink.config.uri for sink in pipeline.spec.sinks if isinstance(sink, RedisSink)]
+    if isinstance(pipeline.spec.source, RedisSource):
+        known.append(pipeline.spec.source.config.uri)
+    uri = dlq.uri or next(iter(known), None)
+    return DeadLetters(uri, dlq.stream or f"{pipeline.name}.dlq") if uri else None
+
+
+def describe(made: Plan) -> list[tuple[str, str]]:
+    """The plan in words: what, and how."""
+    spec = made.pipeline.spec
+    lines = [("source", f"{spec.source.type}, ids {spec.source.ids()}")]
+    lines += [(p.name, f"{p.processor.kind_name}, {p.processor.kind}, in the streaming query") for p in made.streaming]
+    lines += [(p.name, f"{p.processor.kind_name}, {p.processor.kind}, inside each batch") for p in made.per_batch]
+    if made.numbering != "none":
+        lines.append(("ids", f"rows with equal ids are numbered {made.numbering}"))
+    lines.append(("delivery", f"{made.delivery}: {made.delivery_because}"))
+    for sink in spec.sinks:
+        role = "gates the checkpoint" if sink in made.gating else "optional: batches wait on disk until it has them"
+        twice = "" if sink.idempotent else "; a replayed batch is written again"
+        lines.append((f"sink {config_of(sink).id}", f"{sink.type}, {role}{twice}"))
+    lines.append(("commit", f"policy {spec.commit_policy}"))
+    dead = made.dead_letters
+    where = (
+        f"stream {dead.stream} at {shown(dead.uri)}"
+        if dead
+        else "none: an event that cannot be processed stops the pipeline"
+    )
+    lines.append(("dead letters", where))
+    lines.append(("checkpoint", made.pipeline.checkpoint_path))
+    return lines
