@@ -7,5 +7,7 @@ try:
     from millstream.spark.source import RedisStreamsSource
 
     DefaultSource = RedisStreamsSource
-except Exception:  # noqa: BLE001, S110, RUF100 - whatever is missing, other people's data sources must still be found
-    pass
+except Exception as error:
+    import logging
+
+    logging.getLogger("millstream.spark").warning("redis_streams is not available: %s: %s", type(error).__name__, error)

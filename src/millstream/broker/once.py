@@ -29,7 +29,11 @@ class Digest:
 
     def add(self, rows: Iterable[Sequence[bytes]]) -> None:
         """Rows as words: names and values in turn. Packed, so that no two different rows look alike."""
-        self._state.update(b"".join(map(pack, rows)))
+        self.add_packed(b"".join(map(pack, rows)))
+
+    def add_packed(self, rows: bytes) -> None:
+        """Rows that are packed already: each as one RESP array of its words."""
+        self._state.update(rows)
 
     def copy(self) -> Digest:
         twin = Digest()

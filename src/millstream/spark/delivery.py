@@ -6,7 +6,7 @@ from typing import Protocol
 
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.once import Digest
-from millstream.broker.operations.once import Once
+from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.spark.entries import Piece
 from millstream.spark.identity import WriteIdentity
 from millstream.spark.options import SinkOptions
@@ -27,12 +27,14 @@ class ExactlyOnce:
         self._broker = broker
         self._options = options
         self._identity = identity
-        self._writers: dict[str, Once] = {}
+        self._writers: dict[str, BulkOnce] = {}
 
     def write(self, piece: Piece) -> tuple[int, int]:
         once = self._writers.get(piece.stream)
         if once is None:
             once = self._writers[piece.stream] = self._open(piece.stream)
+        if isinstance(piece.rows, UniformRows):
+            return self._broker.run(once.append_uniform, piece.rows)
         appended = self._broker.run(once.append_rows, piece.rows)
         return appended.added, appended.skipped
 
@@ -40,8 +42,8 @@ class ExactlyOnce:
         for once in self._writers.values():
             self._broker.run(once.finish)
 
-    def _open(self, stream: str) -> Once:
-        return Once(
+    def _open(self, stream: str) -> BulkOnce:
+        return BulkOnce(
             stream,
             self._identity.writer,
             self._identity.version,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.spark.bulk import UniformRows
 from millstream.spark.errors import InvalidOption, UnusableRow
 from millstream.spark.options import SinkOptions
 
@@ -28,7 +29,7 @@ class Piece(NamedTuple):
     """Rows of one batch for one stream, in their order. ``marks`` are explicit ids or event ids, if asked for."""
 
     stream: str
-    rows: list[Words]
+    rows: Sequence[Words]
     marks: list[bytes] | None
 
 
@@ -124,13 +125,13 @@ def pieces(mapping: Mapping, batch: pa.RecordBatch) -> Iterator[Piece]:
         yield Piece(stream, [rows[at] for at in places], own_marks)
 
 
-def _rows(mapping: Mapping, batch: pa.RecordBatch) -> list[Words]:
+def _rows(mapping: Mapping, batch: pa.RecordBatch) -> Sequence[Words]:
     if mapping.content == "value":
         name = mapping.value_name
         values = _texts(batch.column("value"))
         if None in values:
             raise UnusableRow("a row's value is null. Filter such rows out, or use coalesce(value, '').")
-        return [[name, value] for value in values]
+        return UniformRows(name, values)
     if mapping.content == "fields":
         return _from_maps(batch.column("fields"))
     return _from_columns(mapping.columns, batch)
@@ -146,14 +147,16 @@ def _texts(column: pa.Array) -> list[Any]:
     return cells
 
 
-def _from_maps(column: pa.Array) -> list[Words]:
+def _from_maps(column: pa.Array) -> Sequence[Words]:
     if column.null_count:
         raise UnusableRow("a row's fields are null. Filter such rows out.")
-    names, values = _texts(column.keys), _texts(column.items)
     # The offsets point into keys and items of the whole buffer, of which this column may be a slice.
-    offsets = column.offsets.to_pylist()
-    if len(names) == len(column) and offsets == list(range(len(names) + 1)) and None not in values:
-        return [[name, value] for name, value in zip(names, values, strict=True)]
+    offsets, values = column.offsets.to_pylist(), _texts(column.items)
+    if offsets == list(range(len(values) + 1)) and None not in values:
+        unique = pc.unique(column.keys)
+        if len(unique) == 1:
+            return UniformRows(_texts(unique)[0], values)
+    names = _texts(column.keys)
     rows: list[Words] = []
     for left, right in pairwise(offsets):
         row = [

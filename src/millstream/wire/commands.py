@@ -11,6 +11,12 @@ Args = tuple[bytes, ...]
 """A command's words, name first, exactly as they travel."""
 
 
+class Packed(tuple[bytes, ...]):
+    """Args whose bytes a bulk writer has made already, in a quicker way. A link may send ``data`` as it is."""
+
+    data: bytes
+
+
 class Command(NamedTuple):
     """One command and what a link must know to send it well."""
 

@@ -13,12 +13,19 @@ import hiredis
 
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NoAnswer, NotSent
-from millstream.broker.links.packing import chunks_of, pack
-from millstream.wire.commands import Args
+from millstream.broker.links.packing import chunks_of, pack, pack_all
+from millstream.wire.commands import Args, Packed
 from millstream.wire.replies import ErrorReply
 
 _MISSING: Final = object()
 READ_SIZE: Final = 256 * 1024
+
+
+def readable(descriptor: int) -> bool:
+    """Whether something has come, the end of the connection included."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class BlockingWire:
@@ -37,9 +44,16 @@ class BlockingWire:
         """False when something came unasked: the server has closed the connection, or is out of step."""
         if not self.alive:
             return False
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN | select.POLLHUP | select.POLLERR)
-        return not poll.poll(0)
+        if not isinstance(self._sock, ssl.SSLSocket):
+            return not readable(self._sock.fileno())
+        try:  # bytes may be there that are TLS's own (session tickets): only reading tells
+            self._sock.settimeout(0)
+            self._sock.recv(1)
+        except ssl.SSLWantReadError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def exchange(self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool) -> list[Any]:
         """Raises NotSent or NoAnswer; after either the connection is closed."""
@@ -48,10 +62,11 @@ class BlockingWire:
             # While sending, and for the answer to begin: the usual silence on top of what the server may wait.
             self._sock.settimeout(None if wait_ms is None else (wait_ms + self._limits.answer_ms) / 1000)
             if len(requests) == 1:
-                self._sock.sendall(pack(requests[0]))
+                only = requests[0]
+                self._sock.sendall(only.data if type(only) is Packed else pack(only))
                 self._read(replies, 1)
             elif whole:
-                self._sock.sendall(b"".join(map(pack, requests)))
+                self._sock.sendall(pack_all(requests))
                 self._read(replies, len(requests))
             else:
                 self._send_in_chunks(requests, replies)
@@ -95,7 +110,7 @@ class BlockingWire:
     def send(self, requests: Sequence[Args]) -> None:
         """For a subscriber: nothing is read."""
         try:
-            self._sock.sendall(b"".join(map(pack, requests)))
+            self._sock.sendall(pack_all(requests))
         except OSError as error:
             self.close()
             raise NotSent(str(error)) from error
@@ -134,6 +149,13 @@ class BlockingWire:
         while (reply := self._reader.gets()) is not _MISSING:
             replies.append(reply)
         return replies
+
+    def interrupt(self) -> None:
+        """From another thread: whoever waits on it wakes up and finds it closed."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed already
 
     def close(self) -> None:
         self.alive = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from millstream.broker.errors import RowsMissing
@@ -102,7 +103,7 @@ class Once:
 
     def append_rows(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
         """``append`` for bulk writers, who have each row as words already: names and values in turn."""
-        if any(len(row) > ROW_WORDS for row in rows):
+        if max(map(len, rows), default=0) > ROW_WORDS:
             raise InvalidArgument("entries", "a row", f"at most {ROW_WORDS // 2} fields a row")
         ids: list[EntryId | None] = []
         skipped = self._skip(rows, ids)
@@ -215,6 +216,10 @@ class Once:
 
 def chunks(rows: Sequence[list[bytes]], limits: Limits) -> Iterator[Sequence[list[bytes]]]:
     """Pieces that a script may carry, bounded by count and by size."""
+    if sum(map(len, chain.from_iterable(rows))) <= limits.script_bytes:
+        for first in range(0, len(rows), limits.script_entries):
+            yield rows[first : first + limits.script_entries]
+        return
     start = size = 0
     for index, row in enumerate(rows):
         row_size = sum(map(len, row))

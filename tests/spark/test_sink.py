@@ -1,0 +1,234 @@
+"""The contract of the sink, with a real Spark session and a real redis-server."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from millstream import BlockingBroker, open_blocking_broker
+from millstream.testing import free_port
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def broker(redis_url: str) -> Iterator[BlockingBroker]:
+    with open_blocking_broker(redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def save(redis_url: str) -> Callable[..., None]:
+    def write(rows: DataFrame, mode: str = "append", **options: str) -> None:
+        rows.write.format("redis_streams").mode(mode).option("url", redis_url).options(**options).save()
+
+    return write
+
+
+def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
+    return spark.range(0, count, 1, partitions).select(sf.col("id").cast("string").alias("value"))
+
+
+def values(broker: BlockingBroker, stream: str) -> list[int]:
+    return [int(entry.fields[b"event"]) for entry in broker.xrange(stream)]
+
+
+def copy_query(spark: SparkSession, url: str, where: Path, source: dict[str, str], sink: dict[str, str]) -> Any:
+    rows = spark.readStream.format("redis_streams").option("url", url).options(**source).load()
+    writer = rows.writeStream.format("redis_streams").option("url", url).options(**sink)
+    return writer.option("checkpointLocation", str(where)).trigger(availableNow=True).start()
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """As if the driver had died between the sink's write and Spark's commit."""
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def run(query: Any) -> Any:
+    assert query.awaitTermination(90)
+    assert query.exception() is None
+    return query
+
+
+# --- batch ---
+
+
+def test_every_row_is_written_once_and_in_order_within_its_partition(spark, broker, save):
+    save(numbers(spark, 5000, 3), stream="out", chunkRows="700")
+    written = values(broker, "out")
+    assert sorted(written) == list(range(5000))
+    for first, last in ((0, 1666), (1666, 3333), (3333, 5000)):
+        assert [n for n in written if first <= n < last] == list(range(first, last))
+
+
+def test_fields_columns_routes_and_names(spark, broker, save):
+    rows = spark.createDataFrame([("eu", 1, None), ("us", 2, "x")], "region STRING, n INT, note STRING")
+    save(rows.coalesce(1), stream="orders.${region}")
+    assert [entry.fields for entry in broker.xrange("orders.eu")] == [{b"region": b"eu", b"n": b"1"}]
+    assert [entry.fields for entry in broker.xrange("orders.us")] == [{b"region": b"us", b"n": b"2", b"note": b"x"}]
+    maps = spark.sql("SELECT 'm' AS stream, map('a', '1', 'b', '2') AS fields")
+    save(maps)
+    assert [entry.fields for entry in broker.xrange("m")] == [{b"a": b"1", b"b": b"2"}]
+
+
+def test_what_was_read_can_be_written_back_with_all_its_fields(spark, broker, save, redis_url):
+    broker.xadd("in", {"a": b"\x00\xff", "b": "2"})
+    broker.xadd("in", {"event": "x"})
+    rows = spark.read.format("redis_streams").options(url=redis_url, subscribe="in").load()
+    save(rows, stream="back")
+    assert [entry.fields for entry in broker.xrange("back")] == [entry.fields for entry in broker.xrange("in")]
+
+
+def test_a_transaction_of_the_same_version_adds_nothing_and_a_lower_one_is_refused(spark, broker, save):
+    rows = numbers(spark, 100)
+    save(rows, stream="out", txnAppId="job", txnVersion="7", chunkRows="10")
+    save(rows, stream="out", txnAppId="job", txnVersion="7", chunkRows="33")
+    assert sorted(values(broker, "out")) == list(range(100))
+    save(rows, stream="out", txnAppId="job", txnVersion="8")
+    assert Counter(values(broker, "out")) == Counter(list(range(100)) * 2)
+    with pytest.raises(PySparkException, match="StaleWriter"):
+        save(rows, stream="out", txnAppId="job", txnVersion="7")
+    assert broker.xlen("out") == 200
+
+
+def test_a_replay_with_other_rows_is_an_error_and_never_silent(spark, broker, save):
+    save(numbers(spark, 100, 1), stream="out", txnAppId="job", txnVersion="1")
+    other = numbers(spark, 100, 1).select(sf.concat(sf.lit("1"), sf.col("value")).alias("value"))
+    with pytest.raises(PySparkException, match="NonDeterministicReplay"):
+        save(other, stream="out", txnAppId="job", txnVersion="1")
+    with pytest.raises(PySparkException, match="NonDeterministicReplay"):
+        save(numbers(spark, 40, 1), stream="out", txnAppId="job", txnVersion="1")
+    assert values(broker, "out") == list(range(100))
+
+
+def test_plain_batch_writes_are_independent_of_each_other(spark, broker, save):
+    save(numbers(spark, 10), stream="out")
+    save(numbers(spark, 10), stream="out")
+    assert broker.xlen("out") == 20
+
+
+def test_two_sinks_into_one_stream_from_one_batch(spark, broker, redis_url, tmp_path):
+    broker.xadd_many("in", [{"event": str(n)} for n in range(50)])
+
+    def twice(batch: DataFrame, number: int) -> None:
+        for sink in ("plain", "copy"):
+            rows = batch.select("value").write.format("redis_streams").mode("append")
+            rows.options(url=redis_url, stream="out", txnAppId="job", txnVersion=str(number), sinkId=sink).save()
+
+    source = spark.readStream.format("redis_streams").options(url=redis_url, subscribe="in", startingOffsets="earliest")
+    writer = source.load().writeStream.foreachBatch(twice).option("checkpointLocation", str(tmp_path / "c"))
+    run(writer.trigger(availableNow=True).start())
+    assert Counter(values(broker, "out")) == Counter(list(range(50)) * 2)
+    forget_last_commit(tmp_path / "c")
+    run(writer.trigger(availableNow=True).start())
+    assert broker.xlen("out") == 100
+
+
+def test_event_ids_decide_where_rows_have_no_order(spark, broker, save):
+    rows = spark.range(200).selectExpr("cast(id AS STRING) AS value", "concat('e', id) AS event_id")
+    options = {"stream": "out", "delivery": "exactly_once_by_event_id", "eventIdColumn": "event_id"}
+    save(rows.repartition(3), content="value", **options)
+    save(rows.orderBy(sf.rand(7)).repartition(2), content="value", **options)
+    assert sorted(values(broker, "out")) == list(range(200))
+
+
+def test_at_least_once_adds_every_time(spark, broker, save):
+    for _ in range(2):
+        save(numbers(spark, 10), stream="out", delivery="at_least_once")
+    assert broker.xlen("out") == 20
+    assert broker.list_streams("*") == ["out"]
+    assert not broker.exists("{out}.once:job/sink")
+
+
+def test_a_hard_cap_holds(spark, broker, save):
+    save(numbers(spark, 1000, 1), stream="out", maxlen="100")
+    assert values(broker, "out") == list(range(900, 1000))
+
+
+def test_a_durability_that_the_server_cannot_give_is_refused(spark, save, broker):
+    with pytest.raises(PySparkException, match="DurabilityUnavailable"):
+        save(numbers(spark, 10), stream="out", durability="fsynced")
+    assert broker.xlen("out") == 0
+
+
+# --- streaming ---
+
+
+def test_stream_to_stream_and_the_last_commit_deleted(spark, broker, redis_url, tmp_path):
+    broker.xadd_many("in", [{"event": str(n)} for n in range(300)])
+    source = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "120", "minPartitions": "2"}
+    run(copy_query(spark, redis_url, tmp_path, source, {"stream": "out", "chunkRows": "50"}))
+    assert sorted(values(broker, "out")) == list(range(300))
+    forget_last_commit(tmp_path)
+    broker.xadd_many("in", [{"event": str(n)} for n in range(300, 350)])
+    # The batch is replayed with another chunk size and another number of partitions, and adds nothing.
+    source = {"subscribe": "in", "maxOffsetsPerTrigger": "1000", "minPartitions": "4", "pageSize": "13"}
+    run(copy_query(spark, redis_url, tmp_path, source, {"stream": "out", "chunkRows": "7"}))
+    assert sorted(values(broker, "out")) == list(range(350))
+
+
+def test_two_queries_into_one_stream(spark, broker, redis_url, tmp_path):
+    for name in ("a", "b"):
+        broker.xadd_many(name, [{"event": str(n)} for n in range(100)])
+    queries = [
+        copy_query(spark, redis_url, tmp_path / n, {"subscribe": n, "startingOffsets": "earliest"}, {"stream": "out"})
+        for n in ("a", "b")
+    ]
+    for query in queries:
+        run(query)
+    assert Counter(values(broker, "out")) == Counter(list(range(100)) * 2)
+
+
+def test_stream_to_stream_to_a_consumer_group(spark, broker, redis_url, tmp_path):
+    broker.create_group("out", "workers", start="0")
+    broker.xadd_many("in", [{"event": str(n)} for n in range(40)])
+    source = {"subscribe": "in", "startingOffsets": "earliest", "group": "spark"}
+    run(copy_query(spark, redis_url, tmp_path, source, {"stream": "out"}))
+    seen = []
+    while deliveries := broker.xreadgroup("out", "workers", "w", count=15):
+        seen += [int(delivery.fields[b"event"]) for delivery in deliveries if delivery.fields]
+        assert broker.xack("out", "workers", [delivery.id for delivery in deliveries]) == len(deliveries)
+    assert sorted(seen) == list(range(40))
+    assert [(group.name, group.lag) for group in broker.group_info("in")] == [("spark", 0)]
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "stream"),
+        ({"stream": "o", "content": "fields"}, "content"),
+        ({"stream": "o", "colour": "red"}, "colour"),
+        ({"stream": "o.${nowhere}"}, "nowhere"),
+        ({"stream": "o", "txnAppId": "a"}, "txnVersion"),
+        ({"stream": "o", "url": "local://"}, "millstream serve"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_names_it(spark, broker, save, options: dict[str, str], named: str):
+    with pytest.raises(PySparkException, match=re.escape(named)):
+        save(numbers(spark, 1), **options)
+    assert broker.list_streams("*") == []
+
+
+def test_a_server_that_does_not_answer_a_wrong_password_and_overwrite_are_refused(spark, broker, save):
+    with pytest.raises(PySparkException, match="BrokerUnavailable"):
+        save(numbers(spark, 1), stream="o", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500")
+    with pytest.raises(PySparkException, match="AuthenticationFailed"):
+        save(numbers(spark, 1), stream="o", username="nobody", passwordEnv="PATH")
+    with pytest.raises(PySparkException, match="never overwritten"):
+        save(numbers(spark, 1), mode="overwrite", stream="o")
+    broker.set("text", "x")
+    with pytest.raises(PySparkException, match="WrongKeyType"):
+        save(numbers(spark, 1), stream="text")

@@ -1,0 +1,132 @@
+"""Rows into entries: which columns become what, decided from the schema before any data moves."""
+
+import pyarrow as pa
+import pytest
+
+from millstream.broker.once import Digest
+from millstream.spark.bulk import UniformRows
+from millstream.spark.entries import mapping_for, pieces
+from millstream.spark.errors import InvalidOption, NoWriteIdentity, UnusableRow
+from millstream.spark.identity import WriteIdentity, streaming_identity
+from millstream.spark.options import sink_options
+from millstream.wire.resp import pack
+
+
+def write(table: dict[str, pa.Array], **options: str) -> list[tuple[str, list[list[bytes]], list[bytes] | None]]:
+    batch = pa.RecordBatch.from_arrays(list(table.values()), names=list(table))
+    mapping = mapping_for(batch.schema, sink_options({"url": "redis://h", **options}, streaming=False))
+    return [(piece.stream, list(piece.rows), piece.marks) for piece in pieces(mapping, batch)]
+
+
+def texts(*cells: str | None) -> pa.Array:
+    return pa.array(cells, pa.string())
+
+
+def maps(*cells: dict[str, str | None] | None) -> pa.Array:
+    return pa.array([None if c is None else list(c.items()) for c in cells], pa.map_(pa.string(), pa.string()))
+
+
+def test_a_value_column_is_one_field():
+    assert write({"value": texts("a", "ä")}, stream="out") == [
+        ("out", [[b"event", b"a"], [b"event", "ä".encode()]], None)
+    ]
+    ((_, rows, _),) = write({"value": pa.array([b"\x00\xff"])}, stream="out", valueField="body")
+    assert rows == [[b"body", b"\x00\xff"]]
+
+
+def test_a_map_wins_over_a_value_and_may_be_overruled():
+    table = {"value": texts("v"), "fields": maps({"a": "1", "b": "2"})}
+    assert write(table, stream="out")[0][1] == [[b"a", b"1", b"b", b"2"]]
+    assert write(table, stream="out", content="value")[0][1] == [[b"event", b"v"]]
+
+
+def test_maps_of_one_field_and_of_several_and_slices_of_them():
+    column = maps({"a": "1"}, {"a": "2"}, {"a": "3"}, {"b": "4", "c": None, "d": "5"})
+    assert write({"fields": column[:3]}, stream="o")[0][1] == [[b"a", b"1"], [b"a", b"2"], [b"a", b"3"]]
+    assert write({"fields": column[1:]}, stream="o")[0][1] == [[b"a", b"2"], [b"a", b"3"], [b"b", b"4", b"d", b"5"]]
+    assert write({"fields": maps({"a": "1"}, {"b": "2"})}, stream="o")[0][1] == [[b"a", b"1"], [b"b", b"2"]]
+    assert write({"fields": maps({}, {"b": "2", "c": "3"})[1:]}, stream="o")[0][1] == [[b"b", b"2", b"c", b"3"]]
+
+
+def test_all_columns_become_fields_and_null_is_no_field():
+    table = {"n": pa.array([1, None]), "name": texts("x", "y"), "ok": pa.array([True, False])}
+    assert write(table, stream="out")[0][1] == [
+        [b"n", b"1", b"name", b"x", b"ok", b"true"],
+        [b"name", b"y", b"ok", b"false"],
+    ]
+
+
+def test_a_stream_column_routes_and_the_option_wins():
+    table = {"stream": texts("b", "a", "b"), "value": texts("1", "2", "3")}
+    assert write(table) == [("b", [[b"event", b"1"], [b"event", b"3"]], None), ("a", [[b"event", b"2"]], None)]
+    assert [stream for stream, _, _ in write(table, stream="out")] == ["out"]
+    assert write({"stream": texts("s"), "n": pa.array([1])}) == [("s", [[b"n", b"1"]], None)]
+
+
+def test_a_template_is_filled_from_columns():
+    table = {"region": texts("eu", "us"), "n": pa.array([1, 2]), "value": texts("a", "b")}
+    assert [stream for stream, _, _ in write(table, stream="{orders}.${region}.${n}")] == [
+        "{orders}.eu.1",
+        "{orders}.us.2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "named"),
+    [
+        ({"value": texts("a")}, {}, "stream"),
+        ({"other": texts("a")}, {"stream": "o", "content": "value"}, "value"),
+        ({"value": pa.array([1])}, {"stream": "o"}, "value"),
+        ({"value": texts("a")}, {"stream": "o.${region}"}, "region"),
+        ({"value": texts("a")}, {"stream": "o", "content": "fields"}, "fields"),
+        ({"value": texts("a")}, {"stream": "o", "idColumn": "id"}, "id"),
+        ({"x": pa.array([[1]])}, {"stream": "o"}, "to_json"),
+        ({"stream": texts("a")}, {}, "column"),
+    ],
+)
+def test_a_schema_that_cannot_be_written_is_refused_before_any_row(table, options, named: str):
+    with pytest.raises(InvalidOption, match=named):
+        write(table, **options)
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        ({"value": texts(None)}, {"stream": "o"}),
+        ({"fields": maps(None)}, {"stream": "o"}),
+        ({"fields": maps({"a": None})}, {"stream": "o"}),
+        ({"fields": maps({})}, {"stream": "o"}),
+        ({"a": texts(None), "b": texts(None)}, {"stream": "o"}),
+        ({"stream": texts(None), "value": texts("a")}, {}),
+        ({"value": texts("a"), "e": texts(None)}, {"stream": "o", "idColumn": "e"}),
+    ],
+)
+def test_a_row_that_cannot_be_an_entry_is_an_error(table, options):
+    with pytest.raises(UnusableRow):
+        write(table, **options)
+
+
+def test_marks_travel_with_their_rows():
+    table = {"value": texts("1", "2"), "e": texts("x", "y")}
+    options = {"stream": "o", "delivery": "exactly_once_by_event_id", "eventIdColumn": "e"}
+    assert write(table, **options) == [("o", [[b"event", b"1"], [b"event", b"2"]], [b"x", b"y"])]
+
+
+@pytest.mark.parametrize("values", [[], [b""], [b"a", b"\r\n$1\r\n", b"x" * 1000], [b"ab"] * 50])
+def test_the_short_way_packs_the_same_bytes(values: list[bytes]):
+    rows = UniformRows(b"event", values)
+    assert rows.packed() == b"".join(pack(row) for row in rows)
+    assert rows.words() == [word for row in rows for word in (b"2", *row)]
+    assert b"*%d\r\n%b" % (3 * len(rows), rows.packed_words()) == pack(tuple(rows.words())) or not values
+    whole, parts = Digest(), Digest()
+    whole.add(list(rows))
+    parts.add_packed(rows[:1].packed())
+    parts.add_packed(rows[1:].packed())
+    assert whole.word() == parts.word()
+
+
+def test_a_streaming_write_without_ids_never_falls_back():
+    assert streaming_identity("q", "7", "sink", 3) == WriteIdentity("q", 7, "sink", 3)
+    for query, batch in ((None, "1"), ("q", None), ("", "")):
+        with pytest.raises(NoWriteIdentity, match="txnAppId"):
+            streaming_identity(query, batch, "sink", 0)
