@@ -15,6 +15,8 @@ HANGUP: Final[int] = getattr(select, "EPOLLRDHUP", 0)
 """The other side sends no more; what it sent before may still have to be read."""
 EDGE: Final[int] = getattr(select, "EPOLLET", 0)
 
+LONGEST_MS: Final = 60_000
+
 
 class Poller:
     def __init__(self) -> None:
@@ -28,7 +30,10 @@ class Poller:
         self._poll.modify(fd, interest | HANGUP | EDGE if interest & READ else interest | EDGE)
 
     def wait(self, timeout_ms: int | None) -> list[tuple[int, int]]:
-        """Pairs of a file descriptor and what it is ready for. None waits for ever."""
+        """Pairs of a file descriptor and what it is ready for. None waits for ever, a number for a minute at most."""
+        if timeout_ms is not None:
+            # A key that expires in months is a deadline that the kernel's int cannot hold.
+            timeout_ms = min(timeout_ms, LONGEST_MS)
         if self._is_epoll:
             found: list[tuple[int, int]] = self._poll.poll(None if timeout_ms is None else timeout_ms / 1000)
         else:
