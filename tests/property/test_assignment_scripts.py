@@ -1,4 +1,4 @@
-"""The scripts of assignment against their twins: the same steps on a real Redis and on the engine give the same answers."""
+"""The scripts of assignment against their twins: the same steps on Redis and on the engine give the same answers."""
 
 from __future__ import annotations
 

@@ -20,21 +20,30 @@ from millstream.assignment.notifications import (
     StreamExpired,
     StreamTerminated,
 )
+from millstream.assignment.partitions import PartitionedPublisher, partition_of, partition_streams
+from millstream.assignment.settings import Settings
+from millstream.assignment.subscriber import AssignedSubscriber, assigned_subscriber
 from millstream.assignment.tokens import Token
 
 __all__ = [
     "Announcement",
+    "AssignedSubscriber",
     "AssignmentClient",
     "GuardedBroker",
     "MalformedAnnouncement",
     "MemberClosed",
     "NotTheOwner",
     "Notification",
+    "PartitionedPublisher",
+    "Settings",
     "StreamAdded",
     "StreamDisowned",
     "StreamExpired",
     "StreamIsOwned",
     "StreamTerminated",
     "Token",
+    "assigned_subscriber",
     "guarded",
+    "partition_of",
+    "partition_streams",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 from millstream.assignment.announcement import Announcement, balancer_stream
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.guarded import GuardedBroker
-from millstream.assignment.member import AssignmentMember
+from millstream.assignment.member import AssignmentMember, BeforeRelease, release_at_once
 from millstream.assignment.notifications import Notification, StreamAdded, StreamDisowned, StreamExpired
 from millstream.assignment.settings import Settings, default_member
 from millstream.assignment.tokens import Token
@@ -37,6 +37,7 @@ class AssignmentClient:
         member: str | None = None,
         settings: Settings | None = None,
         observer: Observer = quiet,
+        before_release: BeforeRelease = release_at_once,
     ) -> None:
         self.settings = settings or Settings()
         self._broker = broker
@@ -47,6 +48,7 @@ class AssignmentClient:
         self._steps = AssignmentMember(
             broker, service, default_member() if member is None else member, self.settings, self._emit, observer
         )
+        self._steps.before_release = before_release
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self._joined = False

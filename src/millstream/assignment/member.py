@@ -7,7 +7,7 @@ look: entries of dead consumers, and of the consumer that stands for nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
 from millstream.assignment.errors import MalformedAnnouncement, NotTheOwner, StreamIsOwned
@@ -29,6 +29,14 @@ from millstream.model import Entry, EntryId, Observer, quiet
 from millstream.wire.names import to_name
 
 log = logging.getLogger(__name__)
+
+BeforeRelease = Callable[[Sequence[str]], Awaitable[None]]
+"""Told of streams before they are given back: time to finish what is in flight, at most half a lease."""
+
+
+async def release_at_once(streams: Sequence[str]) -> None:
+    """Nobody has to be asked."""
+
 
 NOBODY = "millstream:unowned"
 """The consumer under which released entries wait, so that a sweep finds them without looking at everybody's."""
@@ -63,6 +71,7 @@ class AssignmentMember:
         self._tell = observer
         self._pages: dict[str, Page] = {}
         self._tried = 0
+        self.before_release: BeforeRelease = release_at_once
         self._expired_told: set[tuple[EntryId, int]] = set()
         self._renewals = 0
 
@@ -324,6 +333,7 @@ class AssignmentMember:
         return [lease.stream for lease in refused]
 
     async def _give_back(self, leases: Sequence[Lease]) -> None:
+        await self.before_release([lease.stream for lease in leases])
         for lease in leases:
             self.owned.pop(lease.stream, None)
         # The records first: they decide. Then the entries go to nobody, where the others' sweeps find them.

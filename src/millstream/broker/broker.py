@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -27,6 +28,7 @@ from millstream.broker.operations import (
 )
 from millstream.broker.operations.arguments import Name, name_word
 from millstream.broker.operations.durable import Wanted
+from millstream.broker.scripts import Guard
 from millstream.broker.site import Site
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Conversation
@@ -82,6 +84,13 @@ class Broker:
         """A writer of ``append_once`` that keeps its position and digest, from row 0 of version ``epoch`` on."""
         options: dict[str, Any] = {"forget_after_ms": forget_after_ms, "trim": trim, "durability": durability}
         return OnceWriter(self, once.Once(stream, writer, epoch, partition=partition, digest=Digest(), **options))
+
+    def behind(self, guard: Guard) -> Broker:
+        """The same broker over the same link, which settles deliveries only while the owner record is the guard's.
+
+        Otherwise it raises StaleOwner, and nothing is done, in the same atomic step. Close the original, not this.
+        """
+        return Broker(self.link, replace(self.site, guard=guard), self._shown)
 
     def listen(self, patterns: Name | Iterable[Name]) -> Listener:
         """Messages of the channels that match the globs: ``async for channel, payload in broker.listen("news.*")``.

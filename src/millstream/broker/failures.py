@@ -5,6 +5,7 @@ In: an error reply's text. Out: a typed error, or the word that the link's journ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from millstream.errors import (
@@ -20,6 +21,7 @@ from millstream.errors import (
     ReadOnlyReplica,
     ServerError,
     ServerLoading,
+    StaleOwner,
     WrongKeyType,
 )
 from millstream.wire.replies import ErrorReply
@@ -33,6 +35,7 @@ ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
     "READONLY": (ReadOnlyReplica, "Connect to the primary, or use a redis+sentinel:// URL, which finds it."),
     "NOGROUP": (NoSuchGroup, "Create it with create_group(stream, group, start=...)."),
     "BUSYGROUP": (GroupExists, "Use it as it is, or pass exist_ok=True."),
+    "STALEOWNER": (StaleOwner, "Nothing was done: the stream is another member's by now. Stop working on it."),
     "WRONGTYPE": (WrongKeyType, "The key holds something other than this operation works on: choose another name."),
 }
 
@@ -44,6 +47,8 @@ ID_TOO_SMALL = (
     "ERR The ID specified in XSETID",
     "ERR The stream has exhausted the last possible ID",
 )
+SCRIPT_PLACE = re.compile(r" script: \w+, on @user_script:\d+\.$")
+"""Where in a script the server was when it refused: of no use to a caller."""
 NO_SUCH_KEY = ("ERR no such key", "ERR The XGROUP subcommand requires the key to exist")
 
 
@@ -53,7 +58,7 @@ def code_of(error: ErrorReply) -> str:
 
 def typed(error: ErrorReply) -> MillstreamError:
     """The error that a caller sees for this reply."""
-    text = error.text
+    text = SCRIPT_PLACE.sub("", error.text)
     code = text.split(" ", 1)[0]
     if known := ADVICE.get(code):
         kind, advice = known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millstream.broker.limits import DEFAULT_LIMITS, Limits
+from millstream.broker.scripts import Guard
 from millstream.model.clock import Clock, SystemClock
 from millstream.model.observer import Observer, quiet
 
@@ -18,6 +19,8 @@ class Site:
     observer: Observer = quiet
     clock: Clock = field(default_factory=SystemClock)
     limits: Limits = DEFAULT_LIMITS
+    guard: Guard | None = None
+    """The owner record behind which deliveries are settled; None: whoever holds a delivery may settle it."""
     cluster: bool = False
     """Keys live on several nodes."""
     until_trim: dict[bytes, int] = field(default_factory=dict)

@@ -18,9 +18,8 @@ from millstream.broker.operations.arguments import (
     id_words,
     name_word,
 )
-from millstream.broker.scripts import Script, load_script, run_script, script
+from millstream.broker.scripts import Guard, Script, load_script, run_script, script
 from millstream.broker.site import Site
-from millstream.errors import ServerError, StaleOwner
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Args, Batch, Conversation
@@ -136,7 +135,7 @@ def bury_announcement(
 ) -> Conversation[None]:
     """Moves an entry that cannot be understood to the dead letters beside the stream. One atomic step."""
     key, word, letters = name_word(stream, "stream"), id_word(id), beside(stream, "dlq")
-    described = {b"error": reason, b"original_id": word, b"original_stream": key, **fields}
+    described: dict[bytes, bytes | str] = {b"error": reason, b"original_id": word, b"original_stream": key, **fields}
     replies = yield Batch(
         (
             (b"XADD", letters, b"MAXLEN", b"~", b"10000", b"*", *field_words(described, site.limits)),
@@ -167,16 +166,8 @@ def guarded_xack(
 
 
 def _guarded(stream: Name, owned: Name, record: bytes, name: bytes, words: Sequence[bytes]) -> Conversation[Any]:
-    keys = [beside(owned, "owner"), name_word(stream, "stream")]
-    try:
-        return (yield from run_script(script("guarded"), keys, [record, name, *words], repeatable=False))
-    except ServerError as error:
-        if error.code != "STALEOWNER":
-            raise
-        raise StaleOwner(
-            f"{name.decode()} on {to_name(keys[1])!r} was refused: the lease of {to_name(name_word(owned, 'owned'))!r} "
-            "is another's by now. Stop working on it."
-        ) from error
+    guard = Guard(beside(owned, "owner"), record)
+    return (yield from run_script(script("write"), [name_word(stream, "stream")], [name, *words], guard=guard))
 
 
 # --- many at once ---

@@ -82,7 +82,9 @@ def _settle(
     for at in range(0, len(words), CHUNK):
         # Repeatable: after a broken connection a second ack finds nothing to do, and says "refused" for what the
         # first one did; a second start or hand-back finds another count and is refused too.
-        reply = yield from run_script(script("settle"), keys, (*head, *words[at : at + CHUNK]), repeatable=True)
+        reply = yield from run_script(
+            script("settle"), keys, (*head, *words[at : at + CHUNK]), repeatable=True, guard=site.guard
+        )
         if reply[0]:
             refused += entry_ids(reply[0])
             known = known and bool(reply[1])
@@ -163,7 +165,7 @@ def bury(
         *field_words(letter, site.limits),
     )
     # Repeatable: once the entry is acknowledged, a second call writes nothing.
-    reply = yield from run_script(script("settle_bury"), (key, target), argv, repeatable=True)
+    reply = yield from run_script(script("settle_bury"), (key, target), argv, repeatable=True, guard=site.guard)
     return None if reply is None else entry_id(reply)
 
 
@@ -187,7 +189,7 @@ def ack_with_outputs(
             place = targets.setdefault(target, len(targets) + 2)
             written[target] = written.get(target, 0) + 1
             argv += (b"%d" % place, b"%d" % len(words), *words)
-    reply = yield from run_script(script("settle_outputs"), (key, *targets), argv, repeatable=True)
+    reply = yield from run_script(script("settle_outputs"), (key, *targets), argv, repeatable=True, guard=site.guard)
     if site.max_stream_len is not None:
         for target, count in written.items():
             yield from added(site, target, count)
@@ -226,7 +228,7 @@ def sweep(
         *(count_word(scan, "scan"), count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
         *(b"" if owner is None else name_word(owner, "owner"), *(b"%d-%d" % one for one in but)),
     )
-    reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv)
+    reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv, guard=site.guard)
     return Swept(bytes(reply[0]), reply[0] == b"0-0", _counted(reply[1]), entry_ids(reply[2]))
 
 
@@ -239,7 +241,7 @@ def take_due(
         *(name, name_word(consumer, "consumer")),
         *(count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
     )
-    reply = yield from run_script(script("due_take"), (key, due_key(key, name)), argv)
+    reply = yield from run_script(script("due_take"), (key, due_key(key, name)), argv, guard=site.guard)
     return Due(_counted(reply[0]), None if reply[1] < 0 else int(reply[1]))
 
 

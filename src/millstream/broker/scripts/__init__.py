@@ -37,10 +37,43 @@ def all_names() -> list[str]:
     return sorted(path.name.removesuffix(".lua") for path in files(__package__).iterdir() if path.name.endswith(".lua"))
 
 
+class Guard(NamedTuple):
+    """An owner record in the slot of what is written, and what it must hold: then alone a guarded script runs."""
+
+    key: bytes
+    record: bytes
+
+
+_PRELUDE = b"""-- Guarded: the last of KEYS must hold the last of ARGV, or nothing is done.
+if redis.call('GET', KEYS[#KEYS]) ~= ARGV[#ARGV] then
+  return redis.error_reply('STALEOWNER the owner record is another')
+end
+KEYS[#KEYS] = nil
+ARGV[#ARGV] = nil
+"""
+
+
+@cache
+def guarded_form(plain: Script) -> Script:
+    """The same script behind the check of an owner record, in the same atomic step."""
+    source = _PRELUDE + plain.source
+    return Script(f"{plain.name} (guarded)", source, sha1(source, usedforsecurity=False).hexdigest().encode())
+
+
 def run_script(
-    chosen: Script, keys: Sequence[bytes], argv: Sequence[bytes], *, repeatable: bool = False
+    chosen: Script,
+    keys: Sequence[bytes],
+    argv: Sequence[bytes],
+    *,
+    repeatable: bool = False,
+    guard: Guard | None = None,
 ) -> Conversation[Any]:
-    """Runs it where its first key lives; a server that does not know it (yet, or after a restart) is given it."""
+    """Runs it where its first key lives; a server that does not know it (yet, or after a restart) is given it.
+
+    Behind a ``guard`` it raises StaleOwner, and does nothing, where the owner record is another by now.
+    """
+    if guard is not None:
+        chosen, keys, argv = guarded_form(chosen), (*keys, guard.key), (*argv, guard.record)
     call = Command(chosen.words(keys, argv), keys[0], repeatable)
     try:
         return (yield call)
@@ -58,7 +91,8 @@ def load_script(chosen: Script, key: bytes) -> Conversation[None]:
 
 def register_all(engine: Any) -> None:
     """Teaches an embedded engine the twins: ``engine.register_script(source, twin)`` for each script."""
-    from millstream.engine.twins import twin
+    from millstream.engine.twins import guarded_twin, twin
 
     for name in all_names():
         engine.register_script(script(name).source, twin(name))
+        engine.register_script(guarded_form(script(name)).source, guarded_twin(twin(name)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from millstream.engine.scripts import Call, Twin
-from millstream.wire.replies import Reply
+from millstream.wire.replies import ErrorReply, Reply
 
 
 def twin(name: str) -> Twin:
@@ -20,3 +20,14 @@ def twin(name: str) -> Twin:
         return found(call, keys, argv)
 
     return first_call
+
+
+def guarded_twin(plain: Twin) -> Twin:
+    """The twin of a script's guarded form: the last key must hold the last argument, or nothing is done."""
+
+    def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
+        if call(b"GET", keys[-1]) != argv[-1]:
+            return ErrorReply("STALEOWNER the owner record is another")
+        return plain(call, keys[:-1], argv[:-1])
+
+    return run

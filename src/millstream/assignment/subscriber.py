@@ -1,0 +1,137 @@
+"""The join with messaging: a subscriber on every stream that this member owns, guarded by the stream's token.
+
+In: notifications of the member. Out: handlers that ran. A stream is read by its owner alone, so whatever others left
+pending on it is the new owner's at once, without waiting until it is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from millstream.assignment.client import AssignmentClient
+from millstream.assignment.notifications import StreamAdded, StreamDisowned, StreamTerminated
+from millstream.assignment.partitions import announce_partitions
+from millstream.assignment.settings import Settings
+from millstream.assignment.tokens import Token
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.broker.scripts import Guard
+from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.messaging import Handler, Subscriber
+from millstream.model import Observer, quiet
+
+log = logging.getLogger(__name__)
+
+
+class AssignedSubscriber:
+    """Handles every message of every stream that this member owns. ``run()`` until ``close()``.
+
+    Options of Subscriber may be given under their names (``max_in_flight``, ``max_deliveries``, ``codec``, ...).
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        service: str,
+        handler: Handler,
+        *,
+        group: str,
+        topic: str | None = None,
+        partitions: int | None = None,
+        publish_to: str | None = None,
+        member: str | None = None,
+        settings: Settings | None = None,
+        observer: Observer = quiet,
+        **options: Any,
+    ) -> None:
+        if (topic is None) != (partitions is None):
+            raise InvalidArgument("partitions", partitions, "both topic and partitions, or neither")
+        self._broker = broker
+        self._service = service
+        self._handler = handler
+        self._group = group
+        self._partitioned = (topic, partitions) if topic is not None and partitions is not None else None
+        self._publish_to = publish_to
+        self._options = {"group_start": "0", "ordered_by_key": self._partitioned is not None, **options}
+        # Everything is checked now: a wrong option must not wait for the first stream.
+        Subscriber(broker, group=group, consumer="check", **self._options)
+        self.client = AssignmentClient(
+            broker, service, member=member, settings=settings, observer=observer, before_release=self._stop_many
+        )
+        self._running: dict[str, tuple[Subscriber, asyncio.Task[None]]] = {}
+
+    @property
+    def streams(self) -> list[str]:
+        """Those that are being read now."""
+        return sorted(self._running)
+
+    @property
+    def ready(self) -> bool:
+        return self.client.ready and all(subscriber.ready for subscriber, _ in self._running.values())
+
+    async def run(self) -> None:
+        """Until ``close``. A stream that cannot be read is released, for another member to try."""
+        if self._partitioned is not None:
+            await announce_partitions(self._broker, self._service, *self._partitioned)
+        async for one in self.client.start():
+            if isinstance(one, StreamAdded) and one.token is not None:
+                self._start(one.token)
+            elif isinstance(one, (StreamDisowned, StreamTerminated)):
+                await self._stop(one.stream, patience_ms=0)
+
+    async def close(self) -> None:
+        """Finishes what is in flight, hands back the rest, and then the streams: nothing has to time out."""
+        await self.client.close()
+
+    def _start(self, token: Token) -> None:
+        guard = Guard(beside(token.stream, "owner"), token.record())
+        subscriber = Subscriber(self._broker.behind(guard), group=self._group, consumer=self.client.id, **self._options)
+        task = asyncio.create_task(self._consume(subscriber, token))
+        self._running[token.stream] = (subscriber, task)
+
+    async def _consume(self, subscriber: Subscriber, token: Token) -> None:
+        try:
+            await self._inherit(token.stream)
+            await subscriber.consume(token.stream, self._handler, publish_to=self._publish_to)
+        except MillstreamError as error:
+            if self.client.owned.get(token.stream) == token:
+                log.error("cannot read %r, releasing it: %s", token.stream, error)
+                await self.client.release(token.stream)
+
+    async def _inherit(self, stream: str) -> None:
+        """Takes what former owners left pending, with their delivery counts; their names go."""
+        try:
+            groups = await self._broker.group_info(stream)
+        except NoSuchStream:
+            return
+        for group in groups:
+            if group.name != self._group:
+                continue
+            for former in group.consumers:
+                if former.name != self.client.id:
+                    try:
+                        await self._broker.delete_consumer(stream, self._group, former.name, to=self.client.id)
+                    except NoSuchGroup:
+                        return
+
+    async def _stop_many(self, streams: Sequence[str]) -> None:
+        """Before leases are given back: what is in flight may still be acknowledged, after that it is refused."""
+        patience_ms = self.client.settings.lease_ms // 2
+        await asyncio.gather(*(self._stop(stream, patience_ms=patience_ms) for stream in streams))
+
+    async def _stop(self, stream: str, *, patience_ms: int) -> None:
+        found = self._running.pop(stream, None)
+        if found is None:
+            return
+        subscriber, task = found
+        await subscriber.close(timeout_ms=patience_ms)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def assigned_subscriber(broker: Broker, service: str, handler: Handler, **options: Any) -> AssignedSubscriber:
+    """Handles the messages of every stream that this member of ``service`` owns. Options: see AssignedSubscriber."""
+    return AssignedSubscriber(broker, service, handler, **options)

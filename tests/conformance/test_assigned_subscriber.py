@@ -1,0 +1,150 @@
+"""Streams with one owner each, read by subscribers: in order per key, whoever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from millstream import open_broker
+from millstream.assignment import (
+    AssignedSubscriber,
+    PartitionedPublisher,
+    Settings,
+    assigned_subscriber,
+    partition_of,
+    partition_streams,
+)
+from millstream.assignment.client import announce
+from millstream.broker.keys import beside
+from millstream.broker.scripts import Guard
+from millstream.errors import InvalidArgument, StaleOwner
+from millstream.messaging import Handler, Message, Publisher
+from millstream.testing import eventually
+
+QUICK = Settings(lease_ms=800, renew_interval_ms=250, sweep_interval_ms=50)
+
+
+@asynccontextmanager
+async def worker(url: str, name: str, handler: Handler, **options: Any) -> AsyncIterator[AssignedSubscriber]:
+    async with open_broker(url) as broker:
+        running = assigned_subscriber(
+            broker, "svc", handler, group="g", member=name, settings=QUICK, block_ms=200, **options
+        )
+        task = asyncio.create_task(running.run())
+        try:
+            yield running
+        finally:
+            await running.close()
+            await asyncio.wait_for(task, 10)
+
+
+async def test_every_message_of_every_owned_stream_is_handled(broker_url: str) -> None:
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    async with open_broker(broker_url) as broker:
+        publisher = Publisher(broker)
+        for name in ("one", "two", "three"):
+            await announce(broker, "svc", name)
+            await publisher.publish(name, *(Message(f"{name}-{n}".encode()) for n in range(5)))
+        async with worker(broker_url, "a", handle) as a, worker(broker_url, "b", handle) as b:
+            await eventually(lambda: len(handled) == 15, what="all were handled", timeout_s=20)
+            await eventually(lambda: sorted(a.streams + b.streams) == ["one", "three", "two"], what="one owner each")
+        assert len(set(handled)) == 15
+        for name in ("one", "two", "three"):
+            assert (await broker.xpending(name, "g")).count == 0
+        await publisher.close()
+
+
+async def test_what_a_dead_owner_left_pending_is_handled_without_waiting_until_it_is_idle(broker_url: str) -> None:
+    started: list[str] = []
+    never = asyncio.Event()
+
+    async def stuck(message: Message) -> None:
+        started.append("dead")
+        await never.wait()
+
+    async def handle(message: Message) -> None:
+        started.append("heir")
+
+    async with open_broker(broker_url) as broker:
+        publisher = Publisher(broker)
+        await announce(broker, "svc", "s")
+        await publisher.publish("s", Message(b"x"))
+        dead = assigned_subscriber(broker, "svc", stuck, group="g", member="dead", settings=QUICK, block_ms=200)
+        task = asyncio.create_task(dead.run())
+        await eventually(lambda: started == ["dead"], what="the first owner to start")
+        for loop in (*dead.client._tasks, task, *(work for _, work in dead._running.values())):
+            loop.cancel()
+        async with worker(broker_url, "heir", handle):
+            await eventually(lambda: started == ["dead", "heir"], what="the heir to handle it", timeout_s=10)
+            await eventually(lambda: _pending(broker, "s", 0), what="it to be acknowledged")
+        await publisher.close()
+
+
+async def _pending(broker: Any, stream: str, count: int) -> bool:
+    return bool((await broker.xpending(stream, "g")).count == count)
+
+
+async def test_messages_of_one_key_are_in_order_across_the_fleet(broker_url: str) -> None:
+    seen: dict[str, list[int]] = defaultdict(list)
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.001)
+        seen[str(message.key)].append(int(message.payload))
+
+    def done() -> bool:
+        return sum(len(set(numbers)) for numbers in seen.values()) == 8 * 40
+
+    async with open_broker(broker_url) as broker:
+        publisher = Publisher(broker)
+        split = PartitionedPublisher(publisher, 4)
+        options: dict[str, Any] = {"topic": "orders", "partitions": 4}
+        async with worker(broker_url, "a", handle, **options) as a:
+            await eventually(lambda: len(a.streams) == 4, what="the first one to own all partitions")
+            for number in range(20):
+                await split.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
+            async with worker(broker_url, "b", handle, **options) as b:
+                await eventually(lambda: len(a.streams) == len(b.streams) == 2, what="an even spread", timeout_s=20)
+                for number in range(20, 40):
+                    await split.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
+                await eventually(done, what="all were handled", timeout_s=30)
+        for key, numbers in seen.items():
+            first_time = list(dict.fromkeys(numbers))
+            assert first_time == list(range(40)), key
+        assert await broker.xlen("svc-input") == 4
+        await publisher.close()
+
+
+async def test_a_stale_token_cannot_acknowledge_a_delivery(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        await broker.create_group("s", "g", start="0")
+        await broker.xadd("s", {"n": 1})
+        [delivery] = await broker.xreadgroup("s", "g", "c")
+        [number] = await broker.take_leases("a", [("s", None)])
+        record = b"%d a" % (number or 0)
+        await broker.take_leases("b", [("s", record)])
+        stale = broker.behind(Guard(beside("s", "owner"), record))
+        with pytest.raises(StaleOwner):
+            await stale.ack_held("s", "g", "c", [delivery.id], times_delivered=1)
+        assert (await broker.xpending("s", "g")).count == 1
+        current = await broker.get(beside("s", "owner"))
+        fresh = broker.behind(Guard(beside("s", "owner"), current or b""))
+        assert (await fresh.ack_held("s", "g", "c", [delivery.id], times_delivered=1)).refused == []
+
+
+async def test_partitions_are_checked_and_stable(broker_url: str) -> None:
+    assert partition_streams("orders", 2) == ["orders.p0", "orders.p1"]
+    assert [partition_of(key, 16) for key in ("a", "b", "customer-7")] == [3, 9, 8]
+    async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
+        with pytest.raises(InvalidArgument, match="key"):
+            await PartitionedPublisher(publisher, 2).publish("orders", Message(b"x"))
+        with pytest.raises(InvalidArgument, match="partitions"):
+            PartitionedPublisher(publisher, 0)
