@@ -62,3 +62,7 @@ def balancer_group(service: str) -> str:
 def lock_key(stream: str, lbs_id: EntryId) -> bytes:
     """The Go client's mutex. It lies where its name hashes to, not beside the stream: Go members look for it there."""
     return to_bytes(f"{stream}{_LOCK_SEPARATOR}{lbs_id}")
+
+
+def is_lock(key: bytes) -> bool:
+    return _LOCK_SEPARATOR.encode() in key

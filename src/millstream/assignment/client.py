@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from millstream.assignment.announcement import Announcement, balancer_stream
+from millstream.assignment.announcement import Announcement, balancer_stream, is_lock
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.guarded import GuardedBroker
 from millstream.assignment.member import AssignmentMember, BeforeRelease, release_at_once
@@ -50,9 +50,11 @@ class AssignmentClient:
         )
         self._steps.before_release = before_release
         self._tasks: list[asyncio.Task[None]] = []
+        self._listening: asyncio.Task[None] | None = None
         self._closed = False
         self._joined = False
         self._stop = asyncio.Event()
+        self._look_now = asyncio.Event()
         self._changes = asyncio.Lock()
         self._beat_at_ms = 0.0
 
@@ -82,9 +84,10 @@ class AssignmentClient:
         if self._tasks or self._closed:
             raise MemberClosed("this member was started or closed before. Make a new AssignmentClient.")
         self._tasks = [
-            asyncio.create_task(self._repeat(self._renew_step, self.settings.renew_interval_ms)),
-            asyncio.create_task(self._repeat(self._place_step, self.settings.sweep_interval_ms)),
+            asyncio.create_task(self._repeat(self._renew_step, self.settings.renew_interval_ms, self._stop)),
+            asyncio.create_task(self._repeat(self._place_step, self.settings.sweep_interval_ms, self._look_now)),
         ]
+        self._listening = asyncio.create_task(self._listen())
         return self._notifications()
 
     async def close(self) -> None:
@@ -94,6 +97,9 @@ class AssignmentClient:
         self._closed = True
         # The loops end by themselves: a step that is cut in the middle would leave leases that have to time out.
         self._stop.set()
+        self._look_now.set()
+        if self._listening is not None:
+            self._listening.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with self._changes:
@@ -123,8 +129,8 @@ class AssignmentClient:
 
     # --- the loops ---
 
-    async def _repeat(self, step: Callable[[], Awaitable[None]], interval_ms: int) -> None:
-        """A failing step is reported and tried again: the server may be away for a while."""
+    async def _repeat(self, step: Callable[[], Awaitable[None]], interval_ms: int, sooner: asyncio.Event) -> None:
+        """A failing step is reported and tried again: the server may be away for a while. ``sooner`` cuts a rest."""
         while not self._stop.is_set():
             try:
                 await step()
@@ -132,9 +138,20 @@ class AssignmentClient:
                 log.warning("member %r: %s", self.id, error)
                 self._tell("assignment.step_failed", member=self.id, step=step.__name__, error=str(error))
             try:
-                await asyncio.wait_for(self._stop.wait(), interval_ms / 1000)
+                await asyncio.wait_for(sooner.wait(), interval_ms / 1000)
             except TimeoutError:
                 pass
+            else:
+                self._look_now.clear()
+
+    async def _listen(self) -> None:
+        """Where the server tells of expired keys, a lock that has run out is looked at now; nothing depends on it."""
+        try:
+            async for _, key in self._broker.listen("__keyevent@*__:expired"):
+                if is_lock(key):
+                    self._look_now.set()
+        except MillstreamError as error:
+            log.info("member %r goes by its sweeps alone: %s", self.id, error)
 
     async def _renew_step(self) -> None:
         async with self._changes:

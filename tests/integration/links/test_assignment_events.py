@@ -1,0 +1,38 @@
+"""Where the server tells of expired keys, a take-over does not wait for the next sweep."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream import open_broker
+from millstream.assignment import AssignmentClient, Settings
+from millstream.testing import RedisProcess, eventually
+
+RARELY = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=60_000)
+OFTEN = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50)
+
+
+async def test_an_expired_lock_makes_a_member_look_at_once() -> None:
+    with RedisProcess(["--notify-keyspace-events", "Ex"]) as server:
+        async with open_broker(f"{server.url}/3") as broker:
+            dying = AssignmentClient(broker, "svc", member="dying", settings=OFTEN)
+            heir = AssignmentClient(broker, "svc", member="heir", settings=RARELY)
+
+            async def drain(client: AssignmentClient) -> None:
+                async for _ in client.start():
+                    pass
+
+            tasks = [asyncio.create_task(drain(dying))]
+            await dying.announce("s")
+            await eventually(lambda: "s" in dying.owned, what="the first one to own it")
+            tasks.append(asyncio.create_task(drain(heir)))
+            await eventually(lambda: heir.ready, what="the heir to have joined, and to have looked once")
+            for task in dying._tasks:
+                task.cancel()
+            await eventually(lambda: "s" in heir.owned, what="the heir to take over, long before its next sweep")
+            await heir.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if dying._listening is not None:
+                dying._listening.cancel()
