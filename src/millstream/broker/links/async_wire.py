@@ -14,6 +14,7 @@ from typing import Any, Final
 import hiredis
 
 from millstream.broker.limits import Limits
+from millstream.broker.links.blocking_wire import readable
 from millstream.broker.links.exchange import NoAnswer, NotSent
 from millstream.broker.links.packing import chunks_of, pack, pack_all
 from millstream.wire.commands import Args
@@ -45,6 +46,9 @@ class AsyncWire(asyncio.Protocol):
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
+        sock = self._transport.get_extra_info("socket")
+        tls = self._transport.get_extra_info("ssl_object") is not None  # whose bytes are not all for us
+        self._descriptor: int | None = sock.fileno() if sock is not None and not tls else None
         self._lost: str | None = None
         self.on_push: Callable[[Any], None] | None = None
         """Set on a connection that subscribes: it gets every reply, for none is asked for."""
@@ -60,6 +64,17 @@ class AsyncWire(asyncio.Protocol):
     @property
     def alive(self) -> bool:
         return self._lost is None and not self._transport.is_closing()
+
+    def in_order(self) -> bool:
+        """False when it is broken, or about to be told so: then nothing should be sent that may not be repeated.
+
+        Without the look at the socket a server's death would be noticed one write too late.
+        """
+        if not self.alive:
+            return False
+        if self._places or self._descriptor is None:
+            return True
+        return not readable(self._descriptor)
 
     @property
     def idle_s(self) -> float:

@@ -40,7 +40,7 @@ class _Wires:
     async def exchange(self, trip: Exchange) -> list[Any]:
         if not trip.alone:
             wire = self._shared.get(trip.node)
-            if wire is None or not wire.alive or wire.idle_s * 1000 > self._limits.idle_check_ms:
+            if wire is None or not wire.in_order() or wire.idle_s * 1000 > self._limits.idle_check_ms:
                 wire = await self._share(trip.node)
             return await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole)
         wire = await self.take(trip.node)
@@ -57,8 +57,10 @@ class _Wires:
         """The node's shared connection; one task opens it while the others wait."""
         async with self._opening.setdefault(node, asyncio.Lock()):
             wire = self._shared.get(node)
-            if wire is not None and await self._well(wire):
-                return wire
+            if wire is not None:
+                if await self._well(wire):
+                    return wire
+                wire.close("the server closed the connection")
             wire = self._shared[node] = await self.open(node)
             return wire
 
@@ -70,6 +72,7 @@ class _Wires:
             if await self._well(wire):
                 self._out.add(wire)
                 return wire
+            wire.close()
         wire = await self.open(node)
         self._out.add(wire)
         return wire
@@ -81,7 +84,7 @@ class _Wires:
                 await wire.exchange([PING], 0, whole=False)
             except (NotSent, NoAnswer):
                 pass
-        return wire.alive
+        return wire.in_order()
 
     def give_back(self, node: Node, wire: AsyncWire) -> None:
         self._out.discard(wire)

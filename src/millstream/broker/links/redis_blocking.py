@@ -139,7 +139,10 @@ class BlockingRedisLink:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            wires = [*(one for many in self._spare.values() for one in many), *self._out]
+            spare = [one for many in self._spare.values() for one in many]
             self._spare.clear()
-        for wire in wires:
+            busy = list(self._out)
+        for wire in spare:
             wire.close()
+        for wire in busy:
+            wire.interrupt()
