@@ -235,26 +235,33 @@ async def test_only_the_group_that_failed_handles_a_replayed_message_again(broke
     async def ship(message: Message) -> None:
         handled.append(("ship", message.payload))
 
+    @router.on("orders")
+    async def watch(message: Message) -> None:
+        handled.append(("watch", message.payload))
+
     letters = DeadLetters(broker, "orders")
     async with router, Publisher(broker) as publisher:
         await publisher.publish("orders", Message(b"1"), Message(b"2"))
 
         async def both_buried() -> bool:
-            return await letters.count() == 2 and len(handled) == 2
+            return await letters.count() == 2 and len(handled) == 4
 
         await eventually(both_buried, what="both are buried and shipped")
         (found,) = await letters.by_error()
         assert (found.count, found.error, found.groups) == (2, "no such customer #", {"billing"})
         broken = False
         assert (await letters.replay()).added == 2
-        await eventually(lambda: len(handled) == 4, what="they are billed")
+        await eventually(lambda: len(handled) == 6, what="they are billed")
 
         async def all_settled() -> bool:
             infos = await broker.group_info("orders")
             return all(info.pending == 0 and info.entries_read == 4 for info in infos)
 
         await eventually(all_settled, what="both groups are done with all four entries")
-    assert sorted(handled) == [("bill", b"1"), ("bill", b"2"), ("ship", b"1"), ("ship", b"2")]
+        await publisher.publish("orders", Message(b"3"))
+        await eventually(lambda: len(handled) == 9, what="those without a group have come as far")
+    assert sorted(handled)[:4] == [("bill", b"1"), ("bill", b"2"), ("bill", b"3"), ("ship", b"1")]
+    assert sorted(handled)[4:] == [("ship", b"2"), ("ship", b"3"), ("watch", b"1"), ("watch", b"2"), ("watch", b"3")]
 
 
 async def test_what_fails_again_during_a_replay_is_left_for_the_next_one(broker: Broker) -> None:

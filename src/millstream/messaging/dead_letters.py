@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.messaging.burial import Burial, original, read_burial
+from millstream.messaging.burial import REPLAY_GROUP, Burial, original, read_burial
 from millstream.messaging.failures import FailureGroup, signature
 from millstream.messaging.middleware.throttle import Pace
 from millstream.messaging.settings import check_topic
@@ -24,8 +24,6 @@ from millstream.wire.names import to_name
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
-REPLAY_GROUP = b"replay.group"
-"""On a replayed entry: the one group that it is meant for. Groups that handled it the first time pass it over."""
 PAGE = 200
 
 

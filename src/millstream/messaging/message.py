@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
+from uuid import NAMESPACE_URL, uuid5
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.errors import AlreadySettled, Rejected
@@ -67,7 +68,8 @@ class Message:
     @property
     def uuid(self) -> str:
         if self._uuid is None:
-            self._uuid = new_uuid()
+            # An entry that came without one is named after its place, so that all its deliveries agree.
+            self._uuid = new_uuid() if self.id is None else str(uuid5(NAMESPACE_URL, f"{self.topic}/{self.id}"))
         return self._uuid
 
     @property

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.context import RunningHandler, begin, end
-from millstream.messaging.dead_letters import REPLAY_GROUP
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.messaging.middleware.recoverer import recoverer
@@ -56,11 +55,8 @@ class Route:
         for middleware in reversed(self.middleware):
             handler = middleware(handler)
         who = RunningHandler(self.name, self.topic, self.group, consumer, owner)
-        mine = None if self.group is None else self.group.encode("utf-8", "surrogateescape")
 
         async def handle(message: Message) -> Output:
-            if message.fields is not None and message.fields.get(REPLAY_GROUP, mine) != mine:
-                return None  # a dead letter of another group, sent round again: this group has handled it
             token = begin(who)
             try:
                 return await handler(message)

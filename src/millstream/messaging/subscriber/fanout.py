@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
+from millstream.messaging.burial import REPLAY_GROUP
 from millstream.messaging.codec import Codec
 from millstream.messaging.errors import NothingToSettle
 from millstream.messaging.ground import log, monotonic_ms
@@ -142,6 +143,8 @@ class Fanout:
         return []
 
     def _decoded(self, entry: Entry) -> Message | None:
+        if REPLAY_GROUP in entry.fields:
+            return None  # for one group alone; here it was seen the first time
         try:
             message = self._codec.decode(entry.fields)
         except Exception as error:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from millstream.messaging.burial import REPLAY_GROUP
 from millstream.messaging.errors import DeliveriesExhausted, Undecodable
 from millstream.messaging.ground import log
 from millstream.messaging.message import Message, Origin
-from millstream.messaging.outcome import Bury
+from millstream.messaging.outcome import ACKED, Bury
 from millstream.messaging.subscriber.desk import Desk
 from millstream.model import Delivery, EntryId
+from millstream.wire.names import to_bytes
 
 
 class Intake:
@@ -20,6 +22,7 @@ class Intake:
         self._desk = desk
         self._origin = origin
         self._charge = charge
+        self._group = to_bytes(desk.group)
         self._suspects: set[EntryId] = set()
         """Those that go through probation: until they are charged, nothing was counted for them."""
 
@@ -34,6 +37,9 @@ class Intake:
                 self._adopt(entries[entry_id], times or 1, valid_until)
                 continue
             assert fields is not None
+            if REPLAY_GROUP in fields and fields[REPLAY_GROUP] != self._group:
+                self._pass_over(entry_id, fields, times or 1)
+                continue
             try:
                 message = decode(fields)
             except Exception as error:
@@ -59,6 +65,9 @@ class Intake:
                 self._adopt(desk.held.entries[entry_id], times, valid_until)
                 continue
             assert fields is not None
+            if REPLAY_GROUP in fields and fields[REPLAY_GROUP] != self._group:
+                self._pass_over(entry_id, fields, times)
+                continue
             try:
                 message = desk.codec.decode(fields)
             except Exception as error:
@@ -145,6 +154,12 @@ class Intake:
         message.valid_until = valid_until
         if message.id is not None:
             self._desk.lost.discard(message.id)
+
+    def _pass_over(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int) -> None:
+        """Another group's dead letter, sent round again: this group was done with it the first time."""
+        message = Message(b"").receive(self._origin, entry_id, times, fields)
+        self._desk.held.add(message)
+        message.settle(ACKED)
 
     def _bury_undecodable(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int, error: Exception) -> None:
         if not isinstance(error, Undecodable):
