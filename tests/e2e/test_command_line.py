@@ -1,0 +1,231 @@
+"""The command line as a person types it, in a terminal, against a real redis-server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+import redis
+
+from millstream import open_blocking_broker
+from millstream.cli.exits import DECLINED, DENIED, FINDINGS, NOT_FOUND, UNREACHABLE, USAGE
+from millstream.testing import RedisProcess, free_port
+
+MILLSTREAM = str(Path(sys.executable).with_name("millstream"))
+HOSTILE = b"evil \x1b]0;owned\x07\x1b[31m\xff\nname"
+
+
+class Terminal:
+    """A terminal of 140 columns in which one types ``millstream ...``."""
+
+    def __init__(self, url: str) -> None:
+        self.environment = {**os.environ, "MILLSTREAM_URL": url, "COLUMNS": "140", "LINES": "50", "TERM": "xterm"}
+
+    def types(self, *words: str, answers: dict[str, str] | None = None) -> tuple[int, str]:
+        """What is printed, and the exit code. ``answers`` are typed when the question appears."""
+        child = pexpect.spawn(
+            MILLSTREAM,
+            [os.fsencode(word) for word in words],
+            env=self.environment,
+            dimensions=(50, 140),
+            timeout=30,
+            encoding="latin-1",
+        )
+        printed = ""
+        for question, answer in (answers or {}).items():
+            child.expect(question)
+            printed += str(child.before) + str(child.after)
+            child.sendline(answer)
+        child.expect(pexpect.EOF)
+        child.close()
+        return int(child.exitstatus), printed + str(child.before)
+
+    def pipes(self, *words: str) -> tuple[int, str]:
+        """The same without a terminal, as a script would."""
+        done = subprocess.run([MILLSTREAM, *words], env=self.environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+
+@pytest.fixture
+def terminal(redis_url: str) -> Terminal:
+    return Terminal(redis_url)
+
+
+def test_a_first_look(terminal: Terminal) -> None:
+    assert terminal.types("streams", "add", "orders", "type=email", "to=a=b")[0] == 0
+    assert terminal.types("groups", "create", "orders", "billing", "--start", "0")[0] == 0
+    code, shown = terminal.types("streams", "ls")
+    assert code == 0
+    assert "orders" in shown
+    code, shown = terminal.types("streams", "tail", "orders")
+    assert "type=email  to=a=b" in shown
+    code, shown = terminal.pipes("groups", "ls", "-o", "json")
+    assert json.loads(shown)[0] | {"last_delivered": ""} == {
+        "stream": "orders",
+        "group": "billing",
+        "consumers": 0,
+        "lag": 1,
+        "pending": 0,
+        "oldest_pending": None,
+        "last_delivered": "",
+    }
+
+
+def test_help_names_every_command(terminal: Terminal) -> None:
+    code, shown = terminal.types("--help")
+    assert code == 0
+    for word in ("streams", "groups", "consumers", "pending", "dlq", "retention", "assignments", "pipeline", "serve"):
+        assert word in shown
+    for word in ("streams", "groups", "consumers", "pending", "dlq", "retention", "assignments", "pipeline"):
+        assert terminal.types(word, "--help")[0] == 0
+    for word in ("serve", "migrate", "top", "doctor", "bench", "demo"):
+        assert terminal.types(word, "--help")[0] == 0
+
+
+def test_names_cannot_touch_the_terminal(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.create_group(HOSTILE, HOSTILE, start="0")
+        broker.xadd(HOSTILE, {HOSTILE: HOSTILE})
+        broker.xreadgroup(HOSTILE, HOSTILE, HOSTILE)
+    for words in (["streams", "ls"], ["groups", "ls"], ["top", "--once", "--interval", "0.2"], ["doctor"]):
+        _, shown = terminal.types(*words)
+        assert "\x1b]0;owned" not in shown
+        assert "\x07" not in shown
+    _, shown = terminal.types("streams", "ls")
+    assert "evil \\x1b]0;owned\\x07\\x1b[31m\\xff\\nname" in shown
+    name = os.fsdecode(HOSTILE)
+    code, shown = terminal.types("streams", "tail", name)
+    assert code == 0
+    assert "\x1b]0;owned" not in shown
+    code, shown = terminal.types("pending", "ls", name, name)
+    assert code == 0
+    assert "\\x1b]0;owned" in shown
+
+
+def test_what_destroys_asks_first(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd("s", {"n": 1})
+        code, shown = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
+        assert code == DECLINED
+        assert "1 entries" in shown
+        assert broker.xlen("s") == 1
+        assert terminal.pipes("streams", "rm", "s")[0] == DECLINED
+        assert broker.xlen("s") == 1
+        assert terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "y"})[0] == 0
+        assert broker.xlen("s") == 0
+
+
+def test_trimming_keeps_what_a_group_needs(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd_many("s", [{"n": n} for n in range(10)])
+        broker.create_group("s", "g", start="0")
+        broker.xreadgroup("s", "g", "c", count=4)
+        assert terminal.pipes("streams", "trim", "s", "--max-len", "1", "--yes")[0] == 0
+        assert broker.xlen("s") == 10
+        assert terminal.pipes("streams", "trim", "s", "--max-len", "1", "--force", "--yes")[0] == 0
+        assert broker.xlen("s") == 1
+
+
+def test_a_group_is_moved_where_one_says(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd_many("s", [{"n": n} for n in range(5)])
+        broker.create_group("s", "g", start="$")
+        code, shown = terminal.types("groups", "reset", "s", "g", "--to-earliest", answers={r"\[y/N\]": "y"})
+        assert code == 0
+        assert "5 entries delivered again" in shown
+        assert broker.group_info("s")[0].lag == 5
+        assert terminal.pipes("groups", "reset", "s", "g", "--to-latest", "--yes")[0] == 0
+        assert broker.group_info("s")[0].lag == 0
+        assert terminal.pipes("groups", "reset", "s", "g", "--to-datetime", "2001-01-01", "--yes")[0] == 0
+        assert len(broker.xreadgroup("s", "g", "c", count=10)) == 5
+        assert terminal.pipes("groups", "reset", "s", "g", "--to-latest", "--to-earliest", "--yes")[0] == USAGE
+
+
+def test_dead_consumers_are_reaped_with_their_work_handed_over(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.create_group("s", "g", start="0")
+        broker.xadd("s", {"n": 1})
+        broker.xreadgroup("s", "g", "dead")
+        code, _ = terminal.pipes("consumers", "reap", "s", "g", "--idle", "0", "--to", "alive", "--yes")
+        assert code == 0
+        assert broker.xpending("s", "g").consumers == {"alive": 1}
+
+
+def test_pending_entries_are_claimed_and_acknowledged_by_hand(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.create_group("s", "g", start="0")
+        entry = broker.xadd("s", {"n": 1})
+        broker.xreadgroup("s", "g", "a")
+        assert terminal.pipes("pending", "claim", "s", "g", "b", str(entry), "--idle", "0")[0] == 0
+        assert broker.xpending("s", "g").consumers == {"b": 1}
+        assert terminal.pipes("pending", "ack", "s", "g", str(entry), "--yes")[0] == 0
+        assert broker.xpending("s", "g").count == 0
+
+
+def test_errors_say_what_to_do_and_scripts_can_tell_them_apart(terminal: Terminal) -> None:
+    code, shown = terminal.types("groups", "rm", "nothing", "there", "--yes")
+    assert code == NOT_FOUND, shown
+    assert terminal.types("streams", "add", "s", "novalue")[0] == USAGE
+    assert terminal.types("streams", "ls", "--url", "gopher://x")[0] == USAGE
+    code, shown = Terminal(f"redis://127.0.0.1:{free_port()}").types("streams", "ls")
+    assert code == UNREACHABLE
+    assert "error:" in shown
+    assert "Traceback" not in shown
+
+
+def test_a_wrong_password_is_refused_at_once_and_never_printed() -> None:
+    with RedisProcess(["--requirepass", "right"]) as server:
+        address = server.url.removeprefix("redis://")
+        code, shown = Terminal(f"redis://:wr0ng-secret@{address}").types("streams", "ls")
+        assert code == DENIED
+        assert "wr0ng-secret" not in shown
+        assert Terminal(f"redis://:right@{address}").types("streams", "ls")[0] == 0
+
+
+def test_doctor_finds_what_is_wrong_with_a_stream(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd("s", {"n": 1})
+    code, shown = terminal.types("doctor", "s")
+    assert code == FINDINGS
+    assert "nothing is processed" in shown
+    assert "millstream groups create s GROUP --start 0" in shown
+    code, shown = terminal.types("doctor")
+    assert code == FINDINGS
+    assert "CONFIG SET appendonly yes" in shown
+
+
+def test_a_thousand_streams_are_listed(terminal: Terminal, redis_url: str) -> None:
+    client = redis.Redis.from_url(redis_url)
+    pipeline = client.pipeline(transaction=False)
+    for number in range(1000):
+        pipeline.xadd(f"stream-{number:04}", {"n": 1})
+        for group in range(10):
+            pipeline.xgroup_create(f"stream-{number:04}", f"g{group}", id="0")
+    pipeline.execute()
+    code, shown = terminal.pipes("streams", "ls", "-o", "json")
+    assert code == 0
+    assert len(json.loads(shown)) == 1000
+    code, shown = terminal.pipes("top", "--once", "--interval", "0.2", "-o", "json")
+    assert code == 0
+    assert len(json.loads(shown)) == 1000
+
+
+def test_assignments_are_shown_announced_and_released(terminal: Terminal, redis_url: str) -> None:
+    assert terminal.types("assignments", "announce", "svc", "data-1", "--info", '{"tenant": "a"}')[0] == 0
+    with open_blocking_broker(redis_url) as broker:
+        broker.create_group("svc-input", "svc-group", start="0")
+        broker.member_beat("svc-input", "m1", lease_ms=60_000, owned=1, capacity=10)
+        broker.xreadgroup("svc-input", "svc-group", "m1")
+        broker.take_leases("m1", [("data-1", None)])
+    code, shown = terminal.pipes("assignments", "ls", "svc", "-o", "json")
+    assert code == 0
+    [row] = json.loads(shown)
+    assert (row["stream"], row["owner"], row["alive"]) == ("data-1", "m1", True)
+    assert terminal.pipes("assignments", "release", "svc", "data-1", "--yes")[0] == 0
+    [row] = json.loads(terminal.pipes("assignments", "ls", "svc", "-o", "json")[1])
+    assert row["owner"] is None
