@@ -75,15 +75,43 @@ class Line:
         self._append: Append | None = None
         self._sender: asyncio.Task[None] | None = None
 
-    def add(self, rows: Sequence[Row], size: int) -> asyncio.Future[Ids]:
-        """Puts them in line. The future has their ids once they are stored."""
-        loop = asyncio.get_running_loop()
-        stored: asyncio.Future[Ids] = loop.create_future()
-        self._parcels.append(Parcel(stored, rows, size))
+    def add(self, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
+        """Puts them in line; ``stored`` gets their ids once they are stored."""
+        if len(rows) == 1 or (len(rows) <= self._max_batch and size <= self._max_batch_bytes):
+            self._parcels.append(Parcel(stored, rows, size))
+        else:
+            self._add_in_pieces(rows, stored)
         self._rows += len(rows)
         if self._sender is None:
+            loop = asyncio.get_running_loop()
             self._sender = loop.create_task(self._send_all(), name=f"millstream publisher to {self._topic}")
-        return stored
+
+    def _add_in_pieces(self, rows: Sequence[Row], stored: asyncio.Future[Ids]) -> None:
+        """More than a batch takes: half a batch stored could not be told from none, so it travels as several."""
+        pieces: list[asyncio.Future[Ids]] = []
+        piece: list[Row] = []
+        size = 0
+        for row in rows:
+            weight = sum(map(len, row))
+            if piece and (len(piece) == self._max_batch or size + weight > self._max_batch_bytes):
+                pieces.append(stored.get_loop().create_future())
+                self._parcels.append(Parcel(pieces[-1], piece, size))
+                piece, size = [], 0
+            piece.append(row)
+            size += weight
+        pieces.append(stored.get_loop().create_future())
+        self._parcels.append(Parcel(pieces[-1], piece, size))
+
+        def finished(all_of_them: asyncio.Future[list[Ids]]) -> None:
+            error = all_of_them.exception()
+            if stored.done():
+                return
+            if error is not None:
+                stored.set_exception(error)
+            else:
+                stored.set_result([entry_id for ids in all_of_them.result() for entry_id in ids])
+
+        asyncio.gather(*pieces).add_done_callback(finished)
 
     async def _send_all(self) -> None:
         try:

@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from millstream.broker.operations.once import ROW_WORDS
 from millstream.errors import InvalidArgument, PayloadTooLarge
-from millstream.messaging.batching import Line, Row
+from millstream.messaging.batching import Ids, Line, Row
 from millstream.messaging.codec import Codec
 from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.delayed import Mover
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
 DAY_MS = 24 * 3600 * 1000
+
+
+class Waiting(NamedTuple):
+    """A call that waits for room."""
+
+    line: Line
+    rows: Sequence[Row]
+    size: int
+    stored: asyncio.Future[Ids]
 
 
 class Publisher:
@@ -71,7 +80,7 @@ class Publisher:
         self._lines: dict[tuple[str, Durability | None], Line] = {}
         self._buffered = 0
         self._buffered_bytes = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._mover = Mover(broker)
         self._tokens = 0
         self._closed = False
@@ -110,22 +119,25 @@ class Publisher:
             row, weight = self._row(message)
             rows.append(row)
             size += weight
+        stored: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
         if self._waiting or not self._has_room(size):
-            await self._wait_for_room(size)
-        self._buffered += len(rows)
-        self._buffered_bytes += size
-        self._idle.clear()
-        if len(rows) == 1 or (len(rows) <= self._max_batch and size <= self._max_batch_bytes):
-            return await line.add(rows, size)
-        return await self._in_pieces(line, rows)
+            self._waiting.append(Waiting(line, rows, size, stored))
+        else:
+            self._take(line, rows, size, stored)
+        return await stored
+
+    @property
+    def buffered(self) -> int:
+        """Messages that were taken and are not stored yet."""
+        return self._buffered
 
     async def close(self) -> None:
         """Sends what is buffered, then takes no more. Idempotent."""
         self._closed = True
         while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_exception(PublisherClosed("this publisher was closed while the message waited for room."))
+            stored = self._waiting.popleft().stored
+            if not stored.done():
+                stored.set_exception(PublisherClosed("this publisher was closed while the message waited for room."))
         await self._idle.wait()
         await self._mover.close()
 
@@ -136,21 +148,6 @@ class Publisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    async def _in_pieces(self, line: Line, rows: Sequence[Row]) -> list[EntryId | None]:
-        """A call with more than a batch takes. All of it is in line before anybody else's."""
-        stored = []
-        piece: list[Row] = []
-        size = 0
-        for row in rows:
-            weight = sum(map(len, row))
-            if piece and (len(piece) == self._max_batch or size + weight > self._max_batch_bytes):
-                stored.append(line.add(piece, size))
-                piece, size = [], 0
-            piece.append(row)
-            size += weight
-        stored.append(line.add(piece, size))
-        return [entry_id for ids in await asyncio.gather(*stored) for entry_id in ids]
 
     # --- the other two ways -----------------------------------------------------------------------------------------
 
@@ -196,31 +193,20 @@ class Publisher:
             return True
         return self._buffered < self._max_buffered and self._buffered_bytes + size <= self._max_buffered_bytes
 
-    async def _wait_for_room(self, size: int) -> None:
-        """First come, first served: so that the order of calls stays the order of messages."""
-        while True:
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            try:
-                await waiting
-            except asyncio.CancelledError:
-                self._let_in()
-                raise
-            if self._has_room(size):
-                self._let_in()
-                return
-
-    def _let_in(self) -> None:
-        while self._waiting and self._waiting[0].done():
-            self._waiting.popleft()
-        if self._waiting and self._has_room(0):
-            self._waiting.popleft().set_result(None)
+    def _take(self, line: Line, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
+        self._buffered += len(rows)
+        self._buffered_bytes += size
+        self._idle.clear()
+        line.add(rows, size, stored)
 
     def _sent(self, messages: int, size: int) -> None:
         self._buffered -= messages
         self._buffered_bytes -= size
-        if self._waiting:
-            self._let_in()
+        # First come, first served: so that the order of calls stays the order of messages.
+        while self._waiting and self._has_room(self._waiting[0].size):
+            waiting = self._waiting.popleft()
+            if not waiting.stored.done():
+                self._take(*waiting)
         if not self._buffered:
             self._idle.set()
 

@@ -6,7 +6,7 @@ For feature flags, caches and live views: what matters is what happens from now 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
 from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
@@ -35,13 +35,17 @@ class Fanout:
         self, broker: Broker, topic: str, settings: SubscriberSettings, codec: Codec, start: EntryId | str
     ) -> None:
         self.topic = topic
+        self.abandoned = False
         self._broker = broker
         self._settings = settings
         self._codec = codec
         self._start = start
+        self._position: EntryId | None = None
+        self._read_ahead: deque[Entry] = deque()
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._progress_ms = 0.0
+        self._handling = False
 
     def settle(self, message: Message, outcome: Outcome) -> None:
         """An acknowledgement has nothing to do here; bringing a message back cannot be promised, so it is refused."""
@@ -58,11 +62,13 @@ class Fanout:
         return self._closing.is_set()
 
     async def ended(self) -> None:
-        await self._ended.wait()
+        """Nothing is held here: there is nothing to wait for."""
 
     async def close(self, timeout_s: float) -> None:
         """Reads no more. Waits until the handler that is under way has ended, or ``timeout_s``."""
         self._closing.set()
+        if not self._handling:
+            return
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ended.wait()
@@ -71,7 +77,8 @@ class Fanout:
 
     async def consume(self, handler: Handler, publish_to: str | None) -> None:
         """One message after the other. A handler that fails is told about, and the next message comes."""
-        async for message in self.messages():
+        self._handling = True
+        while (message := await self.next_message()) is not None:
             try:
                 output = await handler(message)
                 if output is not None and publish_to is not None:
@@ -81,21 +88,26 @@ class Fanout:
                 log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
                 self._tell("messaging.handler_failed", id=str(message.id), error=str(error))
 
-    async def messages(self) -> AsyncIterator[Message]:
+    async def next_message(self) -> Message | None:
+        """The next one; None when closed."""
         try:
-            position = await self._position()
             while not self._closing.is_set():
-                for entry in await self._read(position):
-                    position = entry.id
+                while self._read_ahead:
+                    entry = self._read_ahead.popleft()
+                    self._position = entry.id
                     message = self._decoded(entry)
                     if message is not None:
-                        yield message
-                    if self._closing.is_set():
-                        break
-        finally:
+                        return message
+                if self._position is None:
+                    self._position = await self._first_position()
+                self._read_ahead.extend(await self._read(self._position))
+        except BaseException:
             self._ended.set()
+            raise
+        self._ended.set()
+        return None
 
-    async def _position(self) -> EntryId:
+    async def _first_position(self) -> EntryId:
         """ "$" is made a real id once: asked anew with every read, it would skip what came in between."""
         if self._start != "$":
             return self._start if isinstance(self._start, EntryId) else EntryId.parse(self._start, argument="start")

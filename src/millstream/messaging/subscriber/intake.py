@@ -130,13 +130,13 @@ class Intake:
     def is_suspect(self, message: Message) -> bool:
         return message.id in self._suspects
 
-    def once_more(self, message: Message) -> Message:
+    def once_more(self, message: Message, times_delivered: int, valid_until: float) -> Message:
         """A message for one more start of the same entry, decoded afresh: the last handler may have changed it."""
         assert message.id is not None
         assert message.fields is not None
         self._suspects.discard(message.id)
         fresh = self._desk.codec.decode(message.fields)
-        fresh.receive(self._origin, message.id, message.times_delivered, message.fields, message.valid_until)
+        fresh.receive(self._origin, message.id, times_delivered, message.fields, valid_until)
         self._desk.held.entries[message.id] = fresh
         return fresh
 

@@ -8,7 +8,7 @@ import asyncio
 import time
 
 from millstream.broker.operations.settling import Swept
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
 from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.intake import Intake
@@ -59,6 +59,8 @@ class Reader:
             except BrokerClosed:
                 raise
             except MillstreamError as error:
+                if isinstance(error, ServerError) and error.code == "UNBLOCKED":
+                    continue  # the stream was deleted while we waited for it: the next read says NOGROUP
                 if not error.retryable:
                     raise
                 self._desk.tell("messaging.read_failed", error=str(error))

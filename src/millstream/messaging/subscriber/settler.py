@@ -33,7 +33,7 @@ class Settler:
         desk: Desk,
         *,
         release: Callable[[Iterable[EntryId]], None],
-        ready_again: Callable[[Message], None],
+        ready_again: Callable[[Message, int, float], None],
         lost: Callable[[Settled, int], Awaitable[None]],
         group_gone: Callable[[int], Awaitable[None]],
         due_in: Callable[[int], None],
@@ -206,10 +206,8 @@ class Settler:
             settled = await desk.broker.charge(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
             refused = set(settled.refused)
             for message in messages:
-                if message.times_delivered == times and message.id in ids and message.id not in refused:
-                    message.times_delivered = times + 1
-                    message.valid_until = desk.valid_until(asked_at)
-                    self._ready_again(message)
+                if message.times_delivered == times and message.id not in refused:
+                    self._ready_again(message, times + 1, desk.valid_until(asked_at))
             if refused:
                 await self._lost(settled, generation)
                 self._release(refused)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -11,7 +10,7 @@ from millstream.errors import InvalidArgument
 from millstream.messaging.codec import Codec
 from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.errors import AlreadySubscribed
-from millstream.messaging.message import Handler, Message
+from millstream.messaging.message import Handler
 from millstream.messaging.outcome import AckPolicy
 from millstream.messaging.settings import (
     Backoff,
@@ -22,6 +21,7 @@ from millstream.messaging.settings import (
     key_function,
 )
 from millstream.messaging.subscriber.fanout import Fanout
+from millstream.messaging.subscriber.messages import Messages
 from millstream.messaging.subscriber.subscription import Subscription
 from millstream.model import EntryId
 
@@ -107,27 +107,22 @@ class Subscriber:
         """True while every topic is being read: joined, and reads come back in time."""
         return not self._closed and bool(self._open) and all(one.ready for one in self._open)
 
-    async def subscribe(
+    def subscribe(
         self, topic: str, *, group: str | _OwnGroup | None = OWN_GROUP, start: str | EntryId | None = None
-    ) -> AsyncIterator[Message]:
+    ) -> Messages:
         """``async for message in subscriber.subscribe("orders")``: settle each message yourself.
 
         No more than ``max_in_flight`` are unsettled at a time. Leaving the loop hands back what was not yielded; what
         was yielded may still be settled, until ``close_timeout_ms``. With ``group=None`` every instance gets every
         message after ``start`` ("$", the default: from now on), and nothing is pending. Ends after ``close``.
         """
-        subscription = await self._subscription(topic, group, start)
-        if subscription is None:
-            return
-        messages = subscription.messages()
-        try:
-            async for message in messages:
-                yield message
-        finally:
-            try:
-                await messages.aclose()  # type: ignore[attr-defined]  # an async generator, seen as an iterator
-            finally:
-                self._open.discard(subscription)
+        subscription = self._make(topic, group, start)
+        return Messages(
+            None if self._closed else subscription,
+            lambda: self._begin(subscription),
+            lambda: self._open.discard(subscription),
+            self._settings.close_timeout_ms / 1000,
+        )
 
     async def consume(
         self,
@@ -148,9 +143,10 @@ class Subscriber:
             raise InvalidArgument("handler", handler, "an async function that takes a Message")
         if publish_to is not None:
             check_topic(publish_to)
-        subscription = await self._subscription(topic, group, start)
-        if subscription is None:
-            return
+        subscription = self._make(topic, group, start)
+        if self._closed:
+            return  # a program that is told to stop while it starts just stops
+        await self._begin(subscription)
         try:
             await subscription.consume(handler, publish_to)
         finally:
@@ -175,23 +171,18 @@ class Subscriber:
     ) -> None:
         await self.close()
 
-    async def _subscription(
-        self, topic: str, group: str | _OwnGroup | None, start: str | EntryId | None
-    ) -> Subscription | Fanout | None:
-        """None after ``close``: a program that is told to stop while it starts just stops."""
-        check_topic(topic)
-        if self._closed:
-            return None
-        subscription = self._make(topic, group, start)
-        for other in list(self._open):
-            if isinstance(subscription, Subscription) and (other.topic, other.group) == (topic, subscription.group):
-                if not other.closing:
-                    raise AlreadySubscribed(topic, str(subscription.group), str(subscription.consumer))
-                await other.ended()
+    async def _begin(self, subscription: Subscription | Fanout) -> None:
+        """One consumer reads a topic once: two loops under one name would take each other's entries for lost ones."""
+        if isinstance(subscription, Subscription):
+            for other in [one for one in self._open if isinstance(one, Subscription)]:
+                if other.topic == subscription.topic:
+                    if not other.closing and not other.abandoned:
+                        raise AlreadySubscribed(other.topic, str(other.group), str(other.consumer))
+                    await other.ended()
         self._open.add(subscription)
-        return subscription
 
     def _make(self, topic: str, group: str | _OwnGroup | None, start: str | EntryId | None) -> Subscription | Fanout:
+        check_topic(topic)
         settings = self._settings
         if group is None or (isinstance(group, _OwnGroup) and settings.group is None):
             return Fanout(self._broker, topic, settings, self._codec, "$" if start is None else start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
@@ -54,6 +54,7 @@ class Subscription:
         self._workers: Workers | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
+        self.abandoned = False
         self._closing = False
         self._deadline = float("inf")
         self._ended = asyncio.Event()
@@ -98,20 +99,15 @@ class Subscription:
         if self._failure is not None:
             raise self._failure
 
-    async def messages(self) -> AsyncIterator[Message]:
-        """One message after the other; each is to be settled by whoever receives it."""
-        self._desk.wake_workers = self._work.set
-        self._start()
-        try:
-            while True:
-                message = await self._next()
-                if message is None:
-                    break
-                yield message
-        finally:
-            await self.close(self._desk.settings.close_timeout_ms / 1000)
-        if self._failure is not None:
+    async def next_message(self) -> Message | None:
+        """The next one to be settled by whoever receives it; None when closed. Starts reading with the first call."""
+        if not self._tasks:
+            self._desk.wake_workers = self._work.set
+            self._start()
+        message = await self._next()
+        if message is None and self._failure is not None:
             raise self._failure
+        return message
 
     async def _next(self) -> Message | None:
         ready = self._desk.held.ready
@@ -152,8 +148,8 @@ class Subscription:
     def _charge(self, message: Message) -> None:
         self._settler.charge(message)
 
-    def _ready_again(self, message: Message) -> None:
-        self._desk.held.ready.append(self._intake.once_more(message))
+    def _ready_again(self, message: Message, times_delivered: int, valid_until: float) -> None:
+        self._desk.held.ready.append(self._intake.once_more(message, times_delivered, valid_until))
         self._desk.wake_workers()
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -171,6 +167,9 @@ class Subscription:
         self._closing = True
         self._keeper.closing = True
         self._work.set()
+        if not self._tasks:
+            self._ended.set()
+            return
         try:
             recovered = self._reader.recovered
             await self._stop("reader")

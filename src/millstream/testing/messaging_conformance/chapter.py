@@ -1,0 +1,117 @@
+"""What all chapters share: fresh names, quick settings, and subscribers that run beside a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.site import Site
+from millstream.messaging import Backoff, Handler, Message, Publisher, Subscriber
+from millstream.model import EntryId
+from millstream.testing.waiting import eventually
+
+QUICK: dict[str, Any] = {
+    "group_start": "0",
+    "block_ms": 100,
+    "claim_interval_ms": 50,
+    "backoff": Backoff(initial_ms=1, max_ms=5),
+}
+"""Short enough to watch, and nothing is claimed by mistake: 60 s of idle time stay the default."""
+
+
+class Chapter:
+    """Give it a fixture ``broker``."""
+
+    @pytest.fixture
+    def topic(self) -> str:
+        return f"topic:{uuid4().hex[:12]}"
+
+    @pytest.fixture
+    async def publisher(self, broker: Broker) -> AsyncIterator[Publisher]:
+        async with Publisher(broker) as publisher:
+            yield publisher
+
+
+class Seen:
+    """A handler that remembers, and then does what it is told."""
+
+    def __init__(self, then: Callable[[Message], Awaitable[Any]] | None = None) -> None:
+        self.messages: list[Message] = []
+        self.under_way = 0
+        self.most = 0
+        """The most that were under way at a time."""
+        self._then = then
+
+    async def __call__(self, message: Message) -> Any:
+        self.messages.append(message)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            return await self._then(message) if self._then is not None else None
+        finally:
+            self.under_way -= 1
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.messages]
+
+    async def have(self, count: int, timeout_s: float = 20.0) -> None:
+        await eventually(lambda: len(self.messages) >= count, what=f"{count} deliveries", timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def running(
+    broker: Broker, topic: str, handler: Handler, *, publish_to: str | None = None, **options: Any
+) -> AsyncIterator[Subscriber]:
+    """A subscriber of group ``g`` at work; closed at the end, and its error raised if it had one."""
+    subscriber = Subscriber(broker, **{"group": "g", "consumer": f"c-{uuid4().hex[:6]}", **QUICK, **options})
+    task = asyncio.create_task(subscriber.consume(topic, handler, publish_to=publish_to))
+    try:
+        yield subscriber
+    finally:
+        await subscriber.close()
+        await task
+
+
+class Told:
+    """An observer that remembers, and a broker that tells it."""
+
+    def __init__(self) -> None:
+        self.facts: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, name: str, /, **facts: Any) -> None:
+        self.facts.append((name, facts))
+
+    def __contains__(self, name: str) -> bool:
+        return any(one == name for one, _ in self.facts)
+
+    def all(self, name: str, fact: str) -> list[Any]:
+        return [facts[fact] for one, facts in self.facts if one == name]
+
+    def beside(self, broker: Broker, link: Any = None) -> Broker:
+        """The same streams, observed."""
+        return Broker(link or broker.link, Site(observer=self))
+
+
+async def nothing_pending(broker: Broker, topic: str, group: str = "g") -> None:
+    async def empty() -> bool:
+        return (await broker.xpending(topic, group)).count == 0
+
+    await eventually(empty, what="an empty pending list")
+
+
+async def publish_one(publisher: Publisher, topic: str, payload: bytes = b"x") -> EntryId:
+    """Its id, which is known because nothing was in its way."""
+    (entry_id,) = await publisher.publish(topic, Message(payload))
+    assert entry_id is not None
+    return entry_id
+
+
+def numbered(count: int, start: int = 0) -> list[Message]:
+    return [Message(b"%d" % n) for n in range(start, start + count)]

@@ -1,0 +1,94 @@
+"""Messages to everybody: no group, nothing pending."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.errors import InvalidArgument
+from millstream.messaging import Message, NothingToSettle, Publisher, Subscriber
+from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.messaging_conformance.chapter import Chapter, Seen, numbered, running
+from millstream.testing.waiting import eventually
+from millstream.wire.commands import Batch, Command
+
+
+class FanoutChapter(Chapter):
+    async def test_every_instance_gets_every_message(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"before"))
+        one, other = Seen(), Seen()
+        async with (
+            running(broker, topic, one, group=None) as first,
+            running(broker, topic, other, group=None) as second,
+        ):
+            await eventually(lambda: first.ready and second.ready)
+            await publisher.publish(topic, *numbered(50))
+            await one.have(50)
+            await other.have(50)
+        assert one.payloads == other.payloads == [b"%d" % n for n in range(50)]
+        assert await broker.group_info(topic) == []
+
+    async def test_it_may_start_anywhere(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        ids = await publisher.publish(topic, *numbered(5))
+        async with Subscriber(broker, group=None) as subscriber:
+            for start, expected in (("0", b"0"), (ids[2], b"3")):
+                async for message in subscriber.subscribe(topic, start=start):
+                    assert message.payload == expected
+                    break
+
+    async def test_nothing_is_missed_between_two_reads(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        async with Subscriber(broker, group=None, block_ms=50) as subscriber:
+            messages = subscriber.subscribe(topic)
+            waiting = asyncio.ensure_future(anext(messages))
+            await eventually(lambda: subscriber.ready)
+            got: list[bytes] = []
+            for message in numbered(20):
+                await publisher.publish(topic, message)
+                await asyncio.sleep(0)
+            while len(got) < 20:
+                got.append((await waiting).payload)
+                waiting = asyncio.ensure_future(anext(messages))
+            waiting.cancel()
+            assert got == [b"%d" % n for n in range(20)]
+
+    async def test_bringing_back_is_refused_and_acknowledging_is_nothing(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(2))
+        async with Subscriber(broker, group=None) as subscriber:
+            messages = subscriber.subscribe(topic, start="0")
+            await (await anext(messages)).ack()
+            with pytest.raises(NothingToSettle):
+                await (await anext(messages)).nack()
+
+    async def test_a_failing_handler_and_a_broken_read_stop_nothing(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        calls: list[int] = []
+
+        def sometimes(request: Command | Batch) -> Fault | None:
+            if isinstance(request, Command) and request.args[0] == b"XREAD":
+                calls.append(1)
+                return Fault.answer_lost() if len(calls) == 2 else None
+            return None
+
+        async def fails(message: Message) -> Any:
+            if message.payload == b"1":
+                raise ValueError("no")
+
+        seen = Seen(fails)
+        cut = Broker(FaultyLink(broker.link, sometimes), broker.site)
+        async with running(cut, topic, seen, group=None) as subscriber:
+            await eventually(lambda: subscriber.ready)
+            for message in numbered(5):
+                await publisher.publish(topic, message)
+            await seen.have(5)
+        assert seen.payloads == [b"%d" % n for n in range(5)]
+
+    async def test_a_group_has_no_other_start(self, broker: Broker, topic: str) -> None:
+        subscriber = Subscriber(broker, group="g", group_start="0")
+        with pytest.raises(InvalidArgument, match="start"):
+            await subscriber.consume(topic, Seen(), start="0")

@@ -1,0 +1,113 @@
+"""A group that vanishes (FLUSHALL, a failover, a hand on the wrong key): duplicates, never loss, and loudly."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream.broker.broker import Broker
+from millstream.messaging import Message, Publisher
+from millstream.testing.messaging_conformance.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
+from millstream.testing.waiting import eventually
+from millstream.wire.commands import Command
+
+
+class GroupLossChapter(Chapter):
+    async def test_reading_goes_on_after_the_last_entry(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(10))
+        told = Told()
+        seen = Seen()
+        async with running(told.beside(broker), topic, seen):
+            await seen.have(10)
+            await nothing_pending(broker, topic)
+            await broker.delete_group(topic, "g")
+            await publisher.publish(topic, *numbered(10, 10))
+            await seen.have(20)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"%d" % n for n in range(20)]
+        assert told.all("messaging.group_restored", "what") == ["made"]
+
+    async def test_it_is_made_again_before_the_oldest_unacknowledged_entry(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        ids = await publisher.publish(topic, *numbered(6))
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            if message.payload == b"2":
+                await go_on.wait()
+
+        seen, other = Seen(wait), Seen()
+        async with running(broker, topic, seen, consumer="one"):
+            await seen.have(6)
+
+            async def one_pending() -> bool:
+                return (await broker.xpending(topic, "g")).count == 1
+
+            await eventually(one_pending)
+            await broker.delete_group(topic, "g")
+
+            async def made_again() -> bool:
+                return bool(await broker.group_info(topic))
+
+            await eventually(made_again)
+            # From the one that is not acknowledged on, everything comes again; but not the handler that is at work.
+            await eventually(lambda: len(seen.messages) >= 9)
+            assert [message.id for message in seen.messages[6:9]] == ids[3:]
+            go_on.set()
+            await nothing_pending(broker, topic)
+        assert seen.payloads.count(b"2") == 1
+        assert not other.messages
+
+    async def test_whoever_knows_an_earlier_point_moves_it_back(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"held by one"))
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        first, second = Seen(wait), Seen()
+        async with running(broker, topic, first, max_in_flight=1, claim_min_idle_ms=1_500, close_timeout_ms=0):
+            await first.have(1)
+            async with running(broker, topic, second, claim_min_idle_ms=1_500):
+                await publisher.publish(topic, *numbered(5))
+                await second.have(5)
+                await broker.delete_group(topic, "g")
+                # The second one makes it again, after what it knows; the first one's sign of life finds out.
+                await eventually(lambda: b"held by one" in second.payloads, timeout_s=20)
+                go_on.set()
+                await nothing_pending(broker, topic)
+
+    async def test_after_flushall_new_messages_are_handled(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(5))
+        seen = Seen()
+        async with running(broker, topic, seen) as subscriber:
+            await seen.have(5)
+            await broker.link.call(Command((b"FLUSHALL",)))
+            await publisher.publish(topic, *numbered(5, 5))
+            await seen.have(10)
+            await eventually(lambda: subscriber.ready)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"%d" % n for n in range(10)]
+
+    async def test_outcomes_after_a_loss_stop_nobody(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(4))
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+            if message.payload == b"1" and message.times_delivered == 1:
+                raise ValueError("after the loss")
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen, max_in_flight=4):
+            await seen.have(4)
+            await broker.delete_group(topic, "g")
+            go_on.set()
+            await publisher.publish(topic, Message(b"new"))
+            await eventually(lambda: b"new" in seen.payloads)
+            await nothing_pending(broker, topic)
+        assert set(seen.payloads) == {b"0", b"1", b"2", b"3", b"new"}

@@ -1,0 +1,339 @@
+"""Handling: acknowledged when done, brought back when not, buried when it never will be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.errors import InvalidArgument
+from millstream.messaging import (
+    AckPolicy,
+    AlreadySettled,
+    Message,
+    Publisher,
+    Rejected,
+    RetryLater,
+    Subscriber,
+    read_burial,
+)
+from millstream.messaging.codecs import codec
+from millstream.testing.messaging_conformance.chapter import Chapter, Seen, nothing_pending, numbered, running
+from millstream.testing.waiting import eventually
+
+
+async def buried(broker: Broker, topic: str, count: int) -> list[Any]:
+    dlq = beside(topic, "dlq")
+
+    async def enough() -> bool:
+        return await broker.xlen(dlq) >= count
+
+    await eventually(enough, what=f"{count} dead letters")
+    return await broker.xrange(dlq)
+
+
+class HandlingChapter(Chapter):
+    async def test_what_was_handled_is_acknowledged(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(50))
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(50)
+            await nothing_pending(broker, topic)
+
+        assert seen.payloads == [b"%d" % n for n in range(50)]
+        (group,) = await broker.group_info(topic)
+        assert (group.lag, group.consumers) == (0, [])
+
+    async def test_nothing_is_acknowledged_before_it_is_done(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(3))
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            if message.payload == b"1":
+                await go_on.wait()
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen):
+            await seen.have(3)
+
+            async def only_one_is_left() -> bool:
+                return [one.id for one in await broker.xpending_range(topic, "g")] == [seen.messages[1].id]
+
+            await eventually(only_one_is_left)
+            go_on.set()
+            await nothing_pending(broker, topic)
+
+    async def test_three_nacks_and_an_ack_are_four_receipts(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"again"))
+
+        async def settle(message: Message) -> None:
+            await (message.ack() if message.times_delivered == 4 else message.nack(delay_ms=0))
+
+        seen = Seen(settle)
+        async with running(broker, topic, seen):
+            await seen.have(4)
+            await nothing_pending(broker, topic)
+
+        assert [message.times_delivered for message in seen.messages] == [1, 2, 3, 4]
+        assert len({message.uuid for message in seen.messages}) == 1
+
+    async def test_a_delivery_is_settled_once(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"one"), Message(b"two"))
+        refused: list[str] = []
+
+        async def twice(message: Message) -> None:
+            if message.times_delivered > 1:
+                return
+            await (message.ack() if message.payload == b"one" else message.nack(delay_ms=0))
+            try:
+                await message.ack()
+            except AlreadySettled as error:
+                refused.append(error.first)
+
+        seen = Seen(twice)
+        async with running(broker, topic, seen):
+            await seen.have(3)
+            await nothing_pending(broker, topic)
+        assert sorted(refused) == ["ack", "retry"]
+
+    async def test_every_group_gets_its_own_copy(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"both"))
+
+        async def fails(message: Message) -> None:
+            if message.times_delivered < 3:
+                raise ValueError("not yet")
+
+        one, other = Seen(), Seen(fails)
+        async with running(broker, topic, one, group="one"), running(broker, topic, other, group="other"):
+            await other.have(3)
+            await nothing_pending(broker, topic, "other")
+        assert (len(one.messages), len(other.messages)) == (1, 3)
+
+    async def test_two_consumers_share_the_work(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        seen = Seen()
+        async with running(broker, topic, seen), running(broker, topic, seen):
+            await publisher.publish(topic, *numbered(200))
+            await seen.have(200)
+            await nothing_pending(broker, topic)
+        assert sorted(seen.payloads, key=int) == [b"%d" % n for n in range(200)]
+
+    async def test_a_failing_handler_stops_nothing_and_its_message_is_buried(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(10))
+
+        async def fails(message: Message) -> None:
+            if message.payload == b"3":
+                raise ValueError("three is not for me")
+
+        seen = Seen(fails)
+        async with running(broker, topic, seen, max_deliveries=3) as subscriber:
+            (letter,) = await buried(broker, topic, 1)
+            await nothing_pending(broker, topic)
+            assert subscriber.ready
+
+        assert len(seen.messages) == 12
+        burial = read_burial(letter.fields)
+        assert burial is not None
+        bad = [message for message in seen.messages if message.payload == b"3"]
+        assert [message.times_delivered for message in bad] == [1, 2, 3]
+        assert (burial.original_id, burial.stream, burial.group) == (str(bad[0].id), topic, "g")
+        assert (burial.consumer, burial.deliveries) == (subscriber.settings.consumer, 3)
+        assert (burial.error, burial.error_type) == ("three is not for me", "ValueError")
+        assert "in fails" in burial.traceback
+        assert codec("flat").decode(letter.fields).payload == b"3"
+
+    async def test_a_rejected_message_is_buried_at_once(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"raised"), Message(b"called"))
+
+        async def reject(message: Message) -> None:
+            if message.payload == b"raised":
+                raise Rejected("never")
+            await message.reject("never ever")
+
+        seen = Seen(reject)
+        async with running(broker, topic, seen):
+            letters = await buried(broker, topic, 2)
+        assert {letter.fields[b"dlq.error"] for letter in letters} == {b"never", b"never ever"}
+        assert len(seen.messages) == 2
+
+    async def test_a_handler_may_ask_for_later(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"later"))
+
+        async def later(message: Message) -> None:
+            if message.times_delivered == 1:
+                raise RetryLater(delay_ms=150)
+
+        seen = Seen(later)
+        began = await broker.server_time_ms()
+        async with running(broker, topic, seen):
+            await seen.have(2)
+            assert await broker.server_time_ms() >= began + 150
+
+    @pytest.mark.parametrize(
+        ("policy", "receipts", "letters"),
+        [("ACK_FIRST", 1, 0), ("ACK", 1, 0), ("REJECT_ON_ERROR", 1, 1), ("NACK_ON_ERROR", 3, 1)],
+    )
+    async def test_what_an_error_means_under_each_policy(
+        self, broker: Broker, publisher: Publisher, topic: str, policy: str, receipts: int, letters: int
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+
+        async def fails(message: Message) -> None:
+            raise ValueError("no")
+
+        seen = Seen(fails)
+        async with running(broker, topic, seen, ack_policy=policy, max_deliveries=3):
+            await seen.have(receipts)
+            await nothing_pending(broker, topic)
+        assert len(seen.messages) == receipts
+        assert await broker.xlen(beside(topic, "dlq")) == letters
+
+    async def test_acknowledged_first_means_before_the_handler_starts(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+        pending: list[int] = []
+
+        async def look(message: Message) -> None:
+            pending.append((await broker.xpending(topic, "g")).count)
+
+        seen = Seen(look)
+        async with running(broker, topic, seen, ack_policy=AckPolicy.ACK_FIRST):
+            await eventually(lambda: pending)
+        assert pending == [0]
+
+    async def test_by_hand_nothing_is_acknowledged_for_you(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(2))
+        seen = Seen()
+        async with running(broker, topic, seen, ack_policy="manual"):
+            await seen.have(2)
+            await seen.messages[1].ack()
+
+            async def one_left() -> bool:
+                return [one.id for one in await broker.xpending_range(topic, "g")] == [seen.messages[0].id]
+
+            await eventually(one_left)
+            await seen.messages[0].ack()
+            await nothing_pending(broker, topic)
+
+    async def test_an_entry_that_cannot_be_decoded_is_buried_and_in_nobodys_way(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        watermill = codec("watermill")
+        await broker.xadd(topic, watermill.encode(Message(b"before")))
+        await broker.xadd(topic, {"metadata": b"\xc1 not msgpack", "what": b"is this"})
+        await broker.xadd(topic, watermill.encode(Message(b"after")))
+
+        seen = Seen()
+        async with running(broker, topic, seen, codec="watermill"):
+            (letter,) = await buried(broker, topic, 1)
+            await seen.have(2)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"before", b"after"]
+        assert letter.fields[b"what"] == b"is this"
+        assert letter.fields[b"dlq.error_type"].endswith(b"Undecodable")
+
+    async def test_entries_of_a_plain_xadd_do_not_stop_the_reading(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await broker.xadd(topic, {"order": "7", "amount": "12"})
+        await publisher.publish(topic, Message(b"ours"))
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await nothing_pending_after(broker, topic, 2)
+        assert b"ours" in seen.payloads
+
+    async def test_the_output_and_the_acknowledgement_are_one_step(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(20))
+        output = beside(topic, "out").decode()
+
+        async def double(message: Message) -> list[Message]:
+            return [Message(b"a" + message.payload), Message(b"b" + message.payload)]
+
+        async with running(broker, topic, double, publish_to=output):
+            await nothing_pending_after(broker, topic, 20)
+        flat = codec("flat")
+        got = [flat.decode(entry.fields).payload for entry in await broker.xrange(output)]
+        assert sorted(got) == sorted(b"%b%d" % (kind, n) for n in range(20) for kind in (b"a", b"b"))
+
+    async def test_a_failed_handler_puts_nothing_out(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"x"))
+        output = beside(topic, "out").decode()
+
+        async def fails(message: Message) -> Message:
+            if message.times_delivered < 3:
+                raise ValueError("not yet")
+            return Message(b"done")
+
+        async with running(broker, topic, fails, publish_to=output):
+            await nothing_pending_after(broker, topic, 1)
+        assert await broker.xlen(output) == 1
+
+    async def test_dead_letters_may_lie_elsewhere(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"x"))
+
+        async def fails(message: Message) -> None:
+            raise Rejected("no")
+
+        async with running(broker, topic, fails, dlq=f"elsewhere {topic}"):
+            await nothing_pending_after(broker, topic, 1)
+        assert await broker.xlen(f"elsewhere {topic}") == 1
+
+    async def test_no_more_than_allowed_is_in_flight(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(40))
+
+        async def wait(message: Message) -> None:
+            await asyncio.sleep(0.002)
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen, max_in_flight=4):
+            await nothing_pending_after(broker, topic, 40)
+        assert seen.most == 4
+
+    async def test_bytes_bound_what_is_in_flight_too(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *(Message(b"x" * 10_000) for _ in range(30)))
+
+        async def wait(message: Message) -> None:
+            await asyncio.sleep(0.002)
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen, count=1, max_bytes_in_flight=25_000):
+            await nothing_pending_after(broker, topic, 30)
+        assert seen.most <= 3
+
+    async def test_what_a_program_gets_wrong_is_an_error_at_the_start(self, broker: Broker) -> None:
+        for wrong, named in (
+            ({"group_start": None}, "group_start"),
+            ({"codec": "morse"}, "codec"),
+            ({"ack_policy": "maybe"}, "ack_policy"),
+            ({"max_in_flight": 0}, "max_in_flight"),
+            ({"group": ""}, "group"),
+        ):
+            with pytest.raises(InvalidArgument, match=named):
+                Subscriber(broker, **{"group": "g", "group_start": "0", **wrong})  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="topic"):
+            await Subscriber(broker, group="g", group_start="0").consume("", Seen())
+
+
+async def nothing_pending_after(broker: Broker, topic: str, read: int) -> None:
+    """All were delivered, and all were settled."""
+
+    async def done() -> bool:
+        for group in await broker.group_info(topic):
+            if group.name == "g":
+                return group.entries_read == read and group.pending == 0
+        return False
+
+    await eventually(done, what=f"{read} entries read and settled", timeout_s=20)

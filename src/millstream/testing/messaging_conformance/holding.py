@@ -1,0 +1,187 @@
+"""Holding a message: signs of life, fences, delays, and letting go in good order."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.messaging import Message, Publisher
+from millstream.testing.messaging_conformance.chapter import (
+    Chapter,
+    Seen,
+    nothing_pending,
+    numbered,
+    publish_one,
+    running,
+)
+from millstream.testing.waiting import eventually
+
+
+class HoldingChapter(Chapter):
+    async def test_a_long_handler_keeps_its_message(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        """A handler of one second once ran six times; here it takes four times as long as others wait."""
+        await publisher.publish(topic, Message(b"long"))
+
+        async def takes_long(message: Message) -> None:
+            await asyncio.sleep(1.2)
+
+        seen, other = Seen(takes_long), Seen()
+        async with running(broker, topic, seen, claim_min_idle_ms=300):
+            await seen.have(1)
+            async with running(broker, topic, other, claim_min_idle_ms=300):
+                await nothing_pending(broker, topic)
+        assert (len(seen.messages), other.messages) == (1, [])
+
+    async def test_a_late_acknowledgement_is_refused(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        """XACK alone would clear the entry although somebody else is at work on it."""
+        entry_id = await publish_one(publisher, topic)
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen):
+            await seen.have(1)
+            await broker.xclaim(topic, "g", "somebody else", [entry_id], min_idle_ms=0)
+            go_on.set()
+            await eventually(lambda: seen.under_way == 0)
+        (pending,) = await broker.xpending_range(topic, "g")
+        assert (pending.id, pending.consumer) == (entry_id, "somebody else")
+
+    async def test_a_sign_of_life_takes_nothing_back(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        entry_id = await publish_one(publisher, topic)
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen, claim_min_idle_ms=90) as subscriber:
+            await seen.have(1)
+            await broker.xclaim(topic, "g", "somebody else", [entry_id], min_idle_ms=0)
+            touched = await broker.touch(topic, "g", subscriber.settings.consumer, [entry_id], times_delivered=1)
+            assert touched.refused == [entry_id]
+            (pending,) = await broker.xpending_range(topic, "g")
+            assert pending.consumer == "somebody else"
+            go_on.set()
+            await broker.xack(topic, "g", [entry_id])
+
+    async def test_a_stale_owner_puts_nothing_out(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        entry_id = await publish_one(publisher, topic)
+        go_on = asyncio.Event()
+        output = beside(topic, "out").decode()
+
+        async def wait(message: Message) -> Message:
+            await go_on.wait()
+            return Message(b"stale")
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen, publish_to=output):
+            await seen.have(1)
+            await broker.xclaim(topic, "g", "somebody else", [entry_id], min_idle_ms=0)
+            go_on.set()
+            await eventually(lambda: seen.under_way == 0)
+        assert await broker.xlen(output) == 0
+        assert (await broker.xpending(topic, "g")).consumers == {"somebody else": 1}
+
+    async def test_a_delay_longer_than_the_claim_time_is_kept_by_everybody(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+        began = await broker.server_time_ms()
+
+        async def later(message: Message) -> None:
+            if message.times_delivered == 1:
+                await message.nack(delay_ms=900)
+            else:
+                times.append(await broker.server_time_ms())
+
+        times: list[int] = []
+        seen = Seen(later)
+        async with (
+            running(broker, topic, seen, claim_min_idle_ms=150),
+            running(broker, topic, seen, claim_min_idle_ms=150),
+        ):
+            await eventually(lambda: times)
+            await nothing_pending(broker, topic)
+        assert [message.times_delivered for message in seen.messages] == [1, 2]
+        assert times[0] >= began + 900
+
+    async def test_a_delay_outlives_the_consumer_that_asked_for_it(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+
+        async def later(message: Message) -> None:
+            await message.nack(delay_ms=400)
+
+        async with running(broker, topic, Seen(later)):
+
+            async def put_off() -> bool:
+                return bool(await broker.exists(beside(topic, "due:g")))
+
+            await eventually(put_off)
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(1)
+            await nothing_pending(broker, topic)
+        assert seen.messages[0].times_delivered == 2
+        assert not await broker.exists(beside(topic, "due:g"))
+
+    async def test_what_was_not_started_is_handed_back_uncharged(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """Nothing has to time out: entries count as abandoned after an hour here."""
+        await publisher.publish(topic, *numbered(30))
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        first = Seen(wait)
+        one = running(broker, topic, first, claim_min_idle_ms=3_600_000, ordered_by_key=lambda message: "one key")
+        async with one as subscriber:
+            await first.have(1)
+
+            async def all_are_held() -> bool:
+                return (await broker.xpending(topic, "g")).count == 30
+
+            await eventually(all_are_held)
+            closing = asyncio.create_task(subscriber.close())
+            second = Seen()
+            async with running(broker, topic, second, claim_min_idle_ms=3_600_000):
+                await second.have(29)
+                go_on.set()
+                await closing
+                await nothing_pending(broker, topic)
+        assert first.payloads == [b"0"]
+        assert {message.times_delivered for message in second.messages} == {1}
+
+    async def test_what_closing_cut_short_is_free_for_others_at_once_and_counted(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+
+        async def for_ever(message: Message) -> None:
+            await asyncio.Event().wait()
+
+        seen = Seen(for_ever)
+        async with running(broker, topic, seen, claim_min_idle_ms=3_600_000, close_timeout_ms=50):
+            await seen.have(1)
+        other = Seen()
+        async with running(broker, topic, other, claim_min_idle_ms=3_600_000):
+            await other.have(1)
+            await nothing_pending(broker, topic)
+        assert other.messages[0].times_delivered == 2
+
+    async def test_a_closed_consumer_leaves_no_name_behind(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(3))
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(3)
+        (group,) = await broker.group_info(topic)
+        assert (group.consumers, group.pending) == ([], 0)

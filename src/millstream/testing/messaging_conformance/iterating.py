@@ -1,0 +1,127 @@
+"""``async for message in subscriber.subscribe(topic)``: settled by whoever receives it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber
+from millstream.testing.messaging_conformance.chapter import QUICK, Chapter, Seen, nothing_pending, numbered, running
+from millstream.testing.waiting import eventually
+
+
+class IteratingChapter(Chapter):
+    def subscriber(self, broker: Broker, **options: Any) -> Subscriber:
+        return Subscriber(broker, **{"group": "g", **QUICK, **options})
+
+    async def test_messages_come_in_order(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(20))
+        got: list[bytes] = []
+        async with self.subscriber(broker) as subscriber:
+            async for message in subscriber.subscribe(topic):
+                got.append(message.payload)
+                await message.ack()
+                if len(got) == 20:
+                    break
+        assert got == [b"%d" % n for n in range(20)]
+        await nothing_pending(broker, topic)
+
+    async def test_a_nacked_message_comes_again(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, Message(b"x"))
+        async with self.subscriber(broker) as subscriber:
+            counts = []
+            async for message in subscriber.subscribe(topic):
+                counts.append(message.times_delivered)
+                if len(counts) == 3:
+                    await message.ack()
+                    break
+                await message.nack(delay_ms=0)
+        assert counts == [1, 2, 3]
+        await nothing_pending(broker, topic)
+
+    async def test_no_more_than_allowed_is_unsettled(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(5))
+        async with self.subscriber(broker, max_in_flight=2) as subscriber:
+            messages = subscriber.subscribe(topic)
+            first, second = await anext(messages), await anext(messages)
+            waiting = asyncio.ensure_future(anext(messages))
+            await asyncio.wait([waiting], timeout=0.2)
+            assert not waiting.done()
+
+            await first.ack()
+            third = await waiting
+            assert third.payload == b"2"
+            await second.ack()
+            await third.ack()
+
+    async def test_leaving_the_loop_hands_back_what_was_not_yielded(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(10))
+        async with self.subscriber(broker, consumer="one") as subscriber:
+            async for message in subscriber.subscribe(topic):
+                await message.ack()
+                break
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(9)
+        assert {message.times_delivered for message in seen.messages} == {1}
+
+    async def test_closing_ends_the_loop(self, broker: Broker, topic: str) -> None:
+        subscriber = self.subscriber(broker)
+
+        async def iterate() -> list[Message]:
+            return [message async for message in subscriber.subscribe(topic)]
+
+        task = asyncio.create_task(iterate())
+        await eventually(lambda: subscriber.ready)
+        await subscriber.close()
+        assert await task == []
+
+    async def test_close_waits_for_what_is_in_flight_up_to_a_limit(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(2))
+        subscriber = self.subscriber(broker, consumer="one")
+        messages = subscriber.subscribe(topic)
+        first, _ = await anext(messages), await anext(messages)
+        closing = asyncio.create_task(subscriber.close(timeout_ms=400))
+        await asyncio.sleep(0)
+        await first.ack()
+        await closing
+
+        (left,) = await broker.xpending_range(topic, "g")
+        assert left.times_delivered == 1
+        assert left.idle_ms > QUICK["claim_interval_ms"] * 1000, "others need not wait for it"
+
+    async def test_close_before_subscribe_is_the_end_of_it(self, broker: Broker, topic: str) -> None:
+        subscriber = self.subscriber(broker)
+        await subscriber.close()
+        await subscriber.close()
+
+        assert [message async for message in subscriber.subscribe(topic)] == []
+        await subscriber.consume(topic, Seen())
+        assert not subscriber.ready
+
+    async def test_reading_a_topic_twice_is_refused(self, broker: Broker, topic: str) -> None:
+        seen = Seen()
+        async with running(broker, topic, seen) as subscriber:
+            await eventually(lambda: subscriber.ready)
+            with pytest.raises(AlreadySubscribed):
+                await subscriber.consume(topic, seen)
+
+    async def test_a_topic_may_be_read_again_after_leaving_the_loop(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(3))
+        got = []
+        async with self.subscriber(broker) as subscriber:
+            for _ in range(3):
+                async for message in subscriber.subscribe(topic):
+                    got.append(message.payload)
+                    await message.ack()
+                    break
+        assert sorted(got) == [b"0", b"1", b"2"]

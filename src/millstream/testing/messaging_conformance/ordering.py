@@ -1,0 +1,92 @@
+"""Order by key, within one consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+
+from millstream.broker.broker import Broker
+from millstream.messaging import Message, Publisher
+from millstream.testing.messaging_conformance.chapter import Chapter, Seen, nothing_pending, running
+from millstream.testing.messaging_conformance.recovery import abandon
+
+
+def keyed(key: str, number: int) -> Message:
+    return Message(b"%d" % number, {"key": key})
+
+
+class OrderingChapter(Chapter):
+    async def test_one_key_in_order_different_keys_side_by_side(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *(keyed("abc"[n % 3], n) for n in range(60)))
+        under_way: dict[str | None, int] = defaultdict(int)
+
+        async def wait(message: Message) -> None:
+            under_way[message.key] += 1
+            assert under_way[message.key] == 1
+            await asyncio.sleep(random.random() / 200)  # noqa: S311  # shakes the order
+            under_way[message.key] -= 1
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen, ordered_by_key=True):
+            await seen.have(60)
+            await nothing_pending(broker, topic)
+        for key in "abc":
+            own = [int(message.payload) for message in seen.messages if message.key == key]
+            assert own == sorted(own)
+        assert seen.most == 3
+
+    async def test_a_key_that_waits_for_a_retry_holds_its_own_back_and_no_other(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *(keyed(key, n) for n in range(3) for key in ("slow", "quick")))
+
+        async def fails(message: Message) -> None:
+            if message.key == "slow" and message.payload == b"0" and message.times_delivered < 4:
+                await message.nack(delay_ms=60)
+
+        seen = Seen(fails)
+        async with running(broker, topic, seen, ordered_by_key=True):
+            await seen.have(9)
+            await nothing_pending(broker, topic)
+        slow = [(message.payload, message.times_delivered) for message in seen.messages if message.key == "slow"]
+        assert slow == [(b"0", 1), (b"0", 2), (b"0", 3), (b"0", 4), (b"1", 1), (b"2", 1)]
+        assert [message.key for message in seen.messages].index("slow", 1) > 2, "the other key went on meanwhile"
+
+    async def test_a_buried_message_lets_its_key_go_on(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *(keyed("k", n) for n in range(3)))
+
+        async def fails(message: Message) -> None:
+            if message.payload == b"0":
+                raise ValueError("never")
+
+        seen = Seen(fails)
+        async with running(broker, topic, seen, ordered_by_key=True, max_deliveries=2):
+            await seen.have(4)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"0", b"0", b"1", b"2"]
+
+    async def test_recovered_entries_of_a_key_come_before_new_ones(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *(keyed("k", n) for n in range(4)))
+        await abandon(broker, topic, "me", count=2)
+        seen = Seen()
+        async with running(broker, topic, seen, consumer="me", ordered_by_key=True):
+            await seen.have(4)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"0", b"1", b"2", b"3"]
+
+    async def test_a_function_may_name_the_key(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *(Message(b"%d" % n) for n in range(20)))
+
+        async def wait(message: Message) -> None:
+            await asyncio.sleep(0.001)
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen, ordered_by_key=lambda message: str(int(message.payload) % 2)):
+            await seen.have(20)
+            await nothing_pending(broker, topic)
+        assert seen.most == 2

@@ -1,0 +1,230 @@
+"""Publishing: in order, in batches, once each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.limits import Limits
+from millstream.errors import BrokerUnavailable, InvalidArgument, PayloadTooLarge
+from millstream.messaging import Message, Publisher, PublisherClosed
+from millstream.messaging.codecs import codec
+from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.messaging_conformance.chapter import Chapter, Seen, numbered, running
+from millstream.testing.waiting import eventually
+from millstream.wire.commands import Batch, Command
+
+
+async def stored(broker: Broker, topic: str) -> list[bytes]:
+    flat = codec("flat")
+    return [flat.decode(entry.fields).payload for entry in await broker.xrange(topic)]
+
+
+def faulty(broker: Broker, faults: Any) -> Broker:
+    """The same streams through a link that fails as told."""
+    return Broker(FaultyLink(broker.link, faults), broker.site)
+
+
+def writes(request: Command | Batch) -> bool:
+    return isinstance(request, Command) and request.args[0] == b"EVALSHA"
+
+
+class PublishingChapter(Chapter):
+    async def test_a_message_arrives_as_it_was_sent(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        sent = Message(b"\x00zero\x00\xff bytes\r\n", {"key": "k", "Grüße": "ja"})
+        (entry_id,) = await publisher.publish(topic, sent)
+
+        seen = Seen()
+        async with running(broker, topic, seen) as subscriber:
+            await seen.have(1)
+            (got,) = seen.messages
+            assert (got.payload, got.metadata, got.uuid) == (sent.payload, sent.metadata, sent.uuid)
+            assert (got.id, got.topic, got.group, got.key) == (entry_id, topic, "g", "k")
+            assert got.consumer == subscriber.settings.consumer
+            assert got.times_delivered == 1
+
+    async def test_twenty_messages_stay_in_order(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        for message in numbered(20):
+            await publisher.publish(topic, message)
+
+        assert await stored(broker, topic) == [b"%d" % n for n in range(20)]
+
+    async def test_concurrent_publishes_keep_the_order_of_the_calls(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        ids = await asyncio.gather(*(publisher.publish(topic, message) for message in numbered(500)))
+
+        assert await stored(broker, topic) == [b"%d" % n for n in range(500)]
+        assert [entry.id for entry in await broker.xrange(topic)] == [one for (one,) in ids]
+
+    async def test_five_publishers_lose_nothing(self, broker: Broker, topic: str) -> None:
+        async def publish(name: int) -> None:
+            async with Publisher(broker) as publisher:
+                await asyncio.gather(*(publisher.publish(topic, Message(b"%d.%d" % (name, n))) for n in range(50)))
+
+        await asyncio.gather(*map(publish, range(5)))
+
+        got = await stored(broker, topic)
+        for name in range(5):
+            own = [payload for payload in got if payload.startswith(b"%d." % name)]
+            assert own == [b"%d.%d" % (name, n) for n in range(50)]
+
+    async def test_one_call_may_publish_more_than_a_batch(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker, max_batch=7) as publisher:
+            ids = await publisher.publish(topic, *numbered(30))
+
+        assert ids == [entry.id for entry in await broker.xrange(topic)]
+        assert await stored(broker, topic) == [b"%d" % n for n in range(30)]
+
+    async def test_publishes_travel_together(self, broker: Broker, topic: str) -> None:
+        link = FaultyLink(broker.link)
+        async with Publisher(Broker(link, broker.site)) as publisher:
+            await asyncio.gather(*(publisher.publish(topic, message) for message in numbered(100)))
+
+        assert len([request for request in link.plan.requests if writes(request)]) <= 10
+
+    @pytest.mark.parametrize("fault", [Fault.refused(), Fault.answer_lost()])
+    async def test_a_retry_adds_nothing(self, broker: Broker, topic: str, fault: Fault) -> None:
+        failed: list[int] = []
+
+        def every_third(request: Command | Batch) -> Fault | None:
+            if writes(request):
+                failed.append(len(failed))
+                return fault if len(failed) % 3 == 2 else None
+            return None
+
+        async with Publisher(faulty(broker, every_third)) as publisher:
+            ids = [await publisher.publish(topic, *numbered(3, at)) for at in range(0, 30, 3)]
+
+        assert await stored(broker, topic) == [b"%d" % n for n in range(30)]
+        assert [one for some in ids for one in some] == [entry.id for entry in await broker.xrange(topic)]
+
+    async def test_what_follows_a_failure_is_not_taken_for_it(self, broker: Broker, topic: str) -> None:
+        answers_are_lost = True
+
+        def choose(request: Command | Batch) -> Fault | None:
+            return Fault.answer_lost() if writes(request) and answers_are_lost else None
+
+        publisher = Publisher(faulty(broker, choose), retry_ms=1)
+        with pytest.raises(BrokerUnavailable):
+            await publisher.publish(topic, Message(b"perhaps"))
+        answers_are_lost = False
+        await publisher.publish(topic, Message(b"certainly"))
+        await publisher.close()
+
+        assert await stored(broker, topic) == [b"perhaps", b"certainly"]
+
+    async def test_an_idempotency_key_holds_across_publishers(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker) as one, Publisher(broker) as other:
+            (first,) = await one.publish(topic, Message(b"pay"), idempotency_key="order 7")
+            assert await other.publish(topic, Message(b"pay"), idempotency_key="order 7") == [None]
+            (third,) = await other.publish(topic, Message(b"pay"), idempotency_key="order 8")
+
+        assert [entry.id for entry in await broker.xrange(topic)] == [first, third]
+
+    async def test_a_delayed_message_comes_when_it_is_due(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        began = await broker.server_time_ms()
+        await publisher.publish(topic, Message(b"later"), delay_ms=300)
+        await publisher.publish(topic, Message(b"now"))
+
+        async def both() -> bool:
+            return await broker.xlen(topic) == 2
+
+        await eventually(both)
+        assert await stored(broker, topic) == [b"now", b"later"]
+        assert (await broker.xrange(topic))[1].id.ms >= began + 300
+
+    async def test_a_subscriber_moves_what_a_publisher_left_behind(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker) as publisher:
+            await publisher.publish(topic, *numbered(3), delay_ms=200)
+
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(3)
+        assert seen.payloads == [b"0", b"1", b"2"]
+
+    async def test_delaying_again_adds_nothing(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker) as publisher:
+            await publisher.publish(topic, Message(b"once"), delay_ms=0, idempotency_key="k")
+
+            async def there() -> bool:
+                return await broker.xlen(topic) == 1
+
+            await eventually(there)
+            await publisher.publish(topic, Message(b"once"), delay_ms=0, idempotency_key="k")
+            await publisher.publish(topic, Message(b"after"), delay_ms=0)
+
+            async def two() -> bool:
+                return await broker.xlen(topic) == 2
+
+            await eventually(two)
+        assert await stored(broker, topic) == [b"once", b"after"]
+
+    async def test_publish_waits_when_too_much_is_buffered(self, broker: Broker, topic: str) -> None:
+        release = asyncio.Event()
+        link = FaultyLink(broker.link)
+        call = link.call
+
+        async def held_back(command: Command) -> Any:
+            await release.wait()
+            return await call(command)
+
+        link.call = held_back  # type: ignore[method-assign]
+        publisher = Publisher(Broker(link, broker.site), max_buffered=10, max_batch=5)
+        tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(40)]
+        await asyncio.wait(tasks, timeout=0.05)
+        assert publisher.buffered <= 10
+
+        release.set()
+        await asyncio.gather(*tasks)
+        await publisher.close()
+        assert await stored(broker, topic) == [b"%d" % n for n in range(40)]
+
+    async def test_close_sends_what_is_buffered_and_takes_no_more(self, broker: Broker, topic: str) -> None:
+        publisher = Publisher(broker)
+        tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(50)]
+        await asyncio.sleep(0)
+        await publisher.close()
+        await asyncio.gather(*tasks)
+        await publisher.close()
+
+        assert await broker.xlen(topic) == 50
+        with pytest.raises(PublisherClosed):
+            await publisher.publish(topic, Message(b"late"))
+
+    async def test_a_cancelled_publish_disturbs_nobody(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(10)]
+        await asyncio.sleep(0)
+        tasks[4].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert [type(one) for at, one in enumerate(done) if at != 4] == [list] * 9
+        got = await stored(broker, topic)
+        assert [payload for payload in got if payload != b"4"] == [b"%d" % n for n in range(10) if n != 4]
+
+    async def test_a_message_that_is_too_large_is_its_own_error(self, broker: Broker, topic: str) -> None:
+        small = Broker(broker.link, type(broker.site)(limits=Limits(max_entry_bytes=1000)))
+        async with Publisher(small) as publisher:
+            good, bad = await asyncio.gather(
+                publisher.publish(topic, Message(b"small")),
+                publisher.publish(topic, Message(b"x" * 2000)),
+                return_exceptions=True,
+            )
+
+        assert isinstance(bad, PayloadTooLarge)
+        assert isinstance(good, list)
+        assert await stored(broker, topic) == [b"small"]
+
+    async def test_a_topic_needs_a_name(self, publisher: Publisher) -> None:
+        with pytest.raises(InvalidArgument, match="topic"):
+            await publisher.publish("", Message(b"x"))
+
+    async def test_an_unknown_codec_is_an_error_at_once(self, broker: Broker) -> None:
+        with pytest.raises(InvalidArgument, match="flat"):
+            Publisher(broker, codec=uuid4().hex)

@@ -1,0 +1,261 @@
+"""Recovery: what dead consumers left behind is found, always, and handled with care."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging.subscriber.pace import MAX_SCAN
+from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.messaging_conformance.chapter import (
+    QUICK,
+    Chapter,
+    Seen,
+    Told,
+    nothing_pending,
+    numbered,
+    running,
+)
+from millstream.testing.waiting import eventually
+from millstream.wire.commands import Batch, Command
+
+
+async def abandon(broker: Broker, topic: str, consumer: str, *, count: int, times: int = 1) -> list[Any]:
+    """As a consumer that was killed leaves it: read, never acknowledged, silent for a long time."""
+    await broker.create_group(topic, "g", start="0")
+    deliveries = await broker.xreadgroup(topic, "g", consumer, count=count)
+    ids = [delivery.id for delivery in deliveries]
+    await broker.xclaim_ids(topic, "g", consumer, ids, min_idle_ms=0, time_ms=1, retry_count=times)
+    return ids
+
+
+def reads(request: Command | Batch) -> bool:
+    return isinstance(request, Command) and request.args[0] == b"XREADGROUP"
+
+
+class RecoveryChapter(Chapter):
+    async def test_entries_of_a_dead_consumer_are_taken_over(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(5))
+        await abandon(broker, topic, "dead", count=5)
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(5)
+            await nothing_pending(broker, topic)
+        assert sorted(seen.payloads) == [b"%d" % n for n in range(5)]
+        assert {message.times_delivered for message in seen.messages} == {2}
+
+    async def test_a_busy_stream_recovers_too(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        """Under constant load, and although far more is pending than one look covers, with living entries in front."""
+        living, dead = MAX_SCAN + 200, 40
+        for at in range(0, living + dead, 200):
+            await publisher.publish(topic, *numbered(min(200, living + dead - at), at))
+        await broker.create_group(topic, "g", start="0")
+        alive = await broker.xreadgroup(topic, "g", "alive", count=living)
+        lost = await abandon(broker, topic, "dead", count=dead)
+        stop = asyncio.Event()
+
+        async def load() -> None:
+            while not stop.is_set():
+                await publisher.publish(topic, Message(b"load"))
+
+        loading = asyncio.create_task(load())
+        seen = Seen()
+        try:
+            async with running(broker, topic, seen, max_in_flight=20, count=10):
+                await eventually(
+                    lambda: {m.id for m in seen.messages if m.times_delivered == 2} == set(lost),
+                    what="all abandoned entries",
+                    timeout_s=30,
+                )
+        finally:
+            stop.set()
+            await loading
+        assert (await broker.xpending(topic, "g")).consumers["alive"] == len(alive)
+
+    async def test_own_entries_come_back_at_the_start(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(250))
+        await broker.create_group(topic, "g", start="0")
+        await broker.xreadgroup(topic, "g", "me", count=200)
+        seen = Seen()
+        async with running(broker, topic, seen, consumer="me", claim_min_idle_ms=3_600_000):
+            await seen.have(250)
+            await nothing_pending(broker, topic)
+        assert sorted(seen.payloads, key=int) == [b"%d" % n for n in range(250)]
+
+    async def test_a_read_whose_answer_was_lost_loses_nothing(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(30))
+        lost: list[int] = []
+
+        def third_read(request: Command | Batch) -> Fault | None:
+            if reads(request):
+                lost.append(1)
+                return Fault.answer_lost() if len(lost) in (1, 3) else None
+            return None
+
+        cut = Broker(FaultyLink(broker.link, third_read), broker.site)
+        seen = Seen()
+        async with running(cut, topic, seen, count=10, claim_min_idle_ms=3_600_000):
+            await seen.have(30)
+            await nothing_pending(broker, topic)
+        assert Counter(seen.payloads) == Counter(b"%d" % n for n in range(30))
+
+    async def test_outcomes_survive_a_broker_that_is_away(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(20))
+        away = True
+
+        def scripts_fail(request: Command | Batch) -> Fault | None:
+            settles = isinstance(request, Command) and request.args[0] == b"EVALSHA" and b"ack" in request.args
+            return Fault.refused() if settles and away else None
+
+        flaky = Broker(FaultyLink(broker.link, scripts_fail), broker.site)
+        seen = Seen()
+        async with running(flaky, topic, seen):
+            await seen.have(20)
+            assert (await broker.xpending(topic, "g")).count == 20
+            away = False
+            await nothing_pending(broker, topic)
+        assert len(seen.messages) == 20
+
+    async def test_after_a_crash_entries_are_handled_one_at_a_time(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(30))
+        await abandon(broker, topic, "dead", count=30)
+
+        async def wait(message: Message) -> None:
+            await asyncio.sleep(0.001)
+
+        seen = Seen(wait)
+        async with running(broker, topic, seen):
+            await seen.have(30)
+            await nothing_pending(broker, topic)
+        assert seen.most == 1
+
+    async def test_a_suspect_is_charged_before_it_starts_and_others_are_not(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(10))
+        ids = await abandon(broker, topic, "dead", count=10)
+        counts: list[dict[Any, int]] = []
+
+        async def look(message: Message) -> None:
+            counts.append({one.id: one.times_delivered for one in await broker.xpending_range(topic, "g")})
+
+        async with running(broker, topic, Seen(look)):
+            await eventually(lambda: len(counts) == 10)
+            await nothing_pending(broker, topic)
+        for at, (entry_id, seen) in enumerate(zip(ids, counts, strict=True)):
+            assert seen == {entry_id: 2, **dict.fromkeys(ids[at + 1 :], 1)}
+
+    async def test_those_with_fewer_starts_go_first(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        await publisher.publish(topic, *numbered(6))
+        await abandon(broker, topic, "dead", count=2, times=3)
+        await abandon(broker, topic, "dead", count=4, times=1)
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(6)
+        assert seen.payloads[-2:] == [b"0", b"1"] or seen.payloads[0] == b"0"
+        assert seen.payloads[1:5] == [b"2", b"3", b"4", b"5"] or seen.payloads[:4] == [b"2", b"3", b"4", b"5"]
+
+    async def test_what_killed_too_many_is_buried_without_another_start(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(3))
+        await abandon(broker, topic, "dead", count=1, times=5)
+        await abandon(broker, topic, "dead", count=2, times=1)
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(2)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"1", b"2"]
+        (letter,) = await broker.xrange(beside(topic, "dlq"))
+        assert letter.fields[b"dlq.deliveries"] == b"5"
+        assert letter.fields[b"dlq.error_type"].endswith(b"DeliveriesExhausted")
+
+    async def test_a_trimmed_entry_is_reported_and_never_handled_empty(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(5))
+        ids = await abandon(broker, topic, "dead", count=5)
+        await broker.xdel(topic, ids[1:3])
+        told = Told()
+        seen = Seen()
+        async with running(told.beside(broker), topic, seen):
+            await seen.have(3)
+            await nothing_pending(broker, topic)
+        assert sorted(seen.payloads) == [b"0", b"3", b"4"]
+        assert sum(told.all("messaging.entries_gone", "entries")) == 2
+
+    async def test_a_silent_reader_is_noticed_and_reads_again(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        hang = True
+
+        def hangs(request: Command | Batch) -> Fault | None:
+            return Fault(delay_s=3600) if reads(request) and hang else None
+
+        told = Told()
+        stuck = told.beside(broker, FaultyLink(broker.link, hangs))
+        seen = Seen()
+        async with running(stuck, topic, seen, grace_ms=100) as subscriber:
+            await eventually(lambda: "messaging.reader_stalled" in told)
+            assert not subscriber.ready
+            hang = False
+            await publisher.publish(topic, Message(b"x"))
+            await seen.have(1)
+            await eventually(lambda: subscriber.ready)
+
+    async def test_dead_consumers_are_removed_when_they_hold_nothing(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+        await broker.create_group(topic, "g", start="0")
+        await broker.create_consumer(topic, "g", "empty")
+        await broker.xreadgroup(topic, "g", "holds one", count=1)
+
+        async def names() -> set[str]:
+            (group,) = await broker.group_info(topic)
+            return {consumer.name for consumer in group.consumers}
+
+        async def only_the_holder() -> bool:
+            return await names() == {"holds one", "me"}
+
+        seen = Seen()
+        quick: dict[str, Any] = {"consumer": "me", "dead_consumer_ms": 200, "claim_min_idle_ms": 3_600_000}
+        async with running(broker, topic, seen, **quick):
+            await eventually(only_the_holder)
+            await asyncio.sleep(0.5)  # longer than dead_consumer_ms, and several looks
+            assert await names() == {"holds one", "me"}
+        assert seen.messages == []
+
+    async def test_closing_while_recovering_gives_everything_back(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(20))
+        await abandon(broker, topic, "dead", count=20)
+        subscriber = Subscriber(broker, group="g", consumer="me", **QUICK)
+        started = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(subscriber.consume(topic, wait))
+        await started.wait()
+        await subscriber.close(timeout_ms=0)
+        await task
+
+        pending = await broker.xpending_range(topic, "g")
+        assert len(pending) == 20
+        assert sorted(one.times_delivered for one in pending) == [1] * 19 + [2]
+        assert all(one.idle_ms > 3_600_000 for one in pending if one.consumer == "me")

@@ -1,0 +1,57 @@
+"""What messaging promises, over the embedded broker, our server and a real redis-server."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator
+
+import pytest
+
+pytest.register_assert_rewrite("millstream.testing.messaging_conformance")
+
+from millstream import Broker, open_broker  # noqa: E402  # asserts must be rewritten before they are imported
+from millstream.testing import messaging_conformance as conformance  # noqa: E402
+
+
+@pytest.fixture
+async def broker(broker_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(broker_url) as opened:
+        yield opened
+
+
+class TestPublishing(conformance.PublishingChapter):
+    pass
+
+
+class TestHandling(conformance.HandlingChapter):
+    pass
+
+
+class TestIterating(conformance.IteratingChapter):
+    pass
+
+
+class TestHolding(conformance.HoldingChapter):
+    pass
+
+
+class TestRecovery(conformance.RecoveryChapter):
+    pass
+
+
+class TestGroupLoss(conformance.GroupLossChapter):
+    pass
+
+
+class TestOrdering(conformance.OrderingChapter):
+    pass
+
+
+class TestFanout(conformance.FanoutChapter):
+    pass
+
+
+def test_no_chapter_is_left_out() -> None:
+    here = {cls.__mro__[1] for cls in globals().values() if inspect.isclass(cls) and cls.__name__.startswith("Test")}
+
+    assert here == set(conformance.CHAPTERS)
