@@ -68,6 +68,9 @@ class Persistence:
         engine.hooks.reload_journal = self._reload
         engine.hooks.configure = self._configure
         engine.hooks.persistence = self._info
+        # What CONFIG GET tells is how a writer learns which durability it can ask for.
+        for name, value in (("appendonly", "yes"), ("appendfsync", policy), ("dir", str(directory))):
+            engine.config.start_with(name, value)
 
     def _load(self) -> None:
         began = time.perf_counter()

@@ -1,0 +1,62 @@
+"""Columns pack to the same bytes as the commands they stand for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.broker.bulk import same_shape
+from millstream.broker.limits import Limits
+from millstream.broker.links.packing import chunks_of, pack, pack_all
+from millstream.broker.operations.arguments import field_words
+from millstream.broker.operations.writing import entry_commands
+
+HEAD = (b"XADD", b"s", b"*")
+LIMITS = Limits()
+
+names = st.one_of(st.text(max_size=5), st.binary(max_size=5))
+rows = st.lists(names, min_size=1, max_size=4, unique=True).flatmap(
+    lambda fields: st.lists(st.tuples(*[st.binary(max_size=20)] * len(fields)), min_size=1, max_size=30).map(
+        lambda values: [dict(zip(fields, row, strict=True)) for row in values]
+    )
+)
+
+
+@given(rows)
+def test_the_same_bytes_as_one_by_one(entries: list[dict[str | bytes, bytes]]) -> None:
+    plain = [(*HEAD, *field_words(entry, LIMITS)) for entry in entries]
+
+    columns = same_shape(HEAD, entries, LIMITS.max_entry_bytes)
+
+    assert columns is not None
+    assert columns.packed() == b"".join(map(pack, plain))
+    assert list(columns) == plain
+    assert [columns[index] for index in range(len(columns))] == plain
+    assert list(columns[1:3]) == plain[1:3]
+
+
+@given(rows, st.integers(1, 7), st.integers(20, 300))
+def test_chunks_are_bounded_and_complete(entries: list[dict[str | bytes, bytes]], count: int, size: int) -> None:
+    limits = Limits(chunk_commands=count, chunk_bytes=size)
+    plain = [(*HEAD, *field_words(entry, LIMITS)) for entry in entries]
+    for commands in (plain, same_shape(HEAD, entries, LIMITS.max_entry_bytes)):
+        assert commands is not None
+        chunks = list(chunks_of(commands, limits))
+        assert b"".join(data for data, _ in chunks) == pack_all(plain)
+        assert sum(number for _, number in chunks) == len(plain)
+        assert all(number <= count for _, number in chunks)
+        assert all(number == 1 or len(data) <= 2 * size for data, number in chunks)
+
+
+def test_what_has_to_be_looked_at_one_by_one() -> None:
+    for entries in (
+        [{"a": b"1"}, {"b": b"1"}],
+        [{"a": b"1", "b": b"2"}, {"b": b"1", "a": b"2"}],
+        [{"a": b"1"}, {}],
+        [{"a": "text"}],
+        [{"a": b"1"}, {"a": 1}],
+        [{"a": b"x" * 100}],
+        [],
+    ):
+        assert same_shape(HEAD, entries, 50) is None
+    assert entry_commands(HEAD, [{"a": 1}, {"a": "b"}], LIMITS) == [(*HEAD, b"a", b"1"), (*HEAD, b"a", b"b")]

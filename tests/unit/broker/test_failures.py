@@ -1,0 +1,48 @@
+"""Each kind of reply has its error, and every message says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream import errors
+from millstream.broker.failures import backoff_s, typed
+from millstream.wire.replies import ErrorReply
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("NOAUTH Authentication required.", errors.AuthenticationFailed),
+        ("WRONGPASS invalid username-password pair or user is disabled.", errors.AuthenticationFailed),
+        ("NOPERM this user has no permissions to run the 'xadd' command", errors.PermissionDenied),
+        ("OOM command not allowed when used memory > 'maxmemory'.", errors.OutOfMemory),
+        ("LOADING Redis is loading the dataset in memory", errors.ServerLoading),
+        ("READONLY You can't write against a read only replica.", errors.ReadOnlyReplica),
+        ("NOGROUP No such key 's' or consumer group 'g'", errors.NoSuchGroup),
+        ("BUSYGROUP Consumer Group name already exists", errors.GroupExists),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", errors.WrongKeyType),
+        ("ERR The ID specified in XADD is equal or smaller than the target stream top item", errors.IdTooSmall),
+        ("ERR The ID specified in XADD must be greater than 0-0", errors.IdTooSmall),
+        ("ERR The ID specified in XSETID is smaller than the target stream top item", errors.IdTooSmall),
+        ("ERR no such key", errors.NoSuchStream),
+        ("CROSSSLOT Keys in request don't hash to the same slot", errors.InvalidArgument),
+        ("ERR whatever", errors.ServerError),
+        ("NEWCODE of a later version", errors.ServerError),
+    ],
+)
+def test_kinds(text: str, kind: type[errors.MillstreamError]) -> None:
+    error = typed(ErrorReply(text))
+
+    assert type(error) is kind
+    assert text.rstrip(".") in str(error)
+
+
+def test_where_a_script_was_is_not_the_callers_affair() -> None:
+    error = typed(ErrorReply("WRONGTYPE Operation against a key script: 0abc, on @user_script:10."))
+
+    assert "user_script" not in str(error)
+
+
+def test_waits_grow_to_a_limit_and_are_jittered() -> None:
+    assert [backoff_s(attempt, 1.0) for attempt in (1, 2, 3, 10, 1000)] == [0.025, 0.05, 0.1, 1.0, 1.0]
+    assert backoff_s(3, 0.0) == 0.05

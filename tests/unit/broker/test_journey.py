@@ -1,0 +1,306 @@
+"""How a command travels, decided without any I/O: a list of happenings in, a list of steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from millstream.broker.keys import SLOTS, slot_of
+from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
+from millstream.broker.links.journey import Traveller, refused_from, unwrap
+from millstream.broker.links.nodes import Node, NodeName, Target
+from millstream.broker.links.routes import route_to
+from millstream.errors import BrokerUnavailable, OutOfMemory, ServerError
+from millstream.model import ManualClock, quiet
+from millstream.wire.commands import Batch, Command
+from millstream.wire.replies import ErrorReply
+
+HERE, THERE, YONDER = Node("here", 1), Node("there", 2), Node("yonder", 3)
+OOM = ErrorReply("OOM command not allowed")
+WRITE = Command((b"XADD", b"s", b"*", b"n", b"1"), b"s")
+READ = Command((b"XLEN", b"s"), b"s", repeatable=True)
+
+
+class Road:
+    """Plays the wires: each exchange takes the next happening; each pause moves the clock."""
+
+    def __init__(self, target: Target, *happenings: Any, deadline_ms: int = 1000) -> None:
+        self.clock = ManualClock()
+        self.traveller = Traveller(route_to(target), self.clock, deadline_ms, quiet, chance=lambda: 1.0)
+        self._happenings = list(happenings)
+        self.trips: list[Exchange] = []
+        self.pauses: list[float] = []
+
+    def walk(self, journey: Journey[Any]) -> Any:
+        try:
+            step = journey.send(None)
+            while True:
+                if isinstance(step, Pause):
+                    self.pauses.append(step.seconds)
+                    self.clock.advance(round(step.seconds * 1000))
+                    step = journey.send(None)
+                    continue
+                self.trips.append(step)
+                happening = self._happenings.pop(0)
+                if isinstance(happening, Exception) and not isinstance(happening, ErrorReply):
+                    step = journey.throw(happening)
+                else:
+                    step = journey.send(happening if isinstance(happening, list) else [happening])
+        except StopIteration as done:
+            return done.value
+
+    def nodes(self) -> list[Node]:
+        return [trip.node for trip in self.trips]
+
+
+def single() -> Target:
+    return Target("single", (HERE,))
+
+
+def test_the_plain_way() -> None:
+    road = Road(single(), b"1-1")
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.trips == [Exchange(HERE, [WRITE.args])]
+    assert road.pauses == []
+
+
+def test_what_was_not_sent_is_tried_until_the_deadline() -> None:
+    road = Road(single(), *[NotSent("connection refused")] * 50, deadline_ms=2000)
+
+    with pytest.raises(BrokerUnavailable) as caught:
+        road.walk(road.traveller.call(WRITE))
+
+    assert not caught.value.may_have_been_applied
+    assert road.pauses == sorted(road.pauses), "each wait is longer than the one before"
+    assert sum(road.pauses) <= 2
+
+
+def test_what_was_sent_is_not_repeated() -> None:
+    road = Road(single(), NoAnswer("reset", [b"1-1"]))
+
+    with pytest.raises(BrokerUnavailable) as caught:
+        road.walk(road.traveller.call_many(Batch([WRITE.args] * 2, b"s")))
+
+    assert caught.value.may_have_been_applied
+    assert vars(caught.value)["replies"] == [b"1-1"]
+
+
+def test_what_is_repeatable_is() -> None:
+    road = Road(single(), NoAnswer("reset"), NotSent("refused"), 3)
+
+    assert road.walk(road.traveller.call(READ)) == 3
+
+
+def test_a_waiting_command_travels_alone_and_may_take_its_time() -> None:
+    road = Road(single(), None, None, None)
+
+    for block_ms in (500, 0, None):
+        road.walk(road.traveller.call(Command((b"XREAD",), b"s", block_ms=block_ms)))
+
+    assert [(trip.alone, trip.wait_ms) for trip in road.trips] == [(True, 500), (True, None), (False, 0)]
+
+
+def test_refusals_that_may_pass() -> None:
+    road = Road(single(), OOM, ErrorReply("LOADING"), ErrorReply("BUSY"), b"1-1")
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert len(road.pauses) == 3
+
+
+def test_refusals_that_do_not_pass_in_time() -> None:
+    road = Road(single(), *[OOM] * 50)
+
+    with pytest.raises(OutOfMemory):
+        road.walk(road.traveller.call(WRITE))
+
+
+def test_other_refusals_are_told_at_once() -> None:
+    road = Road(single(), ErrorReply("ERR whatever"))
+
+    with pytest.raises(ServerError):
+        road.walk(road.traveller.call(WRITE))
+    assert road.pauses == []
+
+
+def test_the_refused_tail_of_a_batch_is_sent_again() -> None:
+    road = Road(single(), [b"1", OOM, OOM], [b"2", OOM], [b"3"])
+
+    replies = road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",), (b"c",)], b"s")))
+
+    assert replies == [b"1", b"2", b"3"]
+    assert [list(trip.requests) for trip in road.trips] == [[(b"a",), (b"b",), (b"c",)], [(b"b",), (b"c",)], [(b"c",)]]
+
+
+def test_an_atomic_batch_is_one_transaction() -> None:
+    road = Road(single(), [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
+
+    assert road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
+    assert list(road.trips[0].requests) == [(b"MULTI",), (b"a",), (b"b",), (b"EXEC",)]
+    assert road.trips[0].whole
+
+
+def test_an_atomic_batch_that_is_refused_while_queueing() -> None:
+    aborted = ErrorReply("EXECABORT Transaction discarded because of previous errors.")
+    road = Road(single(), [b"OK", OOM, OOM, aborted], [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
+
+    assert road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
+
+
+def test_what_comes_after_a_transaction_travels_with_it() -> None:
+    wait = (b"WAIT", b"1", b"700")
+    road = Road(single(), [b"OK", b"QUEUED", [b"1"], 1])
+
+    assert road.walk(road.traveller.call_many(Batch([(b"a",)], b"s", atomic=True, after=wait))) == [b"1", 1]
+    assert (road.trips[0].alone, road.trips[0].wait_ms) == (True, 700)
+
+
+def test_what_comes_after_does_not_hide_a_refusal() -> None:
+    wait = (b"WAIT", b"1", b"700")
+    road = Road(single(), [OOM, 0], [b"1", 1])
+
+    assert road.walk(road.traveller.call_many(Batch([(b"a",)], b"s", after=wait))) == [b"1", 1]
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [([b"1", OOM], 1), ([OOM, b"1"], None), ([OOM, OOM], 0), ([b"1"], None), ([OOM, b"1", OOM], 2)],
+)
+def test_only_a_tail_may_be_sent_again(replies: Sequence[Any], expected: int | None) -> None:
+    assert refused_from(replies, atomic=False) == expected
+
+
+def test_a_transaction_refused_as_a_whole_gives_every_command_the_reason() -> None:
+    bad = ErrorReply("ERR unknown command")
+    assert unwrap([b"OK", b"QUEUED", bad, ErrorReply("EXECABORT")]) == [bad, bad]
+    assert [one.text.split()[0] for one in unwrap([b"OK", b"QUEUED", None])] == ["EXECABORT"]
+
+
+# --- sentinel -------------------------------------------------------------------------------------------------------
+
+SENTINELS = (Node("s1", 26379, kind="sentinel"), Node("s2", 26379, kind="sentinel"))
+
+
+def watched() -> Target:
+    return Target("sentinel", SENTINELS, "orders")
+
+
+def test_sentinels_are_asked_in_turn_and_the_primary_must_agree() -> None:
+    road = Road(
+        watched(),
+        *(NotSent("refused"), [[b"here", b"1"]], [[b"slave", b"x"]], *(NotSent("refused"), [[b"there", b"2"]])),
+        *([[b"master", 0, []]], b"1-1", b"1-2"),
+    )
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.traveller.call(WRITE)) == b"1-2"
+    assert [str(node) for node in road.nodes()] == [
+        *("s1:26379", "s2:26379", "here:1", "s1:26379", "s2:26379", "there:2", "there:2", "there:2")
+    ]
+
+
+def test_a_demoted_primary_makes_the_link_ask_again() -> None:
+    road = Road(
+        watched(),
+        *([[b"here", b"1"]], [[b"master"]], ErrorReply("READONLY You can't write against a read only replica.")),
+        *([[b"there", b"2"]], [[b"master"]], b"1-1"),
+    )
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.nodes()[-1] == THERE
+
+
+# --- cluster --------------------------------------------------------------------------------------------------------
+
+
+def spread() -> Target:
+    return Target("cluster", (HERE,))
+
+
+def table(*owners: tuple[int, int, bytes, int]) -> list[list[Any]]:
+    return [[[first, last, [host, port, b"id"]] for first, last, host, port in owners]]
+
+
+HALVES = table((0, SLOTS // 2, b"here", 1), (SLOTS // 2 + 1, SLOTS - 1, b"there", 2))
+
+
+def test_keys_find_their_nodes() -> None:
+    road = Road(spread(), HALVES, *[b"1-1"] * 20)
+
+    for n in range(20):
+        key = b"k%d" % n
+        road.walk(road.traveller.call(WRITE._replace(key=key)))
+        assert road.trips[-1].node == (HERE if slot_of(key) <= SLOTS // 2 else THERE)
+    assert len(road.trips) == 21
+
+
+def test_moved_is_followed_and_remembered() -> None:
+    slot = slot_of(b"s")
+    road = Road(spread(), HALVES, ErrorReply(f"MOVED {slot} yonder:3"), b"1-1", b"1-2")
+
+    road.walk(road.traveller.call(WRITE))
+    road.walk(road.traveller.call(WRITE))
+
+    assert road.nodes()[2:] == [YONDER, YONDER]
+    assert road.pauses == []
+
+
+def test_ask_is_followed_for_once() -> None:
+    slot = slot_of(b"s")
+    road = Road(spread(), HALVES, ErrorReply(f"ASK {slot} yonder:3"), [b"OK", b"1-1"], b"1-2")
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert list(road.trips[2].requests) == [(b"ASKING",), WRITE.args]
+    road.walk(road.traveller.call(WRITE))
+    assert road.nodes()[-1] == road.nodes()[1]
+
+
+def test_going_round_in_circles_ends() -> None:
+    slot = slot_of(b"s")
+    road = Road(spread(), HALVES, *[ErrorReply(f"MOVED {slot} yonder:3"), ErrorReply(f"MOVED {slot} here:1")] * 50)
+
+    with pytest.raises(ServerError):
+        road.walk(road.traveller.call(WRITE))
+    assert road.pauses
+
+
+def test_a_dead_node_makes_the_link_read_the_table_again() -> None:
+    road = Road(spread(), HALVES, NotSent("refused"), table((0, SLOTS - 1, b"yonder", 3)), b"1-1")
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.nodes()[-1] == YONDER
+
+
+def test_an_empty_host_means_the_one_that_was_asked() -> None:
+    road = Road(spread(), table((0, SLOTS - 1, b"", 7)), b"1-1")
+
+    road.walk(road.traveller.call(WRITE))
+
+    assert road.nodes()[-1] == Node("here", 7)
+
+
+def test_a_node_can_be_named() -> None:
+    road = Road(spread(), b"PONG")
+
+    road.walk(road.traveller.call(Command((b"PING",), NodeName(b"yonder:3"))))
+
+    assert road.nodes() == [YONDER]
+
+
+def test_a_batch_over_many_keys_is_shared_out() -> None:
+    keys = [b"k%d" % n for n in range(6)]
+    here = [key for key in keys if slot_of(key) <= SLOTS // 2]
+    there = [key for key in keys if slot_of(key) > SLOTS // 2]
+    assert here
+    assert there
+    moved = ErrorReply(f"MOVED {slot_of(keys[0])} yonder:3")
+    first, second = ([key + b"!" for key in share] for share in (here, there))
+    (first if keys[0] in here else second)[0] = moved  # type: ignore[call-overload]  # one of them is elsewhere
+    answers = [first, second] if keys[0] in here else [second, first]
+    road = Road(spread(), HALVES, *answers, moved, keys[0] + b"!")
+
+    replies = road.walk(road.traveller.call_many(Batch([(b"GET", key) for key in keys], keys=keys)))
+
+    assert replies == [key + b"!" for key in keys]

@@ -1,0 +1,118 @@
+"""local:// is shared by everybody in the process who opens the same place, and lives as long as one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from millstream import open_blocking_broker, open_broker
+from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument
+
+
+@pytest.fixture
+def name() -> str:
+    return f"local://{uuid4().hex}"
+
+
+def test_a_name_is_shared(name: str) -> None:
+    first, second, stranger = open_blocking_broker(name), open_blocking_broker(name), open_blocking_broker(f"{name}x")
+    first.set("k", 1)
+
+    assert second.get("k") == b"1"
+    assert stranger.get("k") is None
+
+    first.close()
+    assert second.get("k") == b"1"
+    with pytest.raises(BrokerClosed):
+        first.get("k")
+    second.close()
+    with open_blocking_broker(name) as later:
+        assert later.get("k") is None
+    stranger.close()
+
+
+def test_both_apis_share(name: str) -> None:
+    blocking = open_blocking_broker(name)
+
+    async def write() -> None:
+        async with open_broker(name) as broker:
+            await broker.xadd("s", {"n": 1})
+
+    asyncio.run(write())
+    assert blocking.xlen("s") == 1
+    blocking.close()
+
+
+def test_a_handle_counts_before_it_is_used(name: str) -> None:
+    keeper = open_blocking_broker(name)
+    with open_blocking_broker(name) as writer:
+        writer.set("k", 1)
+
+    assert keeper.get("k") == b"1"
+    keeper.close()
+
+
+def test_a_forgotten_handle_lets_go(name: str) -> None:
+    open_blocking_broker(name).set("k", 1)
+    gc.collect()
+
+    with open_blocking_broker(name) as broker:
+        assert broker.get("k") is None
+
+
+def test_a_directory_is_durable_and_shared_by_its_real_path(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    with (
+        open_blocking_broker(f"local://{tmp_path}/data") as one,
+        open_blocking_broker(f"local://{tmp_path}/link") as two,
+    ):
+        one.xadd("s", {"n": 1}, durability="appended")
+        assert two.xlen("s") == 1
+        with pytest.raises(DurabilityUnavailable):
+            one.xadd("s", {"n": 2}, durability="fsynced")
+
+    with open_blocking_broker(f"local://{tmp_path}/data?appendfsync=always") as again:
+        assert again.xlen("s") == 1
+        again.xadd("s", {"n": 2}, durability="fsynced")
+        assert again.link.features.survives_restart
+
+
+def test_two_policies_for_one_directory(tmp_path: Path) -> None:
+    with open_blocking_broker(f"local://{tmp_path}?appendfsync=always") as first:
+        first.ping()
+        with open_blocking_broker(f"local://{tmp_path}?appendfsync=no") as second, pytest.raises(InvalidArgument):
+            second.ping()
+        with open_blocking_broker(f"local://{tmp_path}") as third:
+            third.ping()
+
+
+def test_streams_stay_short_by_themselves(name: str) -> None:
+    with open_blocking_broker(name, max_stream_len=100) as broker:
+        for n in range(30):
+            broker.xadd_many("s", [{"n": n}] * 10)
+        assert 100 <= broker.xlen("s") <= 120
+        broker.create_group("s", "g", start="0")
+        for n in range(30):
+            broker.xadd_many("s", [{"n": n}] * 10)
+        assert broker.xlen("s") >= 400, "the group has read nothing: nothing may go"
+
+
+def test_closing_twice(name: str) -> None:
+    broker = open_blocking_broker(name)
+    broker.close()
+    broker.close()
+
+
+async def test_closing_wakes_waiters(name: str) -> None:
+    broker = open_broker(name)
+    reader = asyncio.create_task(broker.xread({"s": "$"}, block_ms=0))
+    await asyncio.sleep(0.01)
+
+    await broker.close()
+
+    with pytest.raises(BrokerClosed):
+        await reader

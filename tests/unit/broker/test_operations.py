@@ -1,0 +1,145 @@
+"""Operations over a list of replies: no link, no loop, nothing that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream.broker.limits import Limits
+from millstream.broker.operations import groups, reading, trimming, writing
+from millstream.broker.operations.durable import REMEMBER_MS
+from millstream.broker.scripts import script
+from millstream.broker.site import Site
+from millstream.errors import DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
+from millstream.model import EntryId, ManualClock
+from millstream.wire.commands import Batch, Command, Conversation
+
+
+def talk(conversation: Conversation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:
+    """Runs it over the given replies; gives its result and what it asked."""
+    asked: list[Command | Batch] = []
+    left = list(replies)
+    try:
+        request = conversation.send(None)
+        while True:
+            asked.append(request)
+            reply = left.pop(0)
+            request = conversation.throw(reply) if isinstance(reply, Exception) else conversation.send(reply)
+    except StopIteration as done:
+        assert not left, f"nobody asked for {left}"
+        return done.value, asked
+
+
+def test_what_may_be_repeated_says_so() -> None:
+    site = Site()
+    for conversation, reply, repeatable in (
+        (reading.xlen(site, "s"), 0, True),
+        (reading.xread(site, {"s": "0"}), None, True),
+        (reading.xread(site, {"s": "$"}), None, False),
+        (writing.xadd(site, "s", {"n": 1}), b"1-1", False),
+        (groups.xreadgroup(site, "s", "g", "c"), None, False),
+        (groups.create_group(site, "s", "g", start="0"), b"OK", True),
+        (groups.create_group(site, "s", "g", start="0", exist_ok=False), b"OK", False),
+    ):
+        _, (asked,) = talk(conversation, reply)
+        assert asked.repeatable is repeatable, asked
+
+
+def test_a_script_that_the_server_does_not_know_is_given_to_it() -> None:
+    unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
+
+    result, asked = talk(trimming.trim_safely(Site(), "s", max_len=1), unknown, b"sha", 3)
+
+    assert result == 3
+    assert [request.args[0] for request in asked if isinstance(request, Command)] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
+    assert asked[1].args[2] == script("trim_safely").source  # type: ignore[union-attr]  # a Command
+
+
+def test_long_streams_are_trimmed_now_and_then() -> None:
+    """At the first add, so that short-lived writers trim too, and then after each tenth of the limit."""
+    site = Site(max_stream_len=100)
+
+    trimmed_at = []
+    for n in range(35):
+        first_reply = [b"1-1"] if site.until_trim.get(b"s", 0) > 1 else [b"1-1", 0]
+        _, asked = talk(writing.xadd(site, "s", {"n": n}), *first_reply)
+        if len(asked) == 2:
+            trimmed_at.append(n)
+
+    assert trimmed_at == [0, 10, 20, 30]
+
+
+def test_many_adds_trim_once() -> None:
+    site = Site(max_stream_len=100)
+
+    _, asked = talk(writing.xadd_many(site, "s", [{"n": n} for n in range(500)]), [b"1-%d" % n for n in range(500)], 9)
+
+    assert len(asked) == 2
+
+
+def test_a_trim_that_fails_does_not_fail_the_add() -> None:
+    told: list[str] = []
+    site = Site(max_stream_len=100, observer=lambda name, **facts: told.append(name))
+
+    result, _ = talk(writing.xadd(site, "s", {"n": 1}), b"1-1", OutOfMemory("OOM"))
+
+    assert result == EntryId(1, 1)
+    assert told == ["broker.trim_failed"]
+
+
+def test_counting_is_bounded() -> None:
+    site = Site(max_stream_len=1000)
+    for n in range(trimming.REMEMBERED_STREAMS + 5):
+        talk(writing.xadd(site, f"s{n}", {"n": 1}), b"1-1", 0)
+
+    assert len(site.until_trim) <= trimming.REMEMBERED_STREAMS
+
+
+def test_payloads_over_the_limit() -> None:
+    site = Site(limits=Limits(max_entry_bytes=100, max_atomic_bytes=300))
+    for conversation in (
+        writing.xadd(site, "s", {"n": b"x" * 101}),
+        writing.xadd(site, "s", {"n" * 60: "x" * 60}),
+        writing.xadd_many(site, "s", [{"n": b"x"}, {"n": b"x" * 101}]),
+        writing.xadd_many(site, "s", [{"n": b"x" * 90}] * 4, atomic=True),
+    ):
+        with pytest.raises(PayloadTooLarge) as caught:
+            talk(conversation)
+        assert "limit" in str(caught.value)
+    talk(writing.xadd_many(site, "s", [{"n": b"x" * 90}] * 4), [b"1-1"] * 4)
+
+
+def test_durability_is_asked_about_before_the_write_and_believed_for_a_while() -> None:
+    clock = ManualClock()
+    site = Site(clock=clock)
+    yes, everysec = [b"appendonly", b"yes"], [b"appendfsync", b"everysec"]
+
+    _, asked = talk(writing.xadd(site, "s", {"n": 1}, durability="appended"), yes, everysec, [b"1-1"])
+    assert [type(request) for request in asked] == [Command, Command, Batch]
+
+    _, asked = talk(writing.xadd(site, "s", {"n": 1}, durability="appended"), [b"1-2"])
+    assert len(asked) == 1
+    with pytest.raises(DurabilityUnavailable) as caught:
+        talk(writing.xadd(site, "s", {"n": 1}, durability="fsynced"))
+    assert "always" in str(caught.value)
+
+    clock.advance(REMEMBER_MS)
+    always = [b"appendfsync", b"always"]
+    talk(writing.xadd(site, "s", {"n": 1}, durability="fsynced"), yes, always, [b"1-3"])
+
+
+def test_durability_that_cannot_be_read() -> None:
+    for refusal in (ServerError("ERR unknown command 'CONFIG'"), []):
+        with pytest.raises(DurabilityUnavailable):
+            talk(writing.xadd(Site(), "s", {"n": 1}, durability="appended"), *([refusal] * (2 if refusal == [] else 1)))
+
+
+def test_replicas_are_waited_for_once_for_a_batch() -> None:
+    conversation = writing.xadd_many(Site(), "s", [{"n": 1}, {"n": 2}], durability="replicated(2)", atomic=True)
+
+    ids, (asked,) = talk(conversation, [b"1-1", b"1-2", 2])
+
+    assert ids == [EntryId(1, 1), EntryId(1, 2)]
+    assert isinstance(asked, Batch)
+    assert asked.after == (b"WAIT", b"2", b"1000")
