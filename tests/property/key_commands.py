@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
-from two_servers import Words
+from two_servers import Step, Words
 
 SPEAKERS = 2
 
-KEYS = st.sampled_from([b"a", b"b", b"c", b"{x}1", b""])
+KEYS = st.sampled_from([b"a"] * 8 + [b"b"] * 3 + [b"c", b"{x}1", b""])
+"""Few keys, one of them much more often than the others: what a command meets there was mostly put there before."""
 MEMBERS = st.sampled_from([b"m", b"n", b"o", b"1", b"2", b"-7", b"", b"\x00\xff\r\n", b"x" * 70])
 INTEGERS = st.sampled_from(
     [
@@ -196,16 +197,23 @@ def damaged(draw: st.DrawFn) -> Words:
     return tuple(command)
 
 
+ANYTHING = st.one_of(COMMAND, damaged())
+
+
 def is_comparable(command: Words) -> bool:
     """SPOP without a count draws lots; a random key too."""
     name = command[0].upper()
     return not (name == b"SPOP" and (len(command) == 2 or command[2] in (b"1", b"2")))
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.integers(0, SPEAKERS - 1), st.one_of(COMMAND, COMMAND, COMMAND, COMMAND, damaged()).filter(is_comparable)
-    ),
-    min_size=5,
-    max_size=40,
-)
+FAMILIES = (STRINGS, HASHES, LISTS, SETS, st.one_of(SORTED_SETS, LEX))
+
+
+def steps_of(family: st.SearchStrategy[Words]) -> st.SearchStrategy[list[Step]]:
+    """Mostly commands of one kind, so that they meet each other's work; now and then anything."""
+    command = st.one_of(st.just(family), st.just(family), st.just(family), st.just(GENERIC), st.just(ANYTHING))
+    step = st.tuples(st.integers(0, SPEAKERS - 1), command.flatmap(lambda chosen: chosen).filter(is_comparable))
+    return st.lists(step, min_size=5, max_size=40)
+
+
+STEPS = st.sampled_from(FAMILIES).flatmap(steps_of)
