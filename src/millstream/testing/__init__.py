@@ -5,6 +5,7 @@ The kit is in ``millstream.testing.conformance``, and needs pytest; everything e
 
 from millstream.testing.faulty import Fault, FaultyBlockingLink, FaultyLink
 from millstream.testing.ledger import DeliveryLedger
+from millstream.testing.proxy import CuttingProxy
 from millstream.testing.served import ServedBroker
 from millstream.testing.servers import RedisProcess, free_port, redis_server_installed
 from millstream.testing.topologies import ClusterSetup, SentinelSetup
@@ -12,6 +13,7 @@ from millstream.testing.waiting import eventually, wait_until
 
 __all__ = [
     "ClusterSetup",
+    "CuttingProxy",
     "DeliveryLedger",
     "Fault",
     "FaultyBlockingLink",
