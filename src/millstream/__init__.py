@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from millstream.broker import open_blocking_broker as open_blocking_broker
     from millstream.broker import open_broker as open_broker
     from millstream.errors import MillstreamError as MillstreamError
+    from millstream.messaging import Message as Message
+    from millstream.messaging import Publisher as Publisher
+    from millstream.messaging import Router as Router
+    from millstream.messaging import Subscriber as Subscriber
     from millstream.model import Delivery as Delivery
     from millstream.model import Entry as Entry
     from millstream.model import EntryId as EntryId
@@ -27,7 +31,11 @@ _HOMES = {
     "Entry": "model",
     "EntryId": "model",
     "Limits": "broker",
+    "Message": "messaging",
     "MillstreamError": "errors",
+    "Publisher": "messaging",
+    "Router": "messaging",
+    "Subscriber": "messaging",
     "TrimPolicy": "model",
     "open_blocking_broker": "broker",
     "open_broker": "broker",

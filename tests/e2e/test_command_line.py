@@ -30,7 +30,7 @@ class Terminal:
         """What is printed, and the exit code. ``answers`` are typed when the question appears."""
         child = pexpect.spawn(
             MILLSTREAM,
-            [os.fsencode(word) for word in words],
+            [os.fsencode(word).decode("latin-1") for word in words],
             env=self.environment,
             dimensions=(50, 140),
             timeout=30,
