@@ -12,7 +12,7 @@ from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
 from millstream.engine.stream.delivery import Delivery
-from millstream.engine.stream.ids import ID_MAX, parse_id
+from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids
 from millstream.engine.stream.lookup import consumer_of, group_changed, shown
 from millstream.engine.stream.read_options import BLOCKED_COUNT, ReadOptions
 from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
@@ -177,11 +177,14 @@ def xreadgroup(session: Session, args: Sequence[bytes]) -> Reply:
     plans = [_plan(db, options, key, raw) for key, raw in options.streams]
     found = Pairs()
     for delivery, after in plans:
+        if after is None and not delivery.has_new:
+            continue  # nor is the consumer made, or seen: as in Redis 7.0
         consumer = consumer_of(db, delivery.key, delivery.group, options.consumer)
-        if after is not None:
-            found.append([delivery.key, delivery.history(consumer, after, options.count)])
-        elif delivery.has_new:
-            found.append([delivery.key, delivery.new(consumer, options.count, no_ack=options.no_ack)])
+        if after is None:
+            entries = delivery.new(consumer, options.count, no_ack=options.no_ack)
+        else:
+            entries = delivery.history(consumer, after, options.count)
+        found.append([delivery.key, entries])
     if found:
         return found
     if options.block_ms is None or not session.may_block:
@@ -236,8 +239,7 @@ def xack(session: Session, args: Sequence[bytes]) -> Reply:
     group = None if stream is None else stream.groups.get(args[2])
     if group is None:
         return 0
-    ids = [parse_id(raw) for raw in args[3:]]
-    released = sum(map(group.release, ids))
+    released = group.release_all(parse_ids(args[3:]))
     if released:
         group_changed(db, key, released)
         db.engine.record(db, *args)

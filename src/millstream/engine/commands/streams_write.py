@@ -29,24 +29,22 @@ _TOO_LARGE = "ERR Elements are too large to be stored"
 
 @command("XADD", arity=-5, flags=Flag.WRITE | Flag.DENY_OOM | Flag.FAST, keys=(1, 1, 1))
 def xadd(session: Session, args: Sequence[bytes]) -> Reply:
-    key, db = args[1], session.db
-    if args[2] != b"*":
-        return _xadd_with_options(session, args)
-    words = tuple(args[3:])
-    if len(words) & 1:
-        raise ErrorReply("ERR wrong number of arguments for 'xadd' command")
-    stream = db.find_as(key, Stream)
-    if stream is None:
-        stream = _new_stream(db, key)
-    # The clock may stand still or go back; ids go on.
-    ms = db.engine.now_ms
-    if ms > stream.last_ms:
-        return _append(db, key, stream, ms, 0, words)
-    if stream.last_seq < SEQ_MAX:
-        return _append(db, key, stream, stream.last_ms, stream.last_seq + 1, words)
-    if stream.last_id == ID_MAX:
-        raise ErrorReply(_EXHAUSTED)
-    return _append(db, key, stream, stream.last_ms + 1, 0, words)
+    db, key = session.db, args[1]
+    stream = db.values.get(key)
+    if args[2] != b"*" or len(args) != 5 or type(stream) is not Stream or db.expires:
+        return _xadd(session, args)
+    engine = session.engine
+    words = (args[3], args[4])
+    raw = stream.append_now(engine.now_ms, words)
+    if db.attended:
+        engine.modified(db, key)
+    else:
+        engine.dirty += 1
+    if engine.notify_flags:
+        engine.notify(db, STREAM, b"xadd", key)
+    if engine.recording:
+        engine.record(db, b"XADD", key, raw, *words)
+    return raw
 
 
 def _new_stream(db: Database, key: bytes) -> Stream:
@@ -69,7 +67,7 @@ def _append(db: Database, key: bytes, stream: Stream, ms: int, seq: int, words: 
     return raw
 
 
-def _xadd_with_options(session: Session, args: Sequence[bytes]) -> Reply:
+def _xadd(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db, key = session.engine, session.db, args[1]
     options = _parse(session, args, adding=True)
     words = tuple(args[options.at + 1 :])

@@ -61,6 +61,13 @@ class Group:
         holding[0].pending.pop(entry_id)
         return True
 
+    def release_all(self, ids: Sequence[int]) -> int:
+        """Returns how many of them were pending."""
+        released = self.pending.pop_all(ids)
+        for consumer in {holding[0] for holding in released}:
+            consumer.pending.pop_all(ids)
+        return len(released)
+
     def remove_consumer(self, consumer: Consumer) -> int:
         """With everything that it held. Returns how much that was."""
         for entry_id, _ in consumer.pending.items():

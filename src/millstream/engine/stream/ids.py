@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from millstream.wire.replies import ErrorReply
@@ -16,6 +17,8 @@ INVALID_START: Final = "ERR invalid start ID for the interval"
 INVALID_END: Final = "ERR invalid end ID for the interval"
 
 _LONGEST: Final = 127
+_SAFE_DIGITS: Final = 19
+"""So many digits always fit 64 bits."""
 _PLAIN: Final = re.compile(rb"(?:0|[1-9][0-9]{0,18})-(?:0|[1-9][0-9]{0,18})")
 _STRTOULL: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _STRICT: Final = re.compile(rb"0|-?[1-9][0-9]*")
@@ -34,6 +37,25 @@ def parse_id(raw: bytes, missing_seq: int = 0) -> int:
     if entry_id is None:
         raise ErrorReply(INVALID_ID)
     return entry_id
+
+
+def parse_ids(words: Sequence[bytes]) -> list[int]:
+    """``parse_id`` for many, most of which usually share their milliseconds."""
+    ids: list[int] = []
+    times: dict[bytes, int] = {}
+    for raw in words:
+        left, _, right = raw.partition(b"-")
+        if not right.isdigit() or len(right) > _SAFE_DIGITS:
+            ids.append(parse_id(raw))
+            continue
+        time = times.get(left)
+        if time is None:
+            if not left.isdigit() or len(left) > _SAFE_DIGITS:
+                ids.append(parse_id(raw))
+                continue
+            time = times[left] = int(left) << SEQ_BITS
+        ids.append(time | int(right))
+    return ids
 
 
 def read_id(raw: bytes) -> int | None:

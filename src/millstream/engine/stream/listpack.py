@@ -36,6 +36,10 @@ def difference_size(number: int) -> int:
     return integer_size(number - (1 << 64) if number >> 63 else number)
 
 
+SMALL_DIFFERENCES: Final = tuple(map(integer_size, (*range(4096), *range(-4096, 0))))
+"""By the difference itself: a negative one counts from the end."""
+
+
 def _text_size(length: int) -> int:
     encoded = length + (1 if length < 64 else 2 if length < 4096 else 5)
     if encoded <= 127:

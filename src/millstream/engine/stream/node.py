@@ -14,6 +14,7 @@ from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
 from millstream.engine.stream.listpack import (
     EMPTY,
     LONGEST_INTEGER,
+    SMALL_DIFFERENCES,
     TEXT_SIZES,
     difference_size,
     element_size,
@@ -25,22 +26,35 @@ Words = tuple[bytes, ...]
 EntryReply = list[Any]
 """``[id, [field, value, ...]]``"""
 
+SMALL_NUMBERS: Final = tuple(b"%d" % number for number in range(1000))
+"""Sequence numbers are mostly small, and looking one up is faster than printing it."""
+
 FLAGS_SIZE: Final = 2
+MOST_SPARE: Final = 35
+"""What an entry with one field takes at most in a listpack beside its value: flags and count 4, the value's head and
+tail 10, both parts of the id 20, and 1 where a counter grows."""
 
 
 class Node:
-    """What both kinds share. ``live`` entries are left of ``total``; ``size`` is that of Redis's listpack without its
-    two counters."""
+    """What both kinds share."""
 
-    __slots__ = ("dead", "live", "names", "size", "skip", "total")
+    __slots__ = ("dead", "gone", "names", "skip")
 
     names: Words
     """The field names of the node's first entry: an entry that has the same does not pay for them."""
-    size: int
-    total: int
-    live: int
+    gone: int
+    """How many entries are deleted."""
     skip: int
     dead: set[int] | None
+
+    @property
+    def total(self) -> int:
+        """How many entries there are, deleted ones included."""
+        raise AssertionError("a node is open or sealed")
+
+    @property
+    def live(self) -> int:
+        return self.total - self.gone
 
     def columns(self) -> tuple[int, Sequence[int], Sequence[int]]:
         """A base, and for each index the milliseconds above that base and the sequence number."""
@@ -104,17 +118,26 @@ class Node:
     def ids(self, start: int, stop: int) -> list[int]:
         """The live ids from ``start`` (not before ``skip``) up to ``stop``."""
         base, times, seqs = self.columns()
-        ids = [base + ms << SEQ_BITS | seq for ms, seq in zip(times[start:stop], seqs[start:stop], strict=True)]
+        if times[start] == times[stop - 1]:
+            first = base + times[start] << SEQ_BITS
+            ids = [first + seq for seq in seqs[start:stop]]
+        else:
+            ids = [base + ms << SEQ_BITS | seq for ms, seq in zip(times[start:stop], seqs[start:stop], strict=True)]
         return self._living(ids, start) if self.dead else ids
 
     def entries(self, start: int, stop: int) -> list[EntryReply]:
         """The live entries from ``start`` (not before ``skip``) up to ``stop``, as replies."""
-        base, times, seqs = self.columns()
-        entries = [
-            [b"%d-%d" % (base + ms, seq), words]
-            for ms, seq, words in zip(times[start:stop], seqs[start:stop], self.words(start, stop), strict=True)
-        ]
+        entries = list(map(list, zip(self._formatted_ids(start, stop), self.words(start, stop), strict=True)))
         return self._living(entries, start) if self.dead else entries
+
+    def _formatted_ids(self, start: int, stop: int) -> list[bytes]:
+        base, times, seqs = self.columns()
+        if times[start] == times[stop - 1]:
+            prefix = b"%d-" % (base + times[start])
+            if max(seqs[start:stop]) < len(SMALL_NUMBERS):
+                return [prefix + number for number in map(SMALL_NUMBERS.__getitem__, seqs[start:stop])]
+            return [b"%b%d" % (prefix, seq) for seq in seqs[start:stop]]
+        return [b"%d-%d" % (base + ms, seq) for ms, seq in zip(times[start:stop], seqs[start:stop], strict=True)]
 
     def _living(self, items: list[Any], start: int) -> list[Any]:
         dead = self.dead or ()
@@ -124,7 +147,7 @@ class Node:
 
     def kill(self, index: int) -> None:
         """One entry, which is live, is deleted."""
-        self.live -= 1
+        self.gone += 1
         if self.dead is None:
             self.dead = set()
         self.dead.add(index)
@@ -133,7 +156,7 @@ class Node:
     def kill_first(self, count: int) -> None:
         """The first ``count`` live entries are deleted."""
         self.skip = self.after(self.skip, count)
-        self.live -= count
+        self.gone += count
         self._tidy()
 
     def _tidy(self) -> None:
@@ -148,72 +171,123 @@ class Node:
         if not dead:
             self.dead = None
 
-    def redis_bytes(self) -> int:
-        """The size of Redis's listpack: its two counters take more bytes as they grow."""
-        if self.total < 128:
-            return self.size + 4
-        return self.size + integer_size(self.live) + integer_size(self.total - self.live)
-
 
 class OpenNode(Node):
-    """The node that entries are added to: plain lists."""
+    """The node that entries are added to: plain lists, which the stream adds to by itself where it is in a hurry."""
 
-    __slots__ = ("_first_ms", "_first_seq", "_one_name", "_rows", "_seqs", "_times", "has_same_names")
+    __slots__ = ("_measured", "_size", "is_mixed", "name", "rows", "seqs", "spare", "times", "until_ms", "used")
 
     def __init__(self, ms: int, seq: int, words: Words) -> None:
         self.names = words[::2]
-        self.has_same_names = True
-        """Whether every entry has the names of the first."""
-        self.size = EMPTY + integer_size(len(self.names)) + words_size(self.names) + 2
-        self.total = self.live = 0
-        self.skip = 0
+        self.name = self.names[0] if len(self.names) == 1 else None
+        """The one field name, if it is only one."""
+        self.is_mixed = False
+        """Whether an entry has other names than the first."""
+        self.gone = self.skip = 0
         self.dead = None
-        self._one_name = self.names[0] if len(self.names) == 1 else None
-        self._first_ms, self._first_seq = ms, seq
-        self._times: list[int] = []
-        self._seqs: list[int] = []
-        self._rows: list[Words] = []
-        self.add(ms, seq, words)
+        self.times = [ms]
+        self.seqs = [seq]
+        self.rows = [words]
+        self._size = EMPTY + integer_size(len(self.names)) + words_size(self.names) + 2
+        self._measured = 0
+        self.used = self._size + MOST_SPARE + 10 * len(words) + sum(map(len, words)) + len(self.name or b"")
+        """No less than the bytes of Redis's listpack and of ``name``; they are counted only when it comes to that."""
+        self.spare = MOST_SPARE
+        """What an entry with one field, the same as in the first, takes at most beside its value..."""
+        self.until_ms = 1 << 64
+        """...if it comes before this time."""
+        if seq < 1 << 20:
+            self._expect_small_differences()
 
-    def add(self, ms: int, seq: int, words: Words) -> None:
-        times, seqs = ms - self._first_ms, seq - self._first_seq
-        if len(words) == 2 and words[0] == self._one_name:
-            # By far the most common entry: one field, and the same as in the others. Flags and count take 2 each.
-            length = len(words[1])
-            self.size += 4 + (TEXT_SIZES[length] if LONGEST_INTEGER < length < 4096 else element_size(words[1]))
-        else:
-            self.size += self._words_size(words)
-        if 0 <= seqs < 128 and times < 128:
-            self.size += 4
-        else:
-            self.size += difference_size(times) + difference_size(seqs)
-        self._times.append(ms)
-        self._seqs.append(seq)
-        self._rows.append(words)
-        self.total += 1
-        self.live += 1
+    @property
+    def total(self) -> int:
+        return len(self.rows)
 
-    def _words_size(self, words: Words) -> int:
+    def has_room_for(self, length: int, max_bytes: int, max_entries: int) -> bool:
+        """Whether Redis would add words of this length to this node. The limits may change from call to call."""
+        if max_entries and len(self.rows) >= max_entries:
+            return False
+        if self.used + length < max_bytes:
+            return True
+        return self._count_bytes() + length < max_bytes
+
+    def add(self, ms: int, seq: int, words: Words, length: int) -> None:
+        """``length`` is that of all words together."""
+        if words[::2] != self.names:
+            self.is_mixed = True
+        self.times.append(ms)
+        self.seqs.append(seq)
+        self.rows.append(words)
+        self.used += length + MOST_SPARE + 10 * len(words)
+
+    def kill(self, index: int) -> None:
+        super().kill(index)
+        self.used += 2  # the listpack's counters may have grown
+
+    def kill_first(self, count: int) -> None:
+        super().kill_first(count)
+        self.used += 2
+
+    def _count_bytes(self) -> int:
+        """The size of Redis's listpack."""
+        if self._measured < len(self.rows):
+            self._measure()
+        size = self._size + integer_size(self.live) + integer_size(self.gone)
+        self.used = size + len(self.name or b"")
+        since, beyond = self.times[-1] - self.times[0], self.seqs[-1] - self.seqs[0]
+        if since < 64 and 0 <= beyond < 1 << 20 and self.seqs[0] < 1 << 20:
+            self._expect_small_differences()
+        else:
+            self.spare, self.until_ms = MOST_SPARE, 1 << 64
+        return size
+
+    def _expect_small_differences(self) -> None:
+        """Entries of the same fraction of a second: their times differ by one byte, their numbers by four at most."""
+        self.spare, self.until_ms = MOST_SPARE - 13, self.times[0] + 128
+
+    def _measure(self) -> None:
+        """Adds the sizes of the entries that came since last time."""
+        start, self._measured = self._measured, len(self.rows)
+        self._size += self._size_of_ids(start)
+        rows = self.rows[start:]
+        if self.name is None or self.is_mixed:
+            self._size += sum(map(self._size_of_entry, rows))
+            return
+        values = [words[1] for words in rows]
+        lengths = list(map(len, values))
+        self._size += (FLAGS_SIZE + 2) * len(rows)
+        if min(lengths) > LONGEST_INTEGER and max(lengths) < len(TEXT_SIZES):
+            self._size += sum(map(TEXT_SIZES.__getitem__, lengths))
+        else:
+            self._size += sum(map(element_size, values))
+
+    def _size_of_ids(self, start: int) -> int:
+        first_ms, first_seq = self.times[0], self.seqs[0]
+        times = [ms - first_ms for ms in self.times[start:]]
+        seqs = [seq - first_seq for seq in self.seqs[start:]]
+        size = 2 * len(times) if times[-1] < 128 else sum(map(difference_size, times))
+        if min(seqs) >= -4096 and max(seqs) < 4096:
+            return size + sum(map(SMALL_DIFFERENCES.__getitem__, seqs))
+        return size + sum(map(difference_size, seqs))
+
+    def _size_of_entry(self, words: Words) -> int:
         names = words[::2]
         if names == self.names:
             return FLAGS_SIZE + words_size(words[1::2]) + integer_size(len(names) + 3)
-        self.has_same_names = False
         return FLAGS_SIZE + integer_size(len(names)) + words_size(words) + integer_size(2 * len(names) + 4)
 
     def columns(self) -> tuple[int, Sequence[int], Sequence[int]]:
-        return 0, self._times, self._seqs
+        return 0, self.times, self.seqs
 
     def words(self, start: int, stop: int) -> list[list[bytes]]:
-        return [list(words) for words in self._rows[start:stop]]
-
-    def rows(self) -> list[Words]:
-        return self._rows
+        return [list(words) for words in self.rows[start:stop]]
 
     def clamp(self, last_id: int) -> None:
         """Deleted entries behind ``last_id`` take its place, so that ids stay in order whatever comes next."""
+        self._count_bytes()
         ms, seq = last_id >> SEQ_BITS, last_id & SEQ_MAX
         for index in range(self.locate(last_id + 1), self.total):
-            self._times[index], self._seqs[index] = ms, seq
+            self.times[index], self.seqs[index] = ms, seq
 
     @classmethod
     def reopened(cls, node: Node) -> OpenNode:
@@ -221,10 +295,8 @@ class OpenNode(Node):
         base, times, seqs = node.columns()
         rows = [tuple(words) for words in node.words(0, node.total)]
         opened = cls(base + times[0], seqs[0], rows[0])
-        opened._times = [base + ms for ms in times]
-        opened._seqs = list(seqs)
-        opened._rows = rows
-        opened.has_same_names = all(words[::2] == node.names for words in rows)
-        opened.size, opened.total, opened.live = node.size, node.total, node.live
-        opened.skip, opened.dead = node.skip, node.dead
+        for ms, seq, words in list(zip(times, seqs, rows, strict=True))[1:]:
+            opened.add(base + ms, seq, words, 0)
+        opened.gone, opened.skip, opened.dead = node.gone, node.skip, node.dead
+        opened._count_bytes()
         return opened

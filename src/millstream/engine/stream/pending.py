@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from millstream.engine.stream.ids import ID_MAX
+
 if TYPE_CHECKING:
     from millstream.engine.stream.group import Consumer
 
 CHUNK: Final = 512
-_SHRINK_AT: Final = frozenset((0, 8, 64))
+_SHRINK_AT: Final = (0, 8, 64)
 
 Holding = tuple["Consumer", int, int]
 """The consumer, when the entry was last delivered (ms), and how often. Immutable, so that a whole batch shares one."""
@@ -100,6 +102,36 @@ class PendingList:
             if len(chunk) in _SHRINK_AT:
                 self._shrink(place)
         return holding
+
+    def pop_all(self, ids: Sequence[int]) -> list[Holding]:
+        """Removes those that are there; gives what was known of them."""
+        found: list[Holding] = []
+        place, low, high, before = -1, 1, 0, 0
+        chunk: dict[int, Holding] = {}
+        for entry_id in ids:
+            if not low <= entry_id < high:
+                self._after_pops(place, before)
+                if not self._chunks:
+                    break
+                place = self._place(entry_id)
+                chunk = self._chunks[place]
+                before = len(chunk)
+                low = self._firsts[place] if place else 0
+                high = self._firsts[place + 1] if place + 1 < len(self._firsts) else ID_MAX + 1
+            holding = chunk.pop(entry_id, None)
+            if holding is not None:
+                found.append(holding)
+        else:
+            self._after_pops(place, before)
+        self._count -= len(found)
+        return found
+
+    def _after_pops(self, place: int, before: int) -> None:
+        """``before`` is what the chunk held before some were popped; 0 if there was no chunk."""
+        if before:
+            after = len(self._chunks[place])
+            if not after or any(after <= mark < before for mark in _SHRINK_AT):
+                self._shrink(place)
 
     def _shrink(self, place: int) -> None:
         """A dict does not give memory back by itself: without this, one entry that nobody acknowledges would keep the

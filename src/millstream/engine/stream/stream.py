@@ -13,7 +13,7 @@ from millstream.engine.stream.group import Consumer, Group
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
 from millstream.engine.stream.index import NodeIndex
 from millstream.engine.stream.listpack import MAX_BYTES
-from millstream.engine.stream.node import OpenNode, Words
+from millstream.engine.stream.node import SMALL_NUMBERS, OpenNode, Words
 from millstream.engine.stream.rax import count_nodes
 from millstream.engine.stream.sealed import SealedNode
 
@@ -32,6 +32,7 @@ class Stream:
     __slots__ = (
         "_gone",
         "_limits",
+        "_prefix",
         "_radix",
         "_sealed_bytes",
         "_tail",
@@ -55,6 +56,8 @@ class Stream:
         self.nodes = NodeIndex()
         self._tail: OpenNode | None = None
         """The last node, if it is open."""
+        self._prefix = b"0-"
+        """What the last entry's id begins with."""
         self._gone = 0
         """How many entries were added and are no longer there."""
         self._sealed_bytes = 0
@@ -69,6 +72,7 @@ class Stream:
     @last_id.setter
     def last_id(self, entry_id: int) -> None:
         self.last_ms, self.last_seq = entry_id >> SEQ_BITS, entry_id & SEQ_MAX
+        self._prefix = b"%d-" % self.last_ms
         self._forget_later_places(entry_id)
 
     @property
@@ -108,32 +112,64 @@ class Stream:
     def memory_bytes(self) -> int:
         """An estimate, kept up to date as entries come and go."""
         tail = self._tail
-        open_bytes = 0 if tail is None else tail.size + 200 * tail.total
+        open_bytes = 0 if tail is None else tail.used + 200 * tail.total
         pending = sum(_GROUP_BYTES + _PENDING_BYTES * len(group.pending) for group in self.groups.values())
         return 600 + self._sealed_bytes + open_bytes + pending
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
-    def append(self, ms: int, seq: int, words: Words) -> None:
-        """Adds an entry with an id that is greater than ``last_id``."""
+    def append_now(self, now_ms: int, words: Words) -> bytes:
+        """Adds an entry with the next id by the clock, which may stand still or go back: ids go on. Returns the id.
+
+        This is where XADD spends its time. An entry with the one field that the node's first entry has, in a node that
+        is sure to have room for it, is added right here.
+        """
         tail = self._tail
-        if tail is None:
-            tail = self._reopen()
-        limits = self._limits
-        if tail is None:
-            self._start_node(ms, seq, words)
+        if now_ms <= self.last_ms:
+            ms, seq = self.last_ms, self.last_seq + 1
+        elif tail is not None and now_ms < tail.until_ms:
+            ms, seq = now_ms, 0
+            self._prefix = b"%d-" % ms
         else:
-            most = limits.stream_node_max_entries
-            length = len(words[0]) + len(words[1]) if len(words) == 2 else sum(map(len, words))
-            size = tail.size + 4 if tail.total < 128 else tail.redis_bytes()
-            if size + length >= (limits.stream_node_max_bytes or MAX_BYTES) or (most and tail.total >= most):
-                self._seal(tail)
-                self._start_node(ms, seq, words)
-            else:
-                tail.add(ms, seq, words)
+            return self._append_slowly(now_ms, 0, words)
+        if tail is None or words[0] != tail.name or len(words) != 2:
+            return self._append_slowly(ms, seq, words)
+        limits = self._limits
+        used = tail.used + len(words[1])
+        rows = tail.rows
+        if used >= limits.stream_node_max_bytes or len(rows) >= limits.stream_node_max_entries:
+            return self._append_slowly(ms, seq, words)
+        tail.used = used + tail.spare
+        tail.times.append(ms)
+        tail.seqs.append(seq)
+        rows.append(words)
         self.length += 1
         self.last_ms = ms
         self.last_seq = seq
+        return self._prefix + (SMALL_NUMBERS[seq] if seq < 1000 else b"%d" % seq)
+
+    def _append_slowly(self, ms: int, seq: int, words: Words) -> bytes:
+        if seq > SEQ_MAX:
+            ms, seq = ms + 1, 0
+        self.append(ms, seq, words)
+        return b"%d-%d" % (ms, seq)
+
+    def append(self, ms: int, seq: int, words: Words) -> None:
+        """Adds an entry with an id that is greater than ``last_id``."""
+        tail = self._tail or self._reopen()
+        limits = self._limits
+        length = sum(map(len, words))
+        if tail is None:
+            self._start_node(ms, seq, words)
+        elif tail.has_room_for(length, limits.stream_node_max_bytes or MAX_BYTES, limits.stream_node_max_entries):
+            tail.add(ms, seq, words, length)
+        else:
+            self._seal(tail)
+            self._start_node(ms, seq, words)
+        self.length += 1
+        self.last_ms = ms
+        self.last_seq = seq
+        self._prefix = b"%d-" % ms
 
     def _start_node(self, ms: int, seq: int, words: Words) -> None:
         self._tail = OpenNode(ms, seq, words)
