@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.engine.glob import matches
 from millstream.engine.notifications import format_flags, parse_flags
 from millstream.engine.numbers import INT64_MAX
+from millstream.wire.names import to_bytes, to_name
 from millstream.wire.replies import ErrorReply
 
 if TYPE_CHECKING:
@@ -82,11 +83,10 @@ def _events(text: str) -> str:
     return format_flags(flags)
 
 
-def _save_points(text: str) -> str:
-    words = text.split()
-    if len(words) % 2 or not all(word.isdigit() for word in words):
-        raise _Refused("Invalid save parameters")
-    return " ".join(words)
+def _no_save_points(text: str) -> str:
+    if text.strip():
+        raise _Refused("millstream keeps a journal and takes no snapshots, so that only an empty value is possible")
+    return ""
 
 
 def _anything(text: str) -> str:
@@ -118,7 +118,7 @@ _PARAMETERS: Final[Mapping[str, _Parameter]] = {
     "port": _Parameter("0"),
     "proto-max-bulk-len": _Parameter("536870912", _memory(1024 * 1024)),
     "requirepass": _Parameter("", _anything),
-    "save": _Parameter("", _save_points),
+    "save": _Parameter("", _no_save_points),
     "stream-node-max-bytes": _Parameter("4096", _memory()),
     "stream-node-max-entries": _Parameter("100", _number(0, INT64_MAX)),
     "timeout": _Parameter("0", _number(0, 2**31 - 1)),
@@ -136,7 +136,7 @@ class Config:
         self.stream_node_max_bytes = 4096
         self.stream_node_max_entries = 100
         if engine.password is not None:
-            self._values["requirepass"] = engine.password.decode("utf-8", "surrogateescape")
+            self._values["requirepass"] = to_name(engine.password)
         if engine.debug_enabled:
             self._values["enable-debug-command"] = "yes"
 
@@ -196,7 +196,7 @@ class Config:
             # What is shown tells less than what was given: an n beside an A is in force, but not shown.
             engine.notify_flags = parse_flags(given) or 0
         elif name == "requirepass":
-            engine.password = value.encode("utf-8", "surrogateescape") or None
+            engine.password = to_bytes(value) or None
         elif name == "stream-node-max-bytes":
             self.stream_node_max_bytes = int(value)
         elif name == "stream-node-max-entries":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.engine.numbers import INT64_MAX, INT64_MIN, SYNTAX_ERROR, parse_int
+from millstream.wire.names import to_name
 from millstream.wire.replies import ErrorReply
 
 _UNITS = (b"EX", b"PX", b"EXAT", b"PXAT")
@@ -92,7 +93,7 @@ class ExpireCondition:
         given = [word.upper() for word in words]
         for word, raw in zip(given, words, strict=True):
             if word not in (b"NX", b"XX", b"GT", b"LT"):
-                raise ErrorReply(f"ERR Unsupported option {raw.decode('utf-8', 'surrogateescape')}")
+                raise ErrorReply(f"ERR Unsupported option {to_name(raw)}")
         self.nx, self.xx, self.gt, self.lt = (word in given for word in (b"NX", b"XX", b"GT", b"LT"))
         if self.nx and (self.xx or self.gt or self.lt):
             raise ErrorReply("ERR NX and XX, GT or LT options at the same time are not compatible")

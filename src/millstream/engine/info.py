@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from millstream.engine.commands.connection import REDIS_VERSION
 from millstream.engine.stats import commands_processed
+from millstream.wire.names import to_bytes
 
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine
+
+REDIS_VERSION: Final = "7.0.15"
+"""The server whose semantics these are, by which clients decide what they may use."""
 
 Lines = Mapping[str, object]
 
@@ -180,4 +183,4 @@ def render(engine: Engine, wanted: Iterable[bytes]) -> bytes:
         if everything or by_default or title.lower() in asked:
             lines = "".join(f"{name}:{value}\r\n" for name, value in section(engine).items())
             parts.append(f"# {title}\r\n{lines}")
-    return "\r\n".join(parts).encode("utf-8", "surrogateescape")
+    return to_bytes("\r\n".join(parts))

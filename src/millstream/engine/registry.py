@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
+from millstream.wire.names import to_name
 from millstream.wire.replies import ErrorReply, Reply, Status
 
 if TYPE_CHECKING:
@@ -179,5 +180,5 @@ def unknown_command(args: Sequence[bytes]) -> str:
 
 def _shown(word: bytes, limit: int) -> str:
     """As C prints it (up to a zero byte), and without the line ends that would break the error's own line."""
-    text = word[:limit].split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+    text = to_name(word[:limit].split(b"\0", 1)[0])
     return text.replace("\r", " ").replace("\n", " ")

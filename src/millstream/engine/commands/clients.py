@@ -8,15 +8,12 @@ from millstream.engine.commands.connection import checked_name
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int, read_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
+from millstream.wire.names import to_bytes, to_name
 from millstream.wire.replies import OK, ErrorReply, Reply, Several, Verbatim
 
 _PLAIN = Flag.NO_SCRIPT
 _ADMIN = Flag.NO_SCRIPT | Flag.ADMIN
 _TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 def _type(session: Session) -> bytes:
@@ -40,8 +37,8 @@ def describe(session: Session) -> str:
     now_ms = session.engine.now_ms
     facts: dict[str, object] = {
         "id": session.id,
-        "addr": _text(session.address),
-        "name": _text(session.name),
+        "addr": to_name(session.address),
+        "name": to_name(session.name),
         "age": max(now_ms - session.created_ms, 0) // 1000,
         "idle": max(now_ms - session.seen_ms, 0) // 1000,
         "flags": _flags(session),
@@ -54,15 +51,15 @@ def describe(session: Session) -> str:
         "user": "default",
         "redir": -1,
         "resp": session.protocol,
-        "lib-name": _text(session.library.get(b"LIB-NAME", b"")),
-        "lib-ver": _text(session.library.get(b"LIB-VER", b"")),
+        "lib-name": to_name(session.library.get(b"LIB-NAME", b"")),
+        "lib-ver": to_name(session.library.get(b"LIB-VER", b"")),
     }
     return " ".join(f"{name}={value}" for name, value in facts.items())
 
 
 def _lines(sessions: Sequence[Session]) -> Verbatim:
     text = "".join(describe(session) + "\n" for session in sessions)
-    return Verbatim(text.encode("utf-8", "surrogateescape"))
+    return Verbatim(to_bytes(text))
 
 
 @command("CLIENT|ID", arity=2, flags=_PLAIN)
@@ -86,9 +83,9 @@ def client_setinfo(session: Session, args: Sequence[bytes]) -> Reply:
     """Of Redis 7.2, because client libraries introduce themselves with it."""
     name = args[2].upper()
     if name not in (b"LIB-NAME", b"LIB-VER"):
-        raise ErrorReply(f"ERR Unrecognized option '{_text(args[2])}'")
+        raise ErrorReply(f"ERR Unrecognized option '{to_name(args[2])}'")
     if any(not 0x21 <= byte <= 0x7E for byte in args[3]):
-        raise ErrorReply(f"ERR {_text(name.lower())} cannot contain spaces, newlines or special characters.")
+        raise ErrorReply(f"ERR {to_name(name.lower())} cannot contain spaces, newlines or special characters.")
     session.library[name] = args[3]
     return OK
 
@@ -106,7 +103,7 @@ def client_list(session: Session, args: Sequence[bytes]) -> Reply:
     if option == b"TYPE" and len(args) == 4:
         kind = args[3].lower()
         if kind not in _TYPES:
-            raise ErrorReply(f"ERR Unknown client type '{_text(args[3])}'")
+            raise ErrorReply(f"ERR Unknown client type '{to_name(args[3])}'")
         chosen = [one for one in chosen if _type(one) == kind]
     elif option == b"ID" and len(args) > 3:
         wanted = [parse_int(word, "ERR Invalid client ID") for word in args[3:]]
@@ -162,11 +159,11 @@ def _kill_filter(name: bytes, value: bytes) -> Callable[[Session], bool]:
         return lambda one: one.address == value
     if name == b"TYPE":
         if value.lower() not in _TYPES:
-            raise ErrorReply(f"ERR Unknown client type '{_text(value)}'")
+            raise ErrorReply(f"ERR Unknown client type '{to_name(value)}'")
         return lambda one: _type(one) == value.lower()
     if name == b"USER":
         if value != b"default":
-            raise ErrorReply(f"ERR No such user '{_text(value)}'")
+            raise ErrorReply(f"ERR No such user '{to_name(value)}'")
         return lambda one: one.authenticated
     raise ErrorReply(SYNTAX_ERROR)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 from typing import Final
 
 from millstream.engine.admission import discard
+from millstream.engine.info import REDIS_VERSION
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
+from millstream.wire.names import to_name
 from millstream.wire.replies import OK, PONG, ErrorReply, Map, Reply, Status
-
-REDIS_VERSION: Final = "7.0.15"
-"""The server whose semantics these are, by which clients decide what they may use."""
 
 _ANYTIME = Flag.NO_SCRIPT | Flag.FAST | Flag.NO_AUTH
 WRONG_PASSWORD: Final = "WRONGPASS invalid username-password pair or user is disabled."  # noqa: S105  # Redis's text
@@ -42,13 +42,16 @@ def select(session: Session, args: Sequence[bytes]) -> Reply:
     return OK
 
 
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
 def _log_in(session: Session, user: bytes, password: bytes) -> None:
     """There is one user, ``default``. Where no password is set, any will do, as for Redis's ``nopass`` user."""
     expected = session.engine.password
-    # Both comparisons take the same time however much of the guess is right.
-    known_user = hmac.compare_digest(user, b"default")
-    right = expected is None or hmac.compare_digest(password, expected)
-    if not (known_user and right):
+    # Digests are compared, so that the time taken tells neither how much of a guess is right nor how long it should be.
+    right = expected is None or hmac.compare_digest(_digest(password), _digest(expected))
+    if user != b"default" or not right:
         raise ErrorReply(WRONG_PASSWORD)
     session.authenticated = True
     session.refresh()
@@ -85,8 +88,7 @@ def hello(session: Session, args: Sequence[bytes]) -> Reply:
             name = checked_name(args[at + 1])
             at += 2
         else:
-            shown = args[at].decode("utf-8", "surrogateescape")
-            raise ErrorReply(f"ERR Syntax error in HELLO option '{shown}'")
+            raise ErrorReply(f"ERR Syntax error in HELLO option '{to_name(args[at])}'")
     if not session.authenticated:
         raise ErrorReply(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH "

@@ -10,13 +10,10 @@ from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int, parse_
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stats import reset_commands
+from millstream.wire.names import to_bytes, to_name
 from millstream.wire.replies import OK, ErrorReply, Map, Reply, Status, Verbatim
 
 _ADMIN = Flag.ADMIN | Flag.NO_SCRIPT
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 @command("INFO", arity=-1)
@@ -76,14 +73,14 @@ def memory_usage(session: Session, args: Sequence[bytes]) -> Reply:
 @command("CONFIG|GET", arity=-3, flags=_ADMIN)
 def config_get(session: Session, args: Sequence[bytes]) -> Reply:
     found = session.engine.config.found(list(args[2:]))
-    return Map(word.encode("utf-8", "surrogateescape") for pair in found.items() for word in pair)
+    return Map(to_bytes(word) for pair in found.items() for word in pair)
 
 
 @command("CONFIG|SET", arity=-4, flags=_ADMIN)
 def config_set(session: Session, args: Sequence[bytes]) -> Reply:
     if len(args) % 2:
         raise ErrorReply("ERR wrong number of arguments for 'config|set' command")
-    words = [_text(word) for word in args[2:]]
+    words = [to_name(word) for word in args[2:]]
     session.engine.config.change(list(zip(words[::2], words[1::2], strict=True)))
     return OK
 
@@ -119,7 +116,9 @@ def debug(session: Session, args: Sequence[bytes]) -> Reply:
             "the server."
         )
     if args[1].upper() != b"LOADAOF" or len(args) > 2:
-        raise ErrorReply(f"ERR unknown subcommand or wrong number of arguments for '{_text(args[1])}'. Try DEBUG HELP.")
+        raise ErrorReply(
+            f"ERR unknown subcommand or wrong number of arguments for '{to_name(args[1])}'. Try DEBUG HELP."
+        )
     if engine.hooks.reload_journal is None:
         raise ErrorReply("ERR There is no journal to load from: this engine keeps its data in memory only")
     engine.hooks.reload_journal()
