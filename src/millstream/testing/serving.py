@@ -14,11 +14,21 @@ from typing import Self
 
 
 class ServeProcess:
-    """``options`` are the command's own. ``start`` returns when it has said that it is ready."""
+    """``options`` are the command's own. ``start`` returns when it has said that it is ready.
 
-    def __init__(self, options: Sequence[str | Path] = (), *, environment: dict[str, str] | None = None) -> None:
+    ``planted`` is Python code that runs in the process first: a fault, to see whether a test would notice it.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str | Path] = (),
+        *,
+        environment: dict[str, str] | None = None,
+        planted: str = "",
+    ) -> None:
         self._options = [str(option) for option in options]
         self._environment = environment or {}
+        self._planted = planted
         self._process: subprocess.Popen[str] | None = None
         self.greeting = ""
         self.port = 0
@@ -33,7 +43,10 @@ class ServeProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        words = [sys.executable, "-m", "millstream", "serve", *self._options]
+        program = ["-m", "millstream"]
+        if self._planted:
+            program = ["-c", f"{self._planted}\nfrom millstream.cli.main import main\nmain()"]
+        words = [sys.executable, *program, "serve", *self._options]
         if "--port" not in self._options:
             words += ["--port", "0"]
         here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._environment}
