@@ -280,7 +280,7 @@ async def test_a_dead_group_is_named_with_what_it_holds_back(broker: Broker, cap
     named = [record.getMessage() for record in caplog.records]
     assert len(named) == 1  # once is loud enough
     assert "'abandoned' of 'orders' looks dead" in named[0]
-    held = [told for name, told in facts if name == "retention.held_back"]
+    held = [told for name, told in facts if name == "messaging.held_back"]
     assert {told["group"] for told in held if told["dead"]} == {"abandoned"}
 
 
@@ -296,7 +296,7 @@ async def test_what_the_hard_cap_takes_is_logged(broker: Broker, caplog: pytest.
     with caplog.at_level(logging.ERROR, "millstream.retention"):
         await janitor.sweep()
     assert "took 15 undelivered and 0 unacknowledged entries from group 'slow'" in caplog.text
-    assert facts["retention.dropped_undelivered"]["undelivered"] == 15
+    assert facts["messaging.dropped_undelivered"]["undelivered"] == 15
 
 
 async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream(broker: Broker) -> None:
@@ -319,7 +319,7 @@ async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream
         await broker.xadd("events.a", {"n": 1})
         await eventually(trimmed, what="it goes on")
     assert await broker.xlen("other") == 10
-    assert "retention.failed" in facts
+    assert "messaging.retention_failed" in facts
 
 
 async def test_several_janitors_at_once_do_no_harm(broker: Broker) -> None:

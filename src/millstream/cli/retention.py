@@ -159,6 +159,6 @@ def _silence(idle_ms: int | None) -> str:
 
 
 def _log_trims(name: str, /, **facts: Any) -> None:
-    if name == "retention.trimmed" and facts["dropped"]:
+    if name == "messaging.trimmed" and facts["dropped"]:
         message = "dropped %d entries of %r, %d are left"
         logging.getLogger("millstream.retention").info(message, facts["dropped"], facts["stream"], facts["length"])

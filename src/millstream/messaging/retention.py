@@ -15,7 +15,7 @@ from millstream.broker.operations.retention import Retained
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.durations import Seconds, parse_ms, seconds
 from millstream.messaging.sizes import parse_bytes
-from millstream.model import EntryId, GroupInfo, Observer, quiet
+from millstream.model import EntryId, GroupInfo, Observer
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -113,6 +113,7 @@ class Janitor:
 
     ``policies`` goes from a stream's name, or a glob such as ``events.*``, to its policy; the first that matches a
     stream decides. Several janitors at once do no harm. A stream that fails is reported, and the next one is tended.
+    ``observer`` is the broker's, unless another is given.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Janitor:
         *,
         interval: Seconds = 60.0,
         dead_after: Seconds = 3600.0,
-        observer: Observer = quiet,
+        observer: Observer | None = None,
     ) -> None:
         if not policies:
             raise InvalidArgument("policies", policies, "at least one stream and its policy")
@@ -135,7 +136,7 @@ class Janitor:
         self._policies = dict(policies)
         self._interval = seconds(interval, "interval", allow_zero=False)
         self._dead_after_ms = round(seconds(dead_after, "dead_after") * 1000)
-        self._observer = observer
+        self._observer = observer or broker.site.observer
         self._task: asyncio.Task[None] | None = None
         self._named: set[tuple[str, str]] = set()
         """Dead groups that the log has named already."""
@@ -147,7 +148,7 @@ class Janitor:
             try:
                 reports.append(await self.tend(stream, policy))
             except MillstreamError as error:
-                self._observer("retention.failed", stream=stream, error=str(error))
+                self._observer("messaging.retention_failed", stream=stream, error=str(error))
                 log.warning("retention of %r failed: %s", stream, error)
         return reports
 
@@ -167,7 +168,7 @@ class Janitor:
             try:
                 await self.sweep()
             except MillstreamError as error:  # listing the streams failed
-                self._observer("retention.failed", stream="", error=str(error))
+                self._observer("messaging.retention_failed", stream="", error=str(error))
                 log.warning("retention could not list streams: %s", error)
             await asyncio.sleep(self._interval)
 
@@ -192,18 +193,18 @@ class Janitor:
     def _tell(self, report: StreamReport) -> None:
         retained = report.retained
         stream = retained.stream
-        self._observer("retention.trimmed", stream=stream, dropped=retained.dropped, length=retained.length)
+        self._observer("messaging.trimmed", stream=stream, dropped=retained.dropped, length=retained.length)
         for hold in retained.groups:
             if hold.undelivered or hold.unacked:
                 lost = {"undelivered": hold.undelivered, "unacked": hold.unacked}
-                self._observer("retention.dropped_undelivered", stream=stream, group=hold.group, **lost)
+                self._observer("messaging.dropped_undelivered", stream=stream, group=hold.group, **lost)
                 log.error(
                     "the hard cap of %r took %d undelivered and %d unacknowledged entries from group %r",
                     *(stream, hold.undelivered, hold.unacked, hold.group),
                 )
         for each in report.holding:
             self._observer(
-                "retention.held_back",
+                "messaging.held_back",
                 stream=stream,
                 group=each.group,
                 entries=each.holds_back,

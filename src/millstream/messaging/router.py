@@ -242,7 +242,7 @@ class Router:
                     raise
                 failures += 1
                 log.error("handler %s stopped reading %r: %s", route.name, route.topic, error)
-                self._tell("router.route_failed", handler=route.name, topic=route.topic, error=str(error))
+                self._tell("messaging.route_failed", handler=route.name, topic=route.topic, error=str(error))
                 await self._pause(RESTART.pause(failures, random.random()))  # noqa: S311 (jitter, not a secret)
             finally:
                 watch.cancel()

@@ -445,8 +445,8 @@ async def test_metrics_tell_how_each_handler_fared() -> None:
             await wrapped(Message(b"bad"))
     labels = {"handler": "charge", "topic": "orders", "group": "billing", "seconds": 2}
     assert facts == [
-        ("messaging.handled", {**labels, "outputs": 1}),
-        ("messaging.failed", {**labels, "error": "OSError"}),
+        ("messaging.handled", {**labels, "outputs": 1, "error": ""}),
+        ("messaging.handled", {**labels, "outputs": 0, "error": "OSError"}),
     ]
 
 

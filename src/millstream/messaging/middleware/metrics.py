@@ -11,12 +11,11 @@ from millstream.messaging.message import Message
 from millstream.model import Observer
 
 HANDLED = "messaging.handled"
-FAILED = "messaging.failed"
 
 
 def metrics(observer: Observer, *, now: Callable[[], float] = time.monotonic) -> Middleware:
-    """Facts: ``messaging.handled`` (handler, topic, group, seconds, outputs) and ``messaging.failed`` (handler, topic,
-    group, seconds, error: the class's name, never its text, because labels must stay few)."""
+    """One fact a call, ``messaging.handled``: handler, topic, group, seconds, outputs, and error: empty, or the class's
+    name; never its text, because labels must stay few."""
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:
@@ -26,9 +25,9 @@ def metrics(observer: Observer, *, now: Callable[[], float] = time.monotonic) ->
             try:
                 output = await handler(message)
             except BaseException as error:
-                observer(FAILED, **labels, seconds=now() - started, error=type(error).__name__)
+                observer(HANDLED, **labels, seconds=now() - started, outputs=0, error=type(error).__name__)
                 raise
-            observer(HANDLED, **labels, seconds=now() - started, outputs=len(as_messages(output)))
+            observer(HANDLED, **labels, seconds=now() - started, outputs=len(as_messages(output)), error="")
             return output
 
         return handle

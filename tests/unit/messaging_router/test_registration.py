@@ -1,0 +1,174 @@
+"""What may be registered on a router, and how a mistake is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from millstream.errors import InvalidArgument
+from millstream.messaging.context import current_handler
+from millstream.messaging.durations import parse_ms, seconds
+from millstream.messaging.failures import signature
+from millstream.messaging.message import Message
+from millstream.messaging.place import name_of, place_of
+from millstream.messaging.registration import HandlerRefused, message_handler
+from millstream.messaging.route import make_route
+from millstream.messaging.sizes import parse_bytes
+
+
+class Handler:
+    async def __call__(self, message: Message) -> Message:
+        return message
+
+    async def method(self, message: Message) -> Message:
+        return message
+
+
+async def plain(message: Message) -> Message:
+    return message
+
+
+async def with_default(message: Message, limit: int = 3) -> Message:
+    return message
+
+
+async def with_more(prefix: str, message: Message) -> Message:
+    return message
+
+
+async def unannotated(message):  # type: ignore[no-untyped-def]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (plain, "plain"),
+        (with_default, "with_default"),
+        (unannotated, "unannotated"),
+        (Handler(), "Handler"),
+        (Handler().method, "method"),
+        (partial(with_more, "p"), "with_more"),
+    ],
+)
+async def test_functions_methods_objects_and_partials_are_handlers(function: Any, name: str) -> None:
+    message = Message(b"")
+    assert await message_handler(function)(message) is message
+    assert name_of(function) == name
+    assert name in place_of(function)
+
+
+async def test_a_sync_handler_runs_in_a_thread() -> None:
+    def where(message: Message) -> Any:
+        return threading.current_thread()
+
+    assert await message_handler(where)(Message(b"")) is not threading.current_thread()
+
+
+async def takes_none() -> None: ...
+
+
+async def takes_two(one: Message, two: Message) -> None: ...
+
+
+async def keyword_only(*, message: Message) -> None: ...
+
+
+async def takes_bytes(payload: bytes) -> None: ...
+
+
+async def unresolvable(message: Nowhere) -> None: ...  # type: ignore[name-defined] # noqa: F821 (the point of it)
+
+
+def yields(message: Message) -> Iterator[Message]:
+    yield message
+
+
+async def yields_too(message: Message) -> AsyncIterator[Message]:
+    yield message
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (takes_none, "one Message"),
+        (takes_two, "one Message"),
+        (keyword_only, "one Message"),
+        (takes_bytes, "bytes.*command or event bus"),
+        (unresolvable, "Nowhere"),
+        (yields, "does not yield"),
+        (yields_too, "does not yield"),
+        ("orders", "not callable"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_cannot_be_called_is_refused_with_its_place(function: Any, says: str) -> None:
+    with pytest.raises(HandlerRefused, match=says) as caught:
+        message_handler(function)
+    assert getattr(function, "__name__", "orders") in caught.value.place
+
+
+async def test_a_handler_knows_who_runs_it_and_nobody_runs_afterwards() -> None:
+    seen = []
+
+    async def handler(message: Message) -> None:
+        seen.append(current_handler())
+        if message.payload:
+            raise OSError("down")
+
+    route = make_route(handler, "orders", group="billing", name="charge", options={"group_start": "0"})
+    wrapped = route.wrapped("worker-1", self_made := object())
+    await wrapped(Message(b""))
+    with pytest.raises(OSError, match="down"):
+        await wrapped(Message(b"x"))
+    assert seen == [("charge", "orders", "billing", "worker-1", self_made)] * 2
+    assert current_handler().handler == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("250ms", 250), ("30", 30_000), ("1.5h", 5_400_000), (" 2 W ", 1_209_600_000)]
+)
+def test_lengths_of_time(text: str, ms: int) -> None:
+    assert parse_ms(text, "limit") == ms
+
+
+@pytest.mark.parametrize("text", ["", "-1s", "1 year", "1e3s", "٣s", "s"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="limit"):
+        parse_ms(text, "limit")
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), True])
+def test_what_is_no_number_of_seconds(value: float) -> None:
+    with pytest.raises(InvalidArgument, match="limit"):
+        seconds(value, "limit")
+
+
+def test_sizes() -> None:
+    assert [parse_bytes(text, "s") for text in ("7", "1kb", "1.5 MB", "2g")] == [7, 1024, 1_572_864, 2_147_483_648]
+    for text in ("", "-1", "1 tb?", "k"):
+        with pytest.raises(InvalidArgument, match="size"):
+            parse_bytes(text, "size")
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ("order 4711 not found", "order 12 not found"),
+        ("user 0a1b2c3d-1111-2222-3333-444455556666 is gone", "user ffffffff-1111-2222-3333-444455556666 is gone"),
+        ("at 0x7f3a: bad", "at 0x1: bad"),
+        ("blob deadbeef01 missing", "blob 0123456789abcdef missing"),
+        ("10.0.0.1:6379 refused\nmore", "10.0.0.27:6380 refused"),
+    ],
+)
+def test_failures_that_are_alike_have_one_signature(one: str, two: str) -> None:
+    assert signature(one) == signature(two)
+
+
+def test_failures_that_differ_have_two() -> None:
+    assert signature("order 1 not found") != signature("order 1 not paid")
+    assert signature("facade missing") != signature("decade missing")  # words of hexadecimal letters stay words
