@@ -1,0 +1,184 @@
+"""The scripts of messaging against their twins: the same steps on Redis and on the engine give the same answers, and
+leave the same pending lists, groups, dead letters and due times behind.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millstream import BlockingBroker, EntryId, open_blocking_broker
+from millstream.broker.keys import beside
+from millstream.broker.operations.settling import Output, Swept
+from millstream.errors import MillstreamError
+from millstream.testing import RedisProcess
+from millstream.wire.commands import Command
+
+HOUR = 3_600_000
+NUMBERS = range(1, 9)
+
+consumers = st.sampled_from(["a", "b", "a member"])
+groups = st.sampled_from(["g", "h"])
+ids = st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True)
+times = st.integers(0, 3)
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), groups, consumers, st.integers(1, 4)),
+        st.tuples(st.just("abandon"), groups, consumers, ids, times),
+        st.tuples(st.just("delete"), ids),
+        st.tuples(st.sampled_from(["ack_held", "touch", "charge"]), groups, consumers, ids, times),
+        st.tuples(st.just("hand_back"), groups, consumers, ids, times, times),
+        st.tuples(st.just("delay"), groups, consumers, ids, times, st.sampled_from([0, HOUR])),
+        st.tuples(st.just("bury"), groups, consumers, st.integers(1, 9), times),
+        st.tuples(st.just("outputs"), groups, consumers, ids, times, st.integers(0, 2)),
+        st.tuples(st.just("sweep"), groups, consumers, st.integers(1, 4), st.integers(0, 3), st.booleans(), ids),
+        st.tuples(st.just("small_sweep"), groups, consumers, st.integers(1, 30)),
+        st.tuples(st.just("due"), groups, consumers, st.integers(0, 3)),
+        st.tuples(
+            st.just("later"), st.lists(st.sampled_from("xyz"), min_size=1, max_size=3), st.sampled_from([0, HOUR])
+        ),
+        st.tuples(st.just("move"), st.integers(1, 3)),
+        st.tuples(st.just("group_back"), groups, st.integers(0, 9)),
+        st.tuples(st.just("lose_group"), groups),
+        st.tuples(
+            st.just("wrong_type"),
+        ),
+    ),
+    max_size=30,
+)
+
+
+def entry(number: int) -> EntryId:
+    """Far in the past, so that what a script adds with ``*`` comes after; the same on both sides."""
+    return EntryId(1, number)
+
+
+def timeless(swept: Swept) -> Any:
+    """What a script added has an id that the clock made: another one on each side."""
+    cursor = swept.cursor if swept.cursor.removeprefix(b"(").startswith((b"0-", b"1-")) else b"later"
+    return cursor, [one if one.id.ms == 1 else one.fields for one in swept.deliveries], len(swept.gone)
+
+
+class Side:
+    def __init__(self, broker: BlockingBroker) -> None:
+        self.broker = broker
+        broker.link.call(Command((b"FLUSHALL",)))
+        for number in NUMBERS:
+            broker.xadd("s", {"n": number}, id=entry(number))
+        for group in ("g", "h"):
+            broker.create_group("s", group, start="0")
+
+    def step(self, name: str, *args: Any) -> Any:
+        """The answer without what the clock made of it, and all that is left behind."""
+        try:
+            answer = self._do(name, *args)
+        except MillstreamError as error:
+            answer = type(error).__name__
+        return answer, self._left()
+
+    def _do(self, name: str, *args: Any) -> Any:
+        broker = self.broker
+        match name, args:
+            case "read", (group, consumer, count):
+                return [one.id for one in broker.xreadgroup("s", group, consumer, count=count) if one.id.ms == 1]
+            case "abandon", (group, consumer, numbers, count):
+                some = [entry(n) for n in numbers]
+                return broker.xclaim_ids("s", group, consumer, some, min_idle_ms=0, time_ms=1, retry_count=count)
+            case "delete", (numbers,):
+                return broker.xdel("s", [entry(n) for n in numbers])
+            case (("ack_held" | "touch" | "charge"), (group, consumer, numbers, count)):
+                return getattr(broker, name)("s", group, consumer, [entry(n) for n in numbers], times_delivered=count)
+            case "hand_back", (group, consumer, numbers, count, leaving):
+                some = [entry(n) for n in numbers]
+                return broker.hand_back("s", group, consumer, some, times_delivered=count, leaving=leaving)
+            case "delay", (group, consumer, numbers, count, delay_ms):
+                some = [entry(n) for n in numbers]
+                return broker.delay("s", group, consumer, some, times_delivered=count, delay_ms=delay_ms)
+            case "bury", (group, consumer, number, count):
+                letter = {"why": b"\x00"}
+                return broker.bury("s", group, consumer, entry(number), times_delivered=count, letter=letter) is None
+            case "outputs", (group, consumer, numbers, count, outputs):
+                step = [Output(entry(n), count, [("{s}.out", {"n": n})] * outputs) for n in numbers]
+                ids = broker.ack_with_outputs("s", group, consumer, step)
+                return [None if some is None else len(some) for some in ids]
+            case "sweep", (group, consumer, scan, room, own, but):
+                swept = broker.sweep(
+                    "s",
+                    group,
+                    consumer,
+                    min_idle_ms=0 if own else HOUR,
+                    scan=scan,
+                    room=room,
+                    owner=consumer if own else None,
+                    but=[entry(n) for n in but],
+                )
+                return timeless(swept)
+            case "small_sweep", (group, consumer, max_bytes):
+                return timeless(broker.sweep("s", group, consumer, min_idle_ms=HOUR, max_bytes=max_bytes))
+            case "due", (group, consumer, room):
+                due = broker.take_due("s", group, consumer, room=room)
+                return due.deliveries, due.next_ms is None
+            case "later", (tokens, delay_ms):
+                messages = [(token, {"token": token, "bytes": b"1:\x00:"}) for token in dict.fromkeys(tokens)]
+                return broker.publish_later("s", messages, delay_ms=delay_ms)
+            case "move", (limit,):
+                moved, next_ms = broker.publish_due("s", limit=limit)
+                return moved, next_ms is None
+            case "group_back", (group, number):
+                return broker.put_group_back("s", group, EntryId(1, number))
+            case "lose_group", (group,):
+                return broker.delete_group("s", group)
+            case "wrong_type", ():
+                return broker.set("{s}.out", b"no stream")
+        raise AssertionError(name)
+
+    def _left(self) -> Any:
+        broker = self.broker
+        left: list[Any] = [[one.fields for one in broker.xrange("s")]]
+        for info in broker.group_info("s"):
+            left.append((info.name, info.last_delivered if info.last_delivered.ms == 1 else "later"))
+            left.append(
+                [(one.id, one.consumer, one.times_delivered, one.idle_ms > HOUR) for one in self._old(info.name)]
+            )
+            left.append(self._members(f"due:{info.name}"))
+        left.append([one.fields for one in broker.xrange(beside("s", "dlq"))])
+        left.append((self._members("later"), self._members("later.done")))
+        return left
+
+    def _old(self, group: str) -> list[Any]:
+        return [one for one in self.broker.xpending_range("s", group) if one.id.ms == 1]
+
+    def _members(self, suffix: str) -> list[bytes]:
+        return sorted(self.broker.link.call(Command((b"ZRANGE", beside("s", suffix), b"0", b"-1"))))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps)
+def test_scripts_and_twins_answer_alike(redis_server: RedisProcess, script: list[tuple[Any, ...]]) -> None:
+    with (
+        open_blocking_broker(redis_server.url) as redis,
+        open_blocking_broker(f"local://{uuid.uuid4()}", max_stream_len=None) as engine,
+    ):
+        theirs, ours = Side(redis), Side(engine)
+        for number, step in enumerate(script):
+            assert ours.step(*step) == theirs.step(*step), f"step {number} of {script}"
+
+
+def test_many_ids_are_settled_although_the_consumer_holds_many_others(redis_server: RedisProcess) -> None:
+    """The short way looks at a range; where the consumer holds more between the ids, it looks at each one."""
+    for url in (redis_server.url, f"local://{uuid.uuid4()}"):
+        with open_blocking_broker(url, max_stream_len=None) as broker:
+            broker.delete("many")
+            broker.xadd_many("many", [{"n": n} for n in range(500)])
+            broker.create_group("many", "g", start="0")
+            held = [one.id for one in broker.xreadgroup("many", "g", "me", count=500)]
+            some = held[::50]
+
+            assert broker.ack_held("many", "g", "me", some, times_delivered=1).refused == []
+            assert broker.ack_held("many", "g", "me", some, times_delivered=1) == (some, True)
+            assert broker.xpending("many", "g").count == 490
+            assert broker.ack_held("many", "g", "stranger", held[1:3], times_delivered=1) == (held[1:3], False)
