@@ -192,7 +192,18 @@ def test_the_table_of_commands_describes_itself() -> None:
     assert driver.say("COMMAND GETKEYS MSET a 1 b 2") == [b"a", b"b"]
     assert driver.say("COMMAND GETKEYS EVAL script 2 a b c") == [b"a", b"b"]
     assert b"CLIENT <subcommand>" in driver.say("CLIENT HELP")[0]
-    assert driver.say("COMMAND DOCS get")[0] == b"get"
+    assert driver.say("COMMAND DOCS get") == [
+        b"get",
+        [b"summary", b"As in Redis 7.0", b"group", b"string", b"arity", 2],
+    ]
+
+
+def test_every_command_is_documented_with_what_redis_cli_needs() -> None:
+    docs = Driver().say("COMMAND DOCS")
+    for name, facts in zip(docs[::2], docs[1::2], strict=True):
+        known = dict(zip(facts[::2], facts[1::2], strict=True))
+        assert known[b"summary"], name
+        assert known[b"group"], name
 
 
 def test_an_unknown_command_shows_a_preview_that_is_cut() -> None:

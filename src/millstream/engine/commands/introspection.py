@@ -58,15 +58,39 @@ def command_info(session: Session, args: Sequence[bytes]) -> Reply:
     return [None if spec is None else _describe(spec) for spec in _chosen(session, args[2:])]
 
 
+_GROUPS = {
+    "strings": b"string",
+    "hashes": b"hash",
+    "lists": b"list",
+    "sets": b"set",
+    "sorted_sets": b"sorted-set",
+    "sorted_set_ranges": b"sorted-set",
+    "pubsub": b"pubsub",
+    "transactions": b"transactions",
+    "connection": b"connection",
+    "clients": b"connection",
+    "scripting": b"scripting",
+    "keys": b"generic",
+    "expiry": b"generic",
+}
+
+
+def _document(spec: Spec) -> Map:
+    """Only what the table knows; redis-cli needs a summary and a group for everything."""
+    samples = [sub.handler for sub in spec.subs.values()] or [spec.handler]
+    module = samples[0].__module__.rsplit(".", 1)[-1]
+    group = b"stream" if module.startswith("streams_") else _GROUPS.get(module, b"server")
+    facts: list[Reply] = [b"summary", b"As in Redis 7.0", b"group", group, b"arity", spec.arity]
+    if spec.subs:
+        subs = [word for sub in spec.subs.values() for word in (sub.spoken.encode(), _document(sub))]
+        facts += [b"subcommands", Map(subs)]
+    return Map(facts)
+
+
 @command("COMMAND|DOCS", arity=-2)
 def command_docs(session: Session, args: Sequence[bytes]) -> Reply:
-    """Only what the table knows: the summaries are in Redis's own documentation."""
-    docs: list[Reply] = []
-    for spec in _chosen(session, args[2:]):
-        if spec is not None:
-            subs = [word for sub in spec.subs.values() for word in (sub.spoken.encode(), Map())]
-            docs += [spec.spoken.encode(), Map([b"arity", spec.arity, *([b"subcommands", Map(subs)] if subs else [])])]
-    return Map(docs)
+    chosen = [spec for spec in _chosen(session, args[2:]) if spec is not None]
+    return Map(word for spec in chosen for word in (spec.spoken.encode(), _document(spec)))
 
 
 @command("COMMAND|LIST", arity=-2)
