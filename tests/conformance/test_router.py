@@ -14,7 +14,15 @@ from millstream import Broker, open_broker
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, WrongKeyType
 from millstream.messaging.message import Message
-from millstream.messaging.middleware import correlation, deduplicate, duplicate, fail_randomly, poison_queue, retry
+from millstream.messaging.middleware import (
+    correlation,
+    deduplicate,
+    duplicate,
+    fail_randomly,
+    poison_queue,
+    retry,
+    throttle,
+)
 from millstream.messaging.publisher import Publisher
 from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import DuplicateRoute
@@ -422,6 +430,27 @@ async def test_close_gives_up_on_a_handler_that_hangs_and_its_message_is_free_fo
         await eventually(lambda: got == [b"stuck"], what="somebody else handles it, long before the claim time")
 
 
+async def test_what_waits_for_its_turn_is_handed_back_uncharged(broker: Broker, publisher: Publisher) -> None:
+    """However often a service is restarted, a rate limit buries nothing."""
+    handled: list[int] = []
+    for _ in range(4):
+        router = Router(broker, close_timeout=0, max_deliveries=2, **QUICK)
+        router.use(throttle(1, per=3600))
+        met = len(handled)
+
+        @router.on("orders", group="g")
+        async def handler(message: Message) -> None:
+            handled.append(message.times_delivered)
+
+        async with router:
+            await publisher.publish("orders", Message(b""), Message(b""))
+            await eventually(lambda met=met: len(handled) > met, what="one passes the limit")  # type: ignore[misc]
+            await eventually(_pending(broker, "orders", "g", met + 1), what="the others wait in it")
+    assert handled == [1, 1, 1, 1]
+    assert await broker.xlen(beside("orders", "dlq").decode()) == 0
+    assert {entry.times_delivered for entry in await broker.xpending_range("orders", "g")} == {0}
+
+
 async def test_a_handler_may_close_its_router(broker: Broker, publisher: Publisher) -> None:
     router = Router(broker, **QUICK)
 
@@ -519,6 +548,13 @@ async def test_a_route_that_breaks_later_is_told_and_resumed(broker: Broker, pub
         await broker.delete("orders")
         await broker.xadd("orders", {"payload": "3", "uuid": "u"})
         await eventually(lambda: got == [b"1", b"2", b"3"], what="it reads again", timeout_s=20)
+
+
+def _pending(broker: Broker, topic: str, group: str, count: int) -> Any:
+    async def check() -> bool:
+        return (await broker.xpending(topic, group)).count == count
+
+    return check
 
 
 def _settled(broker: Broker, topic: str, group: str, read: int = 1) -> Any:

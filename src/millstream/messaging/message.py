@@ -41,6 +41,7 @@ class Message:
         "_origin",
         "_outcome",
         "_uuid",
+        "begun",
         "fields",
         "id",
         "metadata",
@@ -62,6 +63,8 @@ class Message:
         self.fields: dict[bytes, bytes] | None = None
         self.valid_until = 0.0
         """Until then (monotonic seconds) nobody can have taken the entry over. Kept by the subscription."""
+        self.begun = True
+        """False while middleware makes it wait for its handler: handed back like that, it is not charged."""
         self._origin: Origin | None = None
         self._outcome: Outcome | None = None
 

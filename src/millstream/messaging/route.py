@@ -51,12 +51,15 @@ class Route:
 
     def wrapped(self, consumer: str | None, owner: object) -> Handler:
         """The handler inside of its middleware, knowing who runs, and unable to end the process."""
-        handler = self.handler
+        handler = _marking(self.handler) if self.middleware else self.handler
         for middleware in reversed(self.middleware):
             handler = middleware(handler)
+        waits = bool(self.middleware)
         who = RunningHandler(self.name, self.topic, self.group, consumer, owner)
 
         async def handle(message: Message) -> Output:
+            if waits:
+                message.begun = False
             token = begin(who)
             try:
                 return await handler(message)
@@ -68,6 +71,16 @@ class Route:
     def inside(self, middleware: Sequence[Middleware], options: Mapping[str, Any]) -> Route:
         """The same route under a router that wraps it, and whose options hold where it has none of its own."""
         return replace(self, middleware=(*middleware, *self.middleware), options={**options, **self.options})
+
+
+def _marking(handler: Handler) -> Handler:
+    """Says that the message has come through the middleware: from here on a start counts."""
+
+    async def begun(message: Message) -> Output:
+        message.begun = True
+        return await handler(message)
+
+    return begun
 
 
 def make_route(

@@ -244,10 +244,13 @@ class Subscription:
             )
 
     async def _let_go(self) -> None:
-        """What was started and will not be settled any more keeps its count, and is free for others at once."""
+        """What was started and will not be settled any more keeps its count, and is free for others at once. What
+        middleware made wait (a rate limit, an open circuit) has not met its handler, and is not charged for it."""
+        held = list(self._desk.held.entries.values())
         try:
             await self._settler.let_go()
-            await self._hand_back(list(self._desk.held.entries.values()), uncharge=0)
+            await self._hand_back([message for message in held if message.begun], uncharge=0)
+            await self._hand_back([message for message in held if not message.begun], uncharge=1)
         except NoSuchGroup:
             return
         self._desk.held.drop(list(self._desk.held.entries))
