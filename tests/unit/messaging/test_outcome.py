@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from millstream.errors import InvalidArgument
+from millstream.messaging import (
+    Ack,
+    AckPolicy,
+    AlreadySettled,
+    Bury,
+    DeliveriesExhausted,
+    Message,
+    NothingToSettle,
+    Rejected,
+    Retry,
+    RetryLater,
+    Undecodable,
+)
+from millstream.messaging.outcome import ACKED, after_error, after_success, limit_deliveries
+
+ERROR = ValueError("x")
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"),
+    [
+        (AckPolicy.ACK_FIRST, ACKED),
+        (AckPolicy.ACK, ACKED),
+        (AckPolicy.REJECT_ON_ERROR, Bury(ERROR)),
+        (AckPolicy.NACK_ON_ERROR, Retry(None, ERROR)),
+        (AckPolicy.MANUAL, Retry(None, ERROR)),
+    ],
+)
+def test_an_error_under_each_policy(policy: AckPolicy, outcome: object) -> None:
+    assert after_error(policy, ERROR) == outcome
+
+
+@pytest.mark.parametrize("policy", list(AckPolicy))
+def test_a_handler_that_says_what_it_wants_gets_it_under_every_policy(policy: AckPolicy) -> None:
+    rejected, later = Rejected("never"), RetryLater(delay_ms=9)
+
+    assert after_error(policy, rejected) == Bury(rejected)
+    assert after_error(policy, later) == Retry(9, later)
+
+
+def test_success() -> None:
+    output = [Message(b"x")]
+
+    assert after_success(AckPolicy.NACK_ON_ERROR, ()) is ACKED
+    assert after_success(AckPolicy.MANUAL, ()) is None
+    assert after_success(AckPolicy.MANUAL, output) == Ack(output)
+
+
+def test_the_last_retry_is_a_burial() -> None:
+    assert limit_deliveries(Retry(5, ERROR), 4, 5) == Retry(5, ERROR)
+    assert limit_deliveries(Retry(5, ERROR), 5, 5) == Bury(ERROR)
+    assert isinstance(limit_deliveries(Retry(5), 6, 5), Bury)
+    assert limit_deliveries(ACKED, 9, 5) is ACKED
+
+
+def test_policies_are_known_by_name() -> None:
+    assert AckPolicy.parse("nack_on_error") is AckPolicy.parse("NACK_ON_ERROR") is AckPolicy.NACK_ON_ERROR
+    with pytest.raises(InvalidArgument, match="REJECT_ON_ERROR"):
+        AckPolicy.parse("perhaps")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AlreadySettled("u", "ack"),
+        NothingToSettle("u", "retry"),
+        DeliveriesExhausted(5),
+        Undecodable("no payload"),
+        Rejected("no"),
+        RetryLater(delay_ms=3),
+    ],
+)
+def test_errors_pickle_with_their_facts(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (type(again), str(again), again.__dict__) == (type(error), str(error), error.__dict__)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from millstream.messaging import run_until_signalled
+
+
+@pytest.fixture(autouse=True)
+def own_handler() -> object:
+    """A handler of the program's own, which must be there again afterwards."""
+
+    def mine(number: int, frame: object) -> None:
+        raise AssertionError("not while it runs")
+
+    before = signal.signal(signal.SIGTERM, mine)
+    yield mine
+    signal.signal(signal.SIGTERM, before)
+
+
+async def test_a_signal_closes_and_handlers_are_put_back(own_handler: object) -> None:
+    stop = asyncio.Event()
+
+    async def run() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        return "ended in good order"
+
+    async def close() -> None:
+        stop.set()
+
+    assert await run_until_signalled(run(), close) == "ended in good order"
+    assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+async def test_a_second_signal_does_not_wait(own_handler: object) -> None:
+    async def run() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    async def close() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    assert await run_until_signalled(run(), close) is None
+    assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+async def test_without_a_signal_it_just_runs(own_handler: object) -> None:
+    async def run() -> int:
+        return 7
+
+    async def close() -> None:
+        raise AssertionError("nobody asked")
+
+    assert await run_until_signalled(run(), close) == 7
+    assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+async def test_an_error_comes_out_and_handlers_are_put_back(own_handler: object) -> None:
+    async def run() -> None:
+        raise ValueError("no")
+
+    async def close() -> None:
+        pass
+
+    with pytest.raises(ValueError, match="no"):
+        await run_until_signalled(run(), close)
+    assert signal.getsignal(signal.SIGTERM) is own_handler
