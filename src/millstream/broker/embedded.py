@@ -58,7 +58,11 @@ class Embedded:
         self._lock: threading.Lock | _Barred = threading.Lock()
         self.engine = Engine(password=password, debug_enabled=debug_enabled, recording=directory is not None)
         register_all(self.engine)
+        self.on_configure: list[Callable[[str, str], Any]] = []
+        """Told of every CONFIG SET, under the lock: name and value, both checked."""
+        self.engine.hooks.configure = self._configure
         self.persistence: Persistence | None = None
+        self._closing = threading.Lock()
         self._held: list[tuple[Session, Reply]] = []
         """Answers to waiters whose change is not in the journal yet."""
         if directory is not None:
@@ -70,6 +74,7 @@ class Embedded:
                 files=files or DiskFiles(),
                 rewrite_min_bytes=rewrite_min_bytes,
             )
+            self.on_configure.append(self.persistence.configure)
         _ALIVE.add(self)
         if housekeeping:
             _start_keeper(self)
@@ -151,8 +156,11 @@ class Embedded:
     def set_maxmemory(self, limit: int) -> None:
         """Commands that need memory are refused while more than ``limit`` bytes are used; 0 is no limit."""
         with self._lock:
-            self.engine.memory.set_limit(limit)
-            self.engine.refresh()
+            self.engine.config.start_with("maxmemory", str(limit))
+
+    def _configure(self, name: str, value: str) -> None:
+        for told in list(self.on_configure):
+            told(name, value)
 
     # --- durability and time ----------------------------------------------------------------------------------------
 
@@ -192,11 +200,13 @@ class Embedded:
 
     def close(self) -> None:
         """Writes and syncs what is outstanding, and lets go of the directory. Idempotent. Waiters stay unanswered."""
-        lock = self._lock
-        if isinstance(lock, _Barred):
-            return
-        with lock:
-            self._lock = _Barred("this broker was closed. Open another one.")
+        with self._closing:
+            lock = self._lock
+            if isinstance(lock, _Barred):
+                return
+            with lock:
+                self._lock = _Barred("this broker was closed. Open another one.")
+            # Outside the lock, which the keeper may want before it can end what it is doing.
             if self.persistence is not None:
                 self.persistence.close()
 

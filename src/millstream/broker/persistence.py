@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from millstream.engine.journal.load import load
 from millstream.engine.journal.replacement import Replacement
 from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
 from millstream.engine.journal.snapshot import snapshot
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model.clock import Clock
 from millstream.wire.replies import ErrorReply
 
@@ -45,6 +46,7 @@ class Persistence:
         self.units: list[list[Effect]] = []
         """What the turn that is under way has changed so far."""
         self._unwritten: JournalUnwritable | None = None
+        self._open = True
         self.rewrite_min_bytes = rewrite_min_bytes
         self.rewrite_growth_percent = 100
         self.load_seconds = 0.0
@@ -52,6 +54,8 @@ class Persistence:
         self._clock = clock
         self._files = files
         self._rewrite: Rewrite | None = None
+        self._keeping = threading.Lock()
+        """Held while house is kept, so that nobody closes files under the keeper's hands."""
         self._rewrite_failed = False
         self._no_rewrite_before_ms = 0
         self._last_sync_ms = self._last_retry_ms = clock.monotonic_ms()
@@ -66,8 +70,11 @@ class Persistence:
             raise
         engine.hooks.rewrite_journal = self._rewrite_on_request
         engine.hooks.reload_journal = self._reload
-        engine.hooks.configure = self._configure
         engine.hooks.persistence = self._info
+        engine.config.start_with("appendonly", "yes")
+        engine.config.start_with("appendfsync", policy)
+        engine.config.start_with("dir", str(directory))
+        engine.config.start_with("auto-aof-rewrite-min-size", str(rewrite_min_bytes))
         # What CONFIG GET tells is how a writer learns which durability it can ask for.
         for name, value in (("appendonly", "yes"), ("appendfsync", policy), ("dir", str(directory))):
             engine.config.start_with(name, value)
@@ -75,7 +82,12 @@ class Persistence:
     def _load(self) -> None:
         began = time.perf_counter()
         loaded = load(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
-        self.journal.open(end=loaded.end, chain=loaded.chain, database=loaded.database)
+        try:
+            self.journal.open(end=loaded.end, chain=loaded.chain, database=loaded.database)
+        except (OSError, JournalUnwritable) as error:
+            raise MillstreamError(
+                f"the journal {self.journal.path} cannot be written: {error}. Make room, or check the disk."
+            ) from error
         self.load_seconds = time.perf_counter() - began
 
     def write_units(self) -> None:
@@ -91,6 +103,11 @@ class Persistence:
 
     def keep_house(self, lock: AbstractContextManager[Any]) -> None:
         """``lock`` keeps others from writing; it is held for moments only."""
+        with self._keeping:
+            if self._open:
+                self._keep_house(lock)
+
+    def _keep_house(self, lock: AbstractContextManager[Any]) -> None:
         now_ms = self._clock.monotonic_ms()
         if self.journal.trouble is not None and now_ms - self._last_retry_ms >= RETRY_INTERVAL_MS:
             self._last_retry_ms = now_ms
@@ -139,7 +156,8 @@ class Persistence:
         if self._rewrite is None:
             if self._grown() and now_ms >= self._no_rewrite_before_ms:
                 with lock:
-                    self._start_rewrite()
+                    if self._rewrite is None:  # BGREWRITEAOF may have been quicker
+                        self._start_rewrite()
             return
         try:
             if self._rewrite.catch_up():
@@ -177,7 +195,7 @@ class Persistence:
         for database in self._engine.databases:
             database.values.clear()
             database.expires.clear()
-        self._load()
+        load(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
         self._engine.memory.recount()
 
     def _write_units(self) -> None:
@@ -189,7 +207,8 @@ class Persistence:
             self._unwritten = error
             raise ErrorReply(error.text) from error
 
-    def _configure(self, name: str, value: str) -> None:
+    def configure(self, name: str, value: str) -> None:
+        """CONFIG SET of what is ours. Runs under the lock."""
         if name == "appendfsync":
             assert value in POLICIES
             self.journal.policy = value  # type: ignore[assignment]  # checked in the line above
@@ -213,6 +232,8 @@ class Persistence:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        with self._keeping:
+            self._open = False
         try:
             self._abandon_rewrite()
             self.journal.close()
@@ -225,6 +246,8 @@ class Persistence:
 
     def disown(self) -> None:
         """In a forked child: lets go of the files without touching what the parent still uses."""
+        self._open = False
+        self._keeping = threading.Lock()  # the keeper's thread may have held it, and is not here
         self._rewrite = None
         self.journal.abandon()
         self._lock.release()

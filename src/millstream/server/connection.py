@@ -23,6 +23,7 @@ class Connection:
         "out_bytes",
         "parser",
         "queued",
+        "ready",
         "session",
         "sock",
     )
@@ -47,6 +48,8 @@ class Connection:
         self.closed = False
         self.queued = False
         """It is in the list of those whose replies are to be sent."""
+        self.ready = False
+        """It is in the list of those that have requests which came earlier."""
         self.interest = 0
         """What the poller looks for on its behalf."""
 

@@ -28,9 +28,12 @@ def add_to_info(server: Server, hooks: Hooks) -> None:
         }
 
     def about_clients() -> Mapping[str, object]:
-        return {"maxclients": server.limits.clients}
+        return {"maxclients": server.service.limits.clients}
 
     def about_stats() -> Mapping[str, object]:
-        return {"total_net_input_bytes": server.input_bytes, "total_net_output_bytes": server.output_bytes}
+        return {
+            "total_net_input_bytes": server.service.input_bytes,
+            "total_net_output_bytes": server.service.output_bytes,
+        }
 
     hooks.server, hooks.clients, hooks.stats = about_server, about_clients, about_stats

@@ -86,6 +86,8 @@ class Journal:
 
     def flush(self) -> None:
         """Writes what is outstanding. Where that failed before, this is the attempt that may end the trouble."""
+        if self._file is None:
+            raise JournalUnwritable("ERR the journal is closed: this broker is being shut down")
         if self.sync_failed and self.trouble is not None:
             raise JournalUnwritable(self.trouble)
         try:
@@ -145,10 +147,9 @@ class Journal:
         """On the disk when it returns: everything that was written before the call. Callers share one fsync."""
         wanted = self._written
         with self._sync_lock:
-            if self._synced >= wanted:
+            if self._synced >= wanted or self._file is None:
                 return
             reached = self._written
-            assert self._file is not None
             try:
                 self._file.sync()
             except OSError as error:
@@ -197,8 +198,9 @@ class Journal:
             self.flush()
             self.sync()
         finally:
-            file, self._file = self._file, None
-            file.close()
+            with self._sync_lock:
+                file, self._file = self._file, None
+                file.close()
 
     def abandon(self) -> None:
         """In a forked child: closes its copy of the file, and writes nothing."""
