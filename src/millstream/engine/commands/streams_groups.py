@@ -12,7 +12,7 @@ from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
 from millstream.engine.stream.delivery import Delivery
-from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids
+from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids, parse_loose_id
 from millstream.engine.stream.lookup import consumer_of, group_changed, shown
 from millstream.engine.stream.read_options import BLOCKED_COUNT, ReadOptions
 from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
@@ -81,12 +81,6 @@ def _parse_options(args: Sequence[bytes], *, creating: bool) -> tuple[int, bool]
     return entries_read, make
 
 
-def _position(raw: bytes, stream: Stream | None) -> int:
-    if raw == b"$":
-        return 0 if stream is None else stream.last_id
-    return parse_id(raw)
-
-
 def _stream(session: Session, key: bytes) -> Stream:
     stream = session.db.find_as(key, Stream)
     if stream is None:
@@ -109,7 +103,10 @@ def xgroup_create(session: Session, args: Sequence[bytes]) -> Reply:
     stream = db.find_as(key, Stream)
     if stream is None and not make:
         raise ErrorReply(_NO_KEY)
-    last_id = _position(args[4], stream)
+    if args[4] == b"$":
+        last_id = 0 if stream is None else stream.last_id
+    else:
+        last_id = parse_id(args[4])
     if stream is None:
         stream = Stream(engine.config)
         db.add(key, stream)
@@ -128,7 +125,7 @@ def xgroup_setid(session: Session, args: Sequence[bytes]) -> Reply:
     db, key = session.db, args[2]
     entries_read, _ = _parse_options(args, creating=False)
     stream, group = _group(session, key, args[3])
-    group.last_id = _position(args[4], stream)
+    group.last_id = stream.last_id if args[4] == b"$" else parse_loose_id(args[4], 0)
     group.entries_read = entries_read
     group_changed(db, key)
     db.engine.notify(db, STREAM, b"xgroup-setid", key)

@@ -14,6 +14,7 @@ from millstream.engine.stream import Stream
 from millstream.engine.stream.ids import ID_MAX, SEQ_BITS, SEQ_MAX, parse_id, parse_new_id
 from millstream.engine.stream.listpack import MAX_BYTES
 from millstream.engine.stream.lookup import modified_quietly
+from millstream.engine.stream.stream import EXHAUSTED
 from millstream.engine.stream.trim import Trim
 from millstream.wire.replies import OK, ErrorReply, Reply
 
@@ -23,7 +24,6 @@ _LIMIT_EXACT = "ERR syntax error, LIMIT cannot be used without the special ~ opt
 _NO_TRIM = "ERR syntax error, XTRIM must be called with a trimming strategy"
 _ZERO_ID = "ERR The ID specified in XADD must be greater than 0-0"
 _SMALL_ID = "ERR The ID specified in XADD is equal or smaller than the target stream top item"
-_EXHAUSTED = "ERR The stream has exhausted the last possible ID, unable to add more items"
 _TOO_LARGE = "ERR Elements are too large to be stored"
 
 
@@ -91,7 +91,7 @@ def _xadd(session: Session, args: Sequence[bytes]) -> Reply:
 def _decide_id(stream: Stream, given: tuple[int, bool] | None, now_ms: int) -> int:
     last_id = stream.last_id
     if last_id == ID_MAX:
-        raise ErrorReply(_EXHAUSTED)
+        raise ErrorReply(EXHAUSTED)
     if given is None:
         return max(now_ms << SEQ_BITS, last_id + 1)
     entry_id, complete = given

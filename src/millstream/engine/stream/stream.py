@@ -16,6 +16,9 @@ from millstream.engine.stream.listpack import MAX_BYTES
 from millstream.engine.stream.node import SMALL_NUMBERS, OpenNode, Words
 from millstream.engine.stream.rax import count_nodes
 from millstream.engine.stream.sealed import SealedNode
+from millstream.wire.replies import ErrorReply
+
+EXHAUSTED: Final = "ERR The stream has exhausted the last possible ID, unable to add more items"
 
 _GROUP_BYTES: Final = 500
 _PENDING_BYTES: Final = 260
@@ -74,6 +77,7 @@ class Stream:
         self.last_ms, self.last_seq = entry_id >> SEQ_BITS, entry_id & SEQ_MAX
         self._prefix = b"%d-" % self.last_ms
         self._forget_later_places(entry_id)
+        self._heed_last_number()
 
     @property
     def entries_added(self) -> int:
@@ -151,6 +155,8 @@ class Stream:
     def _append_slowly(self, ms: int, seq: int, words: Words) -> bytes:
         if seq > SEQ_MAX:
             ms, seq = ms + 1, 0
+            if ms > SEQ_MAX:
+                raise ErrorReply(EXHAUSTED)
         self.append(ms, seq, words)
         return b"%d-%d" % (ms, seq)
 
@@ -170,6 +176,12 @@ class Stream:
         self.last_ms = ms
         self.last_seq = seq
         self._prefix = b"%d-" % ms
+        self._heed_last_number()
+
+    def _heed_last_number(self) -> None:
+        """Where sequence numbers may run out, every entry goes the slow way, which looks."""
+        if self.last_seq >> 62 and self._tail is not None:
+            self._tail.used = MAX_BYTES
 
     def _start_node(self, ms: int, seq: int, words: Words) -> None:
         self._tail = OpenNode(ms, seq, words)
