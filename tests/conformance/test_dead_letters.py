@@ -14,6 +14,7 @@ from millstream.errors import BrokerUnavailable, InvalidArgument
 from millstream.messaging.burial import PREFIX, Burial, bury_with
 from millstream.messaging.dead_letters import DeadLetters, NoSuchDeadLetter, Selection, dead_letter_streams
 from millstream.messaging.message import Message
+from millstream.messaging.middleware import deduplicate
 from millstream.messaging.publisher import Publisher
 from millstream.messaging.router import Router
 from millstream.messaging.settings import Backoff
@@ -133,7 +134,8 @@ async def test_replay_sends_entries_as_they_were_oldest_first_and_removes_the_le
     assert await payloads(broker) == [b"\x00%d" % n for n in range(450)]
     assert await letters.count() == 0
     (first, *_) = await broker.xrange("orders", count=1)
-    assert first.fields == {b"payload": b"\x000", b"uuid": b"u0", b"replay.group": b"billing"}
+    marks = {b"replay.of": b"1-0", b"replay.group": b"billing"}
+    assert first.fields == {b"payload": b"\x000", b"uuid": b"u0", **marks}
 
 
 async def test_replay_some_to_another_stream_for_everybody(broker: Broker, letters: DeadLetters) -> None:
@@ -142,7 +144,7 @@ async def test_replay_some_to_another_stream_for_everybody(broker: Broker, lette
     done = await letters.replay(Selection(error_type="OSError"), to="orders-again", every_group=True, limit=1)
     assert done.added == 1
     (entry,) = await broker.xrange("orders-again")
-    assert entry.fields == {b"payload": b"\x001", b"uuid": b"u1"}
+    assert entry.fields == {b"payload": b"\x001", b"uuid": b"u1", b"replay.of": b"2-0"}
     assert await letters.count() == 3
     assert await broker.xlen("orders") == 0
 
@@ -262,6 +264,34 @@ async def test_only_the_group_that_failed_handles_a_replayed_message_again(broke
         await eventually(lambda: len(handled) == 9, what="those without a group have come as far")
     assert sorted(handled)[:4] == [("bill", b"1"), ("bill", b"2"), ("bill", b"3"), ("ship", b"1")]
     assert sorted(handled)[4:] == [("ship", b"2"), ("ship", b"3"), ("watch", b"1"), ("watch", b"2"), ("watch", b"3")]
+
+
+@pytest.mark.parametrize("codec", ["flat", "raw"])
+async def test_a_replayed_message_is_as_it_was_and_no_duplicate_of_itself(broker: Broker, codec: str) -> None:
+    broken = True
+    got: list[Message] = []
+    router = Router(broker, codec=codec, **QUICK)
+    router.use(deduplicate(60, shared=broker))
+
+    @router.on("orders", group="billing")
+    async def bill(message: Message) -> None:
+        if broken:
+            raise ValueError("down")
+        got.append(message)
+
+    letters = DeadLetters(broker, "orders")
+    async with router:
+        await broker.xadd("orders", {"only": "field"})
+        for _ in range(2):  # twice: the second replay stands for the same entry still
+            await eventually(letters.count, what="it is buried")
+            broken = bool(_ == 0)
+            assert (await letters.replay()).added == 1
+        await eventually(lambda: got, what="it is handled")
+        await broker.xadd("orders", {"only": "field"})
+        await eventually(lambda: len(got) == 2, what="another entry with the same content")
+    first, second = got
+    assert (first.payload, first.metadata) == (second.payload, second.metadata)
+    assert first.payload == (b"field" if codec == "raw" else b'{"only":"field"}')
 
 
 async def test_what_fails_again_during_a_replay_is_left_for_the_next_one(broker: Broker) -> None:

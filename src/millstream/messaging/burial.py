@@ -8,9 +8,6 @@ import traceback
 from dataclasses import dataclass
 
 PREFIX = b"dlq."
-REPLAY_GROUP = b"replay.group"
-"""On an entry that was replayed: the one group that it is meant for. Groups that handled it the first time, and
-subscribers without a group, pass it over."""
 _TRACEBACK_LIMIT = 8_000
 
 

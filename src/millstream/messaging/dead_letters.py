@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.messaging.burial import REPLAY_GROUP, Burial, original, read_burial
+from millstream.messaging.burial import Burial, original, read_burial
 from millstream.messaging.failures import FailureGroup, signature
 from millstream.messaging.middleware.throttle import Pace
+from millstream.messaging.replays import marked
 from millstream.messaging.settings import check_topic
 from millstream.model import MAX_ID, Entry, EntryId
 from millstream.wire.names import to_name
@@ -235,7 +236,7 @@ def _read(entry: Entry) -> DeadLetter:
 
 
 def _renewed(letter: DeadLetter, every_group: bool) -> dict[bytes, bytes]:
-    fields = {name: value for name, value in letter.fields.items() if name != REPLAY_GROUP}
-    if letter.burial is not None and letter.burial.group and not every_group:
-        fields[REPLAY_GROUP] = letter.burial.group.encode("utf-8", "surrogateescape")
-    return fields
+    burial = letter.burial
+    if burial is None:
+        return letter.fields
+    return marked(letter.fields, burial.original_id, None if every_group or not burial.group else burial.group)

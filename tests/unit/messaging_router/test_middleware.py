@@ -128,6 +128,19 @@ async def test_retry_lets_errors_pass_that_say_themselves_what_is_to_happen(erro
     assert len(calls) == 1
 
 
+async def test_retry_does_not_call_again_what_has_settled_its_message() -> None:
+    calls: list[Message] = []
+
+    async def handler(message: Message) -> None:
+        calls.append(message)
+        await message.ack()
+        raise OSError("after the acknowledgement")
+
+    with pytest.raises(OSError, match="after"):
+        await retry(5)(handler)(received())
+    assert len(calls) == 1
+
+
 def test_backoff_is_spread_by_its_factor_and_never_overflows() -> None:
     backoff = Backoff(1.0, 8.0, 2.0, 0.5)
     assert (backoff.pause(2, 0.0), backoff.pause(2, 0.5), backoff.pause(2, 1.0)) == (1.0, 2.0, 3.0)
@@ -369,6 +382,15 @@ async def test_only_one_trial_at_a_time_and_the_others_wait_for_its_end() -> Non
     release.set()
     await asyncio.gather(*tasks)
     assert len(started) == 4
+
+
+async def test_a_bad_message_does_not_open_the_circuit() -> None:
+    handler, calls = failing(99, lambda: Rejected("a bad message"))
+    wrapped = circuit_breaker(2, 30, when_open="raise")(handler)
+    for _ in range(5):
+        with pytest.raises(Rejected):
+            await wrapped(Message(b""))
+    assert len(calls) == 5
 
 
 async def test_a_circuit_may_refuse_instead() -> None:

@@ -11,7 +11,7 @@ UUID = b"uuid"
 PAYLOAD = b"payload"
 ESCAPE = b"meta."
 """Goes before a metadata key that would be mistaken for one of our own fields."""
-_OURS = (ESCAPE, b"dlq.")
+_OURS = (ESCAPE, b"dlq.", b"replay.")
 
 
 class FlatCodec:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.durations import Seconds, seconds
+from millstream.messaging.errors import Rejected
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.messaging.middleware.errors import CircuitOpen
@@ -75,12 +76,13 @@ def circuit_breaker(
     now: Callable[[], float] = time.monotonic,
 ) -> Middleware:
     """Opens after ``failures`` failures in a row. ``ignore`` names errors that say nothing about the service behind
-    (a bad message). One circuit per wrapped handler."""
+    (a bad message); ``Rejected`` is one of them always. One circuit per wrapped handler."""
     if failures < 1:
         raise InvalidArgument("circuit_breaker.failures", failures, "a number of at least 1")
     if when_open not in ("wait", "raise"):
         raise InvalidArgument("circuit_breaker.when_open", when_open, "'wait' or 'raise'")
     after = seconds(reset_after, "circuit_breaker.reset_after", allow_zero=False)
+    ignored: tuple[type[Exception], ...] = (Rejected, *ignore)
 
     def middleware(handler: Handler) -> Handler:
         circuit = Circuit(failures, after)
@@ -92,7 +94,7 @@ def circuit_breaker(
                 await sleep(min(wait, after / 4) if circuit.state is State.HALF_OPEN else wait)
             try:
                 output = await handler(message)
-            except ignore:
+            except ignored:
                 circuit.succeeded()
                 raise
             except Exception:

@@ -17,6 +17,7 @@ from millstream.errors import InvalidArgument
 from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
+from millstream.messaging.replays import OF
 
 
 class KeyValueBroker(Protocol):
@@ -64,10 +65,10 @@ class SeenByAll:
         digest = hashlib.blake2b(f"{group}\0{key}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         name = beside(topic, f"dedup:{digest}")
         while True:
-            if await self._broker.set(name, entry.encode(), px=self._window_ms, nx=True):
+            if await self._broker.set(name, entry.encode("utf-8", "surrogateescape"), px=self._window_ms, nx=True):
                 return entry
             if (held := await self._broker.get(name)) is not None:
-                return held.decode()
+                return held.decode("utf-8", "surrogateescape")
             # Expired between the two commands: this message may be the first again.
 
 
@@ -88,10 +89,18 @@ def deduplicate(
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:
-            entry = str(message.id) if message.id is not None else f"unsent {id(message)}"
+            entry = _entry(message)
             first = await seen.first(message.topic or "", message.group or "", key(message), entry)
             return await handler(message) if first == entry else None
 
         return handle
 
     return middleware
+
+
+def _entry(message: Message) -> str:
+    """What redeliveries have in common with the first; a replayed dead letter is the entry that it stands for."""
+    if message.id is None:
+        return f"unsent {id(message)}"
+    replayed = message.fields.get(OF) if message.fields is not None else None
+    return str(message.id) if replayed is None else replayed.decode("utf-8", "surrogateescape")

@@ -86,7 +86,8 @@ def retry(
                     failures += 1
                     pause = backoff.pause(failures, chance())
                     too_late = limit is not None and now() - started + pause > limit
-                    if failures > max_retries or too_late:
+                    # Settled by the handler itself: another call would settle it a second time.
+                    if failures > max_retries or too_late or message.settled is not None:
                         raise
                     if on_retry is not None:
                         on_retry(message, error, failures)

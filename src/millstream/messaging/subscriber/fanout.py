@@ -10,12 +10,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
-from millstream.messaging.burial import REPLAY_GROUP
 from millstream.messaging.codec import Codec
 from millstream.messaging.errors import NothingToSettle
 from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Handler, Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
+from millstream.messaging.replays import is_for, unmarked
 from millstream.messaging.settings import SubscriberSettings
 from millstream.model import MIN_ID, Entry, EntryId
 
@@ -155,10 +155,10 @@ class Fanout:
         return []
 
     def _decoded(self, entry: Entry) -> Message | None:
-        if REPLAY_GROUP in entry.fields:
-            return None  # for one group alone; here it was seen the first time
+        if not is_for(entry.fields, None):
+            return None  # replayed for one group alone; here it was seen the first time
         try:
-            message = self._codec.decode(entry.fields)
+            message = self._codec.decode(unmarked(entry.fields))
         except Exception as error:
             # Nobody holds it, so nobody can bury it: it stays in the stream, and the observer is told.
             log.warning("entry %s of %s cannot be decoded: %s", entry.id, self.topic, error)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from millstream.messaging.burial import REPLAY_GROUP
 from millstream.messaging.errors import DeliveriesExhausted, Undecodable
 from millstream.messaging.ground import log
 from millstream.messaging.message import Message, Origin
 from millstream.messaging.outcome import ACKED, Bury
+from millstream.messaging.replays import OF, is_for, unmarked
 from millstream.messaging.subscriber.desk import Desk
 from millstream.model import Delivery, EntryId
 from millstream.wire.names import to_bytes
@@ -37,11 +37,11 @@ class Intake:
                 self._adopt(entries[entry_id], times or 1, valid_until)
                 continue
             assert fields is not None
-            if REPLAY_GROUP in fields and fields[REPLAY_GROUP] != self._group:
+            if OF in fields and not is_for(fields, self._group):
                 self._pass_over(entry_id, fields, times or 1)
                 continue
             try:
-                message = decode(fields)
+                message = decode(fields if OF not in fields else unmarked(fields))
             except Exception as error:
                 self._bury_undecodable(entry_id, fields, times or 1, error)
                 continue
@@ -65,11 +65,11 @@ class Intake:
                 self._adopt(desk.held.entries[entry_id], times, valid_until)
                 continue
             assert fields is not None
-            if REPLAY_GROUP in fields and fields[REPLAY_GROUP] != self._group:
+            if OF in fields and not is_for(fields, self._group):
                 self._pass_over(entry_id, fields, times)
                 continue
             try:
-                message = desk.codec.decode(fields)
+                message = desk.codec.decode(unmarked(fields))
             except Exception as error:
                 self._bury_undecodable(entry_id, fields, times, error)
                 continue
@@ -135,7 +135,7 @@ class Intake:
         assert message.id is not None
         assert message.fields is not None
         self._suspects.discard(message.id)
-        fresh = self._desk.codec.decode(message.fields)
+        fresh = self._desk.codec.decode(unmarked(message.fields))
         fresh.receive(self._origin, message.id, times_delivered, message.fields, valid_until)
         self._desk.held.entries[message.id] = fresh
         return fresh
