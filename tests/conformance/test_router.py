@@ -259,11 +259,17 @@ async def test_without_a_group_every_instance_gets_every_message(broker: Broker,
 
         return router
 
+    late = Router(broker)
+
+    @late.on("flags", start="0")
+    async def handler(message: Message) -> None:
+        got.append(("late", message.payload))
+
     await publisher.publish("flags", Message(b"before"))
-    async with make("a"), make("b"):
+    async with make("a"), make("b"), late:
         await publisher.publish("flags", Message(b"on"))
-        await eventually(lambda: len(got) == 2, what="both")
-    assert sorted(got) == [("a", b"on"), ("b", b"on")]
+        await eventually(lambda: len(got) == 4, what="all three")
+    assert sorted(got) == [("a", b"on"), ("b", b"on"), ("late", b"before"), ("late", b"on")]
     assert await broker.group_info("flags") == []
 
 
@@ -288,6 +294,9 @@ async def test_mistakes_are_refused_at_registration_and_name_the_place(broker: B
         (bill, "orders", {"max_in_flihgt": 3}, "max_in_flihgt"),
         (bill, "orders", {"middleware": [None]}, "middleware"),
         (bill, "orders", {"group": ""}, "group"),
+        (bill, "orders", {"group": None, "group_start": "0"}, "pass start"),
+        (bill, "orders", {"group": None, "start": "first"}, "start"),
+        (bill, "orders", {"start": "0"}, "group_start"),
         (takes_two, "orders", {}, "takes one Message"),
         (takes_an_order, "orders", {}, "takes a Message"),
     ]:

@@ -15,6 +15,7 @@ from millstream.messaging.place import name_of, place_of
 from millstream.messaging.registration import HandlerRefused, message_handler
 from millstream.messaging.settings import check_topic
 from millstream.messaging.subscriber import Subscriber
+from millstream.model import EntryId
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -44,6 +45,8 @@ class Route:
     handler: Handler
     place: str
     publish_to: str | None = None
+    start: str | EntryId | None = None
+    """Without a group: after which entry it begins; None for what comes from now on."""
     middleware: tuple[Middleware, ...] = ()
     """The first is the outermost."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +93,7 @@ def make_route(
     group: str | None,
     name: str | None = None,
     publish_to: str | None = None,
+    start: str | EntryId | None = None,
     middleware: Sequence[Middleware] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Route:
@@ -100,12 +104,31 @@ def make_route(
         check_topic(topic)
         if publish_to is not None:
             check_topic(publish_to)
+        if start is not None:
+            _check_start(start, group)
     except InvalidArgument as error:
         raise HandlerRefused(place, str(error)) from error
     check_middleware(place, middleware)
-    route = Route(name or name_of(function), topic, group, handler, place, publish_to, tuple(middleware), options or {})
+    route = Route(
+        name=name or name_of(function),
+        topic=topic,
+        group=group,
+        handler=handler,
+        place=place,
+        publish_to=publish_to,
+        start=start,
+        middleware=tuple(middleware),
+        options=options or {},
+    )
     make_subscriber(None, route)
     return route
+
+
+def _check_start(start: str | EntryId, group: str | None) -> None:
+    if group is not None:
+        raise InvalidArgument("start", start, "group_start, because there is a group")
+    if start != "$" and not isinstance(start, EntryId):
+        EntryId.parse(start, argument="start")
 
 
 def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:

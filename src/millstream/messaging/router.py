@@ -19,9 +19,12 @@ from millstream.messaging.context import current_handler
 from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.handler import Middleware
 from millstream.messaging.middleware.retry import Backoff
+from millstream.messaging.place import place_of
+from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
+from millstream.model import EntryId
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -78,19 +81,29 @@ class Router:
         topic: str,
         *,
         group: str | None = None,
+        start: str | EntryId | None = None,
         publish_to: str | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
         **options: Any,
     ) -> Callable[[F], F]:
         """Registers the decorated function for ``topic``. What it returns goes to ``publish_to``, together with the
-        acknowledgement. Without a group it gets every message from now on, as every other instance does.
+        acknowledgement. Without a group it gets every message after ``start`` (None: from now on), as every other
+        instance does.
 
         Raises HandlerRefused, which names the function, for whatever cannot work.
         """
 
         def register(function: F) -> F:
-            self.add(function, topic, group=group, publish_to=publish_to, name=name, middleware=middleware, **options)
+            self.add(
+                *(function, topic),
+                group=group,
+                start=start,
+                publish_to=publish_to,
+                name=name,
+                middleware=middleware,
+                **options,
+            )
             return function
 
         return register
@@ -101,6 +114,7 @@ class Router:
         topic: str,
         *,
         group: str | None = None,
+        start: str | EntryId | None = None,
         publish_to: str | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
@@ -108,9 +122,16 @@ class Router:
     ) -> Route:
         """The same without a decorator."""
         self._refuse_changes()
-        merged = {**self._options, **options}
+        if group is None and options.get("group_start") is not None:
+            raise HandlerRefused(place_of(function), "group_start without a group. Name the group, or pass start.")
         route = make_route(
-            function, topic, group=group, publish_to=publish_to, name=name, middleware=middleware, options=merged
+            *(function, topic),
+            group=group,
+            start=start,
+            publish_to=publish_to,
+            name=name,
+            middleware=middleware,
+            options={**self._options, **options},
         )
         refuse_shared_groups([*self._own, route])
         self._own.append(route)
@@ -236,7 +257,7 @@ class Router:
         while not self._stop.is_set():
             watch = asyncio.create_task(_until_ready(subscriber))
             try:
-                await subscriber.consume(route.topic, handler, publish_to=route.publish_to)
+                await subscriber.consume(route.topic, handler, publish_to=route.publish_to, start=route.start)
             except Exception as error:
                 if not watch.done() or isinstance(error, BrokerClosed):
                     raise
