@@ -2,60 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
+from raw_client import Client
 
 from millstream.broker.embedded import Embedded
 from millstream.server import Server
-from millstream.wire.decoder import Decoder
-from millstream.wire.resp import pack
-
-
-class Client:
-    """A raw connection: what is sent and received is what is on the wire."""
-
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.sock = socket.create_connection((host, port), timeout=10)
-        self.decoder = Decoder()
-
-    def send(self, *words: str | bytes | int) -> None:
-        self.send_raw(pack([word if isinstance(word, bytes) else str(word).encode() for word in words]))
-
-    def send_raw(self, data: bytes) -> None:
-        self.sock.sendall(data)
-
-    def take(self):
-        """The next reply; EOFError when the server has hung up."""
-        while (taken := self.decoder.take()) is None:
-            data = self.sock.recv(65536)
-            if not data:
-                raise EOFError
-            self.decoder.feed(data)
-        return taken[0]
-
-    def ask(self, *words: str | bytes | int):
-        self.send(*words)
-        return self.take()
-
-    def rest(self) -> bytes:
-        """Everything up to the end of the connection."""
-        received = b""
-        try:
-            while data := self.sock.recv(65536):
-                received += data
-        except ConnectionResetError:
-            pass
-        return received
-
-    def close(self) -> None:
-        self.sock.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import redis
-from test_journal_into_redis import make_history, picture
+from histories import make_history, picture
 
 from millstream.broker import migrate as migration
 from millstream.broker.embedded import Embedded

@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from raw_client import Client
 
-from conftest import Client
 from millstream.engine.journal.packing import pack
 from millstream.server import ServerLimits
 from millstream.testing.waiting import wait_until

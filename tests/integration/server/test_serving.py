@@ -161,7 +161,7 @@ def test_many_threads_and_connections_lose_no_update(embedded, server, connect):
 
 
 def test_messages_keep_their_place_among_replies_in_resp3(connect, redis_server):
-    from conftest import Client
+    from raw_client import Client
 
     def talk(client):
         client.ask("HELLO", 3)
