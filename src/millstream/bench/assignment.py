@@ -15,8 +15,8 @@ from millstream.assignment.announcement import Announcement
 from millstream.assignment.client import AssignmentClient
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.settings import Settings
-from millstream.bench.processes import redis_server
 from millstream.bench.result import Progress, Result
+from millstream.testing import RedisProcess
 
 SETTINGS = Settings(lease_ms=2_000, renew_interval_ms=700)
 """The lease of the Go client that people move from."""
@@ -35,8 +35,8 @@ asyncio.run(main())
 
 
 def run(rounds: int, progress: Progress) -> list[Result]:
-    with redis_server() as port:
-        return asyncio.run(_run(f"redis://127.0.0.1:{port}", rounds, progress))
+    with RedisProcess() as server:
+        return asyncio.run(_run(server.url, rounds, progress))
 
 
 async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:

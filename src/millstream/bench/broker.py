@@ -7,16 +7,18 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import fakeredis
 import redis
 
 from millstream import open_blocking_broker, open_broker
 from millstream.bench import broker_growth, broker_memory
-from millstream.bench.processes import millstream_server, redis_server
 from millstream.bench.result import Progress, Result
 from millstream.bench.rounds import interleaved, rate
 from millstream.engine.engine import Engine
+from millstream.testing import RedisProcess
+from millstream.testing.serving import ServeProcess
 
 PAYLOAD = b'{"id": 123456, "customer": "c-8471", "total": 129.95, "currency": "EUR", "lines": 3}x'
 assert len(PAYLOAD) == 85
@@ -98,10 +100,10 @@ def _embedded_readgroup_ack(count: int = 200_000) -> float:
 
 
 def _fake_readgroup_ack(count: int = 50_000) -> float:
-    fake = fakeredis.FakeRedis(server=fakeredis.FakeServer())
+    fake: Any = fakeredis.FakeRedis(server=fakeredis.FakeServer())  # redis-py's reply types fit no protocol version
     fake.xgroup_create("s", "g", id="0", mkstream=True)
     for _ in range(count):
-        fake.xadd("s", FIELDS)  # type: ignore[arg-type]  # redis-py's field type is invariant
+        fake.xadd("s", FIELDS)
 
     def work() -> None:
         done = 0
@@ -124,7 +126,8 @@ def redis_benchmark(port: int, *, count: int, clients: int, pipeline: int) -> fl
 
 
 def _server(rounds: int, progress: Progress) -> list[Result]:
-    with redis_server() as theirs, millstream_server() as ours:
+    with RedisProcess() as redis_server, ServeProcess() as our_server:
+        theirs, ours = redis_server.port, our_server.port
 
         def side(port: int, count: int, clients: int, pipeline: int) -> Callable[[], float]:
             return lambda: redis_benchmark(port, count=count, clients=clients, pipeline=pipeline)
@@ -143,8 +146,8 @@ def _server(rounds: int, progress: Progress) -> list[Result]:
 
 
 def _link(rounds: int, progress: Progress, count: int = 300_000, depth: int = 1000) -> list[Result]:
-    with redis_server() as port:
-        url = f"redis://127.0.0.1:{port}"
+    with RedisProcess() as server:
+        url, port = server.url, server.port
         plain = redis.Redis.from_url(url)
 
         def ours() -> float:

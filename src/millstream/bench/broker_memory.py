@@ -7,8 +7,8 @@ import sys
 
 import redis
 
-from millstream.bench.processes import redis_server
 from millstream.bench.result import Progress, Result
+from millstream.testing import RedisProcess
 
 ENTRIES = 1_000_000
 SHAPES = {
@@ -48,13 +48,12 @@ def run(progress: Progress) -> list[Result]:
 
 
 def _theirs(fields: list[tuple[bytes, bytes]]) -> float:
-    with redis_server() as port:
-        client = redis.Redis(port=port)
-        pid = int(client.info("server")["process_id"])
+    with RedisProcess() as server:
+        client, pid = redis.Redis(port=server.port), server.pid
         before = resident_bytes(pid)
         pipeline = client.pipeline(transaction=False)
         for n in range(ENTRIES):
-            pipeline.xadd("s", dict(fields), id=f"{1_700_000_000_000 + n // 50}-{n % 50}")  # type: ignore[arg-type]  # invariant
+            pipeline.xadd("s", dict(fields), id=f"{1_700_000_000_000 + n // 50}-{n % 50}")
             if n % 5000 == 4999:
                 pipeline.execute()
         pipeline.execute()
