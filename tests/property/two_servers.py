@@ -121,12 +121,21 @@ UNORDERED = {b"SMEMBERS", b"KEYS", b"SPOP", b"HKEYS", b"HVALS"}
 SCANS = {b"SCAN", b"HSCAN", b"SSCAN"}
 TIMES = {b"TTL", b"PTTL", b"EXPIRETIME", b"PEXPIRETIME"}
 PAIRED = {b"HGETALL"}
+ENCODINGS = {
+    **dict.fromkeys((b"int", b"embstr", b"raw"), b"a string"),
+    **dict.fromkeys((b"listpack", b"intset", b"hashtable", b"skiplist"), b"a hash, a set or a sorted set"),
+}
+"""Redis does not take an encoding back when the value that needed it has become smaller; ours follows the value."""
 
 
 def comparable(name: bytes, reply: Any) -> Any:
     """The reply in a form that is equal where Redis promises equality."""
     if isinstance(reply, ErrorReply):
         return "error", reply.text
+    if name == b"OBJECT" and isinstance(reply, bytes):
+        return ENCODINGS.get(reply, reply)
+    if name == b"HELLO" and isinstance(reply, list):
+        return shape([item for at, item in enumerate(reply) if at != reply.index(b"id") + 1])
     if name in TIMES and isinstance(reply, int) and reply > 0:
         return "a time", round(reply / 20_000)
     if name in SCANS and isinstance(reply, list):

@@ -132,11 +132,12 @@ def client_kill(session: Session, args: Sequence[bytes]) -> Reply:
             raise ErrorReply("ERR No such client")
         _kill(victims[0], session)
         return OK
-    if len(args) % 2:
-        raise ErrorReply(SYNTAX_ERROR)
     tests: list[Callable[[Session], bool]] = []
     skip_me = True
-    for name, value in zip(args[2::2], args[3::2], strict=True):
+    for at in range(2, len(args), 2):
+        if at + 1 == len(args):
+            raise ErrorReply(SYNTAX_ERROR)
+        name, value = args[at], args[at + 1]
         if name.upper() == b"SKIPME":
             if value.lower() not in (b"yes", b"no"):
                 raise ErrorReply(SYNTAX_ERROR)
