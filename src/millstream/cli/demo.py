@@ -1,0 +1,30 @@
+"""``millstream demo``: the whole product at work, and a ledger that says what became of every message."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millstream.cli.exits import FAILED
+from millstream.cli.show import console
+
+
+def command(
+    url: Annotated[
+        str | None, typer.Option("--url", help="Run on this Redis; by default on an embedded broker of its own.")
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1000, help="How many changes the pipeline makes up.")] = 3_000,
+    data: Annotated[Path | None, typer.Option("--data", help="Where to keep everything.")] = None,
+) -> None:
+    from millstream.demo.run import run
+
+    directory = data or Path("demo-data") / datetime.now().strftime("%Y%m%d-%H%M%S")
+    ledger = run(url, directory.absolute(), rows, console())
+    typer.echo()
+    typer.echo(f"Everything is kept in {directory}")
+    typer.echo(ledger.line())
+    if ledger.lost or ledger.duplicates or ledger.buried != 1:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,172 @@
+"""The demonstration, from an empty directory to the ledger, with progress all the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from millstream.broker.broker import BlockingBroker
+from millstream.broker.keys import beside
+from millstream.broker.open import open_blocking_broker
+from millstream.demo.ledger import Ledger, count
+from millstream.demo.names import GROUP, POISON, results, topics
+from millstream.demo.stage import Stage
+from millstream.errors import MillstreamError
+
+WORKERS = 3
+VICTIM = "worker-2"
+KILL_AFTER = 150
+"""Starts of the victim before it is killed: it is in the middle of its work then."""
+PATIENCE_S = 170.0
+
+
+class Timeline:
+    """Where the time went."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.marks: list[tuple[str, float]] = []
+
+    def mark(self, what: str) -> None:
+        self.marks.append((what, time.monotonic() - self.began))
+
+    def spans(self) -> list[tuple[str, float]]:
+        ends = [0.0, *(at for _, at in self.marks)]
+        return [(what, at - before) for (what, at), before in zip(self.marks, ends, strict=False)]
+
+
+def run(url: str | None, data: Path, rows: int, console: Console) -> Ledger:
+    """``url``: an existing Redis; None starts an embedded broker of its own."""
+    data.mkdir(parents=True, exist_ok=True)
+    tag = f"{{demo-{data.name}}}"
+    timeline = Timeline()
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<34}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+    with Stage(data, tag, rows) as stage:
+        if url is None:
+            console.print("Starting an embedded broker, durable, open to other processes ...")
+            stage.serve()
+            console.print(f"  it listens on {stage.url}, and keeps its journal in {data / 'broker'}")
+        else:
+            stage.url = url
+        timeline.mark("broker")
+        with open_blocking_broker(stage.url) as broker, bars:
+            stage.start_workers(WORKERS)
+            stage.start_pipeline()
+            _watch(stage, broker, bars, timeline)
+            ledger = count(broker, tag, [stage.book(name) for name in stage.workers])
+            timeline.mark("counting")
+    _show(console, ledger, timeline)
+    _next_steps(console, url, data, tag)
+    return ledger
+
+
+def _watch(stage: Stage, broker: BlockingBroker, bars: Progress, timeline: Timeline) -> None:
+    """Until everything that was produced is done or buried; kills one worker on the way."""
+    produced_bar = bars.add_task("Spark starts, then the pipeline runs", total=stage.rows + 1)
+    handled_bar = bars.add_task(f"{WORKERS} workers handle", total=stage.rows + 1)
+    steps = _Steps(stage, broker, timeline, bars.console.print)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        produced, handled, buried = _counts(broker, stage.tag)
+        bars.update(produced_bar, completed=produced)
+        bars.update(handled_bar, completed=handled + buried)
+        if steps.advance(produced) and handled + buried >= produced and _nothing_left(broker, stage.tag):
+            bars.update(produced_bar, total=produced)
+            bars.update(handled_bar, total=produced)
+            timeline.mark("handling, with the take-over")
+            return
+        if time.monotonic() > deadline:
+            raise MillstreamError(
+                f"the demo did not come to its end in {PATIENCE_S:.0f} s; its logs are in {stage.data}"
+            )
+        time.sleep(0.1)
+
+
+class _Steps:
+    """What happens on the way, each once: the first event, the poison, the kill, the pipeline's end."""
+
+    def __init__(self, stage: Stage, broker: BlockingBroker, timeline: Timeline, say: Callable[[str], None]) -> None:
+        self._stage = stage
+        self._broker = broker
+        self._timeline = timeline
+        self._say = say
+        self._flowing = False
+        self._killed = False
+        self._drained = False
+
+    def advance(self, produced: int) -> bool:
+        """True when the pipeline has drained and the victim is dead."""
+        stage = self._stage
+        if produced and not self._flowing:
+            self._flowing = True
+            self._timeline.mark("Spark's start, to the first event")
+            self._broker.xadd(f"{stage.tag}.orders", {"id": POISON, "event": '{"id": "poison"}'})
+            self._say("  one poison message was slipped in among the orders")
+        if not self._killed and stage.starts(VICTIM) >= KILL_AFTER:
+            stage.kill(VICTIM)
+            held = sum(self._broker.xpending(topic, GROUP).consumers.get(VICTIM, 0) for topic in topics(stage.tag))
+            self._killed = True
+            self._say(f"  {VICTIM} was killed with SIGKILL in the middle of its work; it held {held} messages")
+        if not self._drained and stage.pipeline_ended():
+            self._drained = True
+            self._timeline.mark("the pipeline")
+        return self._drained and self._killed
+
+
+def _counts(broker: BlockingBroker, tag: str) -> tuple[int, int, int]:
+    produced = sum(broker.xlen(topic) for topic in topics(tag))
+    buried = sum(broker.xlen(beside(topic, "dlq")) for topic in topics(tag))
+    return produced, broker.xlen(results(tag)), buried
+
+
+def _nothing_left(broker: BlockingBroker, tag: str) -> bool:
+    groups = [group for topic in topics(tag) for group in broker.group_info(topic)]
+    return all(group.pending == 0 and group.lag == 0 for group in groups)
+
+
+def _show(console: Console, ledger: Ledger, timeline: Timeline) -> None:
+    table = Table(title="The ledger, counted from the streams and the workers' books", title_justify="left", box=None)
+    table.add_column("what")
+    table.add_column("count", justify="right")
+    table.add_row("events that the pipeline stored, and one poison", f"{ledger.produced:,}")
+    for worker, number in sorted(ledger.handled_by.items()):
+        table.add_row(f"  handled by {worker}{' (killed)' if worker == VICTIM else ''}", f"{number:,}")
+    table.add_row("handled", f"{ledger.handled:,}")
+    table.add_row("buried in the dead letters", f"{ledger.buried:,}")
+    table.add_row("begun more than once (taken over, or tried again)", f"{ledger.started_again:,}")
+    table.add_row("lost", f"{ledger.lost:,}", style="bold green" if not ledger.lost else "bold red")
+    table.add_row("duplicates", f"{ledger.duplicates:,}", style="bold green" if not ledger.duplicates else "bold red")
+    console.print()
+    console.print(table)
+    times = Table(title="Where the time went", title_justify="left", box=None)
+    times.add_column("step")
+    times.add_column("seconds", justify="right")
+    for what, seconds in timeline.spans():
+        times.add_row(what, f"{seconds:.1f}")
+    console.print()
+    console.print(times)
+
+
+def _next_steps(console: Console, url: str | None, data: Path, tag: str) -> None:
+    address = "redis://127.0.0.1:6380" if url is None else "$MILLSTREAM_URL"
+    console.print("\nWhat to try next, in the environment that `make setup` made (.venv/bin):")
+    if url is None:
+        console.print(
+            f"  millstream serve --dir {data / 'broker'}        the data is kept; count again", highlight=False
+        )
+    console.print(f"  millstream top --url {address}", highlight=False)
+    console.print(f"  millstream dlq ls '{tag}.orders' --url {address}", highlight=False)
+    console.print(f"  millstream streams tail '{tag}.done' --url {address}", highlight=False)
+    console.print(f"  {data / 'shop.yaml'} is the pipeline; docs/tutorial.md takes ten minutes", highlight=False)

@@ -1,0 +1,104 @@
+"""The processes of the demo: a broker, the pipeline, the workers. Each is started, watched and ended here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from millstream.errors import MillstreamError
+
+
+class Stage:
+    """Everything that runs beside the demo. ``with Stage(...)`` ends what is still running."""
+
+    def __init__(self, data: Path, tag: str, rows: int) -> None:
+        self.data = data
+        self.tag = tag
+        self.rows = rows
+        self.url = ""
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.pipeline: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[str] | None = None
+
+    def serve(self) -> None:
+        """An embedded broker with a journal, open to the other processes."""
+        words = [sys.executable, "-m", "millstream", "serve", "--port", "0", "--dir", str(self.data / "broker")]
+        self._server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=self._log("serve"), text=True)
+        assert self._server.stdout is not None
+        greeting = self._server.stdout.readline()
+        found = re.search(r"redis://[^ ]*:\d+", greeting)
+        if found is None:
+            raise MillstreamError(f"the broker did not start; see {self.data / 'serve.log'}")
+        self.url = found[0]
+
+    def start_workers(self, count: int) -> None:
+        for number in range(1, count + 1):
+            name = f"worker-{number}"
+            words = [sys.executable, "-m", "millstream.demo.worker", self.tag, name, str(self.book(name))]
+            environment = {**os.environ, "MILLSTREAM_URL": self.url}
+            self.workers[name] = subprocess.Popen(words, env=environment, stderr=self._log(name))
+
+    def start_pipeline(self) -> None:
+        spec = self.data / "shop.yaml"
+        spec.write_bytes((files("millstream.demo") / "shop.yaml").read_bytes())
+        environment = {
+            **os.environ,
+            "DEMO_URL": self.url,
+            "DEMO_TAG": self.tag,
+            "DEMO_ROWS": str(self.rows),
+            "DEMO_DATA": str(self.data),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+        }
+        words = [sys.executable, "-m", "millstream", "pipeline", "run", str(spec), "--once"]
+        log = self._log("pipeline")
+        self.pipeline = subprocess.Popen(words, cwd=self.data, env=environment, stdout=log, stderr=log)
+
+    def pipeline_ended(self) -> bool:
+        """True when it has drained; an error when it failed."""
+        assert self.pipeline is not None
+        code = self.pipeline.poll()
+        if code:
+            tail = (self.data / "pipeline.log").read_text(errors="replace")[-1500:]
+            raise MillstreamError(
+                f"the pipeline ended with {code}. Its log, {self.data / 'pipeline.log'}, ends:\n{tail}"
+            )
+        return code == 0
+
+    def book(self, worker: str) -> Path:
+        return self.data / f"{worker}.starts"
+
+    def starts(self, worker: str) -> int:
+        book = self.book(worker)
+        return book.read_bytes().count(b"\n") if book.exists() else 0
+
+    def kill(self, worker: str) -> None:
+        self.workers[worker].kill()
+        self.workers[worker].wait()
+
+    def _log(self, name: str) -> int:
+        return os.open(self.data / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running = [*self.workers.values(), self.pipeline, self._server]
+        for process in running:
+            if process is not None and process.poll() is None:
+                process.terminate()
+        for process in running:
+            if process is not None:
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()

@@ -1,0 +1,54 @@
+"""One worker of the demo, in a process of its own: ``python -m millstream.demo.worker TAG NAME FILE``.
+
+It writes a line for every start into FILE, and puts out a line for everything that is done, in the same atomic step
+as the acknowledgement: so a worker that is killed half-way has started it, but has not done it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import TextIO
+
+from millstream.broker.open import open_broker
+from millstream.demo.names import GROUP, POISON, results, topics
+from millstream.messaging import Backoff, Message, Subscriber, run_until_signalled
+
+WORK_S = 0.01
+
+
+async def work(url: str, tag: str, name: str, book: TextIO) -> None:
+    async def handle(message: Message) -> Message:
+        source = f"{message.topic} {message.id}"
+        book.write(f"{source} {message.times_delivered}\n")
+        book.flush()
+        if message.fields is not None and message.fields.get(b"id") == POISON.encode():
+            raise ValueError("this order cannot be fulfilled by anybody")
+        await asyncio.sleep(WORK_S)
+        return Message(json.dumps({"source": source, "worker": name}).encode())
+
+    async with open_broker(url) as broker:
+        subscriber = Subscriber(
+            broker,
+            group=GROUP,
+            group_start="0",
+            consumer=name,
+            count=20,
+            max_in_flight=4,
+            block_ms=500,
+            claim_min_idle_ms=2_000,
+            claim_interval_ms=250,
+            max_deliveries=3,
+            backoff=Backoff(initial_ms=100),
+        )
+        reading = asyncio.gather(*(subscriber.consume(topic, handle, publish_to=results(tag)) for topic in topics(tag)))
+        await run_until_signalled(reading, subscriber.close)
+
+
+if __name__ == "__main__":
+    tag, name, path = sys.argv[1:]
+    with open(path, "a") as book:
+        # The address comes by the environment: what a command line holds, every user of the machine can read.
+        asyncio.run(work(os.environ["MILLSTREAM_URL"], tag, name, book))
