@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from millstream.model.entry_id import EntryId
@@ -37,7 +38,8 @@ class PendingEntry(NamedTuple):
     times_delivered: int
 
 
-class PendingSummary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PendingSummary:
     """XPENDING without a range. ``smallest`` and ``greatest`` are None when nothing is pending."""
 
     count: int

@@ -24,6 +24,9 @@ class TrimPolicy(NamedTuple):
             raise InvalidArgument("trim.max_len", self.max_len, "a number that is not negative")
         if self.limit is not None and (self.limit < 0 or not self.approximate):
             raise InvalidArgument("trim.limit", self.limit, "a number that is not negative, with approximate=True")
-        kind = (b"MAXLEN", b"%d" % self.max_len) if self.max_len is not None else (b"MINID", b"%d-%d" % self.min_id)  # type: ignore[str-bytes-safe, operator]
-        words = (kind[0], b"~" if self.approximate else b"=", kind[1])
+        sign = b"~" if self.approximate else b"="
+        if self.min_id is not None:
+            words: tuple[bytes, ...] = (b"MINID", sign, bytes(self.min_id))
+        else:
+            words = (b"MAXLEN", sign, b"%d" % (self.max_len or 0))
         return (*words, b"LIMIT", b"%d" % self.limit) if self.limit is not None else words
