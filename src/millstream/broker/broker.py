@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from millstream.broker.drivers import asynchronous, blocking
+from millstream.broker.drivers import asynchronous, blocking, with_short_way
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
 from millstream.broker.once import WEEK_MS, BlockingOnceWriter, Digest, OnceWriter
 from millstream.broker.operations import (
@@ -85,12 +85,12 @@ class Broker:
         options: dict[str, Any] = {"forget_after_ms": forget_after_ms, "trim": trim, "durability": durability}
         return OnceWriter(self, once.Once(stream, writer, epoch, partition=partition, digest=Digest(), **options))
 
-    def behind(self, guard: Guard) -> Broker:
+    def behind(self, guard: Guard) -> Self:
         """The same broker over the same link, which settles deliveries only while the owner record is the guard's.
 
         Otherwise it raises StaleOwner, and nothing is done, in the same atomic step. Close the original, not this.
         """
-        return Broker(self.link, replace(self.site, guard=guard), self._shown)
+        return type(self)(self.link, replace(self.site, guard=guard), self._shown)
 
     def listen(self, patterns: Name | Iterable[Name]) -> Listener:
         """Messages of the channels that match the globs: ``async for channel, payload in broker.listen("news.*")``.
@@ -99,7 +99,7 @@ class Broker:
         """
         return self.link.listen(_patterns(patterns))
 
-    xadd = asynchronous(writing.xadd)
+    xadd = with_short_way(writing.xadd_at_once, writing.xadd)
     xadd_many = asynchronous(writing.xadd_many)
     append_once = asynchronous(once.append_once)
     append_unique = asynchronous(unique.append_unique)
@@ -230,6 +230,10 @@ class BlockingBroker:
         return BlockingOnceWriter(
             self, once.Once(stream, writer, epoch, partition=partition, digest=Digest(), **options)
         )
+
+    def behind(self, guard: Guard) -> Self:
+        """As for Broker."""
+        return type(self)(self.link, replace(self.site, guard=guard), self._shown)
 
     def listen(self, patterns: Name | Iterable[Name]) -> BlockingListener:
         """As ``Broker.listen``, with ``with`` and ``for``."""
