@@ -1,0 +1,160 @@
+"""Drivers, tasks, workers and Redis die at random moments; afterwards every row is there, and none of them twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream import open_blocking_broker
+from millstream.testing import RedisProcess, wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+TRIALS = int(os.environ.get("TRIALS", "2"))
+SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
+DRIVER = Path(__file__).with_name("spark_driver.py")
+ROWS = 4000
+SOURCE = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "500", "minPartitions": "2"}
+
+
+class Driver:
+    """A Spark driver as a process group of its own: killing it takes its JVM and its workers along."""
+
+    def __init__(self, command: str, where: Path, **asked: Any) -> None:
+        path = os.pathsep.join(filter(None, sys.path))
+        self.errors = (where / f"driver-{random.randrange(10**9)}.log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, str(DRIVER), command, json.dumps(asked)],
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it had ended already
+        self.process.communicate()
+        self.errors.close()
+
+    def finish(self, timeout_s: float = 240) -> str:
+        out, _ = self.process.communicate(timeout=timeout_s)
+        self.errors.seek(0)
+        assert self.process.returncode == 0, self.errors.read()[-3000:]
+        self.errors.close()
+        return out
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Iterator[Any]:
+    started: list[Driver] = []
+
+    def start(command: str, **asked: Any) -> Driver:
+        started.append(Driver(command, tmp_path, **asked))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        if driver.process.poll() is None:
+            driver.kill()
+
+
+def fill(url: str, count: int = ROWS) -> None:
+    with open_blocking_broker(url) as broker:
+        broker.xadd_many("in", [{"event": str(n)} for n in range(count)])
+
+
+def balance(url: str, count: int = ROWS) -> tuple[int, int]:
+    """Rows lost, and rows too many."""
+    with open_blocking_broker(url) as broker:
+        seen = Counter(int(entry.fields[b"event"]) for entry in broker.xrange("out"))
+    lost = count - len(seen)
+    return lost, sum(seen.values()) - len(seen)
+
+
+def length(url: str) -> int:
+    with open_blocking_broker(url) as broker:
+        return broker.xlen("out")
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(trial: int, redis_url, drivers, tmp_path):
+    chance = random.Random(f"{SEED}-{trial}")
+    print(f"SEED={SEED} trial={trial}")
+    fill(redis_url)
+    asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "checkpoint")}
+    for _ in range(2):
+        driver = drivers("copy", **asked, sink={"stream": "out", "chunkRows": str(chance.choice([7, 50, 400]))})
+        mark = length(redis_url) + chance.randrange(1, ROWS // 3)
+        wait_until(lambda mark=mark: length(redis_url) >= mark, what=f"{mark} rows", timeout_s=120)
+        driver.kill()
+    partitions = {**SOURCE, "minPartitions": str(chance.choice([1, 3, 5])), "maxOffsetsPerTrigger": "2000"}
+    last = {**asked, "source": partitions, "available_now": True}
+    drivers("copy", **last, sink={"stream": "out", "chunkRows": str(chance.choice([3, 1000]))}).finish()
+    assert balance(redis_url) == (0, 0), f"(lost, doubled), SEED={SEED} trial={trial}"
+
+
+def test_two_drivers_on_one_checkpoint(redis_url, drivers, tmp_path):
+    fill(redis_url)
+    asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "c"), "sink": {"stream": "out"}}
+    rivals = [drivers("copy", **asked) for _ in range(2)]
+    wait_until(lambda: length(redis_url) >= ROWS // 2, what="half of the rows", timeout_s=180)
+    for rival in rivals:
+        rival.kill()
+    drivers("copy", **asked, available_now=True).finish()
+    assert balance(redis_url) == (0, 0)
+
+
+def test_redis_killed_and_restarted_while_a_query_runs(drivers, tmp_path):
+    chance = random.Random(SEED)
+    print(f"SEED={SEED}")
+    with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as server:
+        fill(server.url)
+        asked = {"url": server.url, "source": {**SOURCE, "maxOffsetsPerTrigger": "100"}, "sink": {"stream": "out"}}
+        driver = drivers("copy", **asked, checkpoint=str(tmp_path / "c"), available_now=True)
+        for _ in range(TRIALS):
+            mark = length(server.url) + chance.randrange(1, ROWS // (2 * TRIALS))
+            wait_until(lambda mark=mark: length(server.url) >= mark, what=f"{mark} rows", timeout_s=120)
+            server.kill()
+            server.start()
+        driver.finish()
+        assert balance(server.url) == (0, 0), f"(lost, doubled), SEED={SEED}"
+
+
+@pytest.mark.parametrize("fault", ["flaky", "speculative", "worker_killed"])
+def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redis_url, drivers):
+    print(f"SEED={SEED}")
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.25",
+        "spark.speculation.minTaskRuntime": "200ms",
+    }
+    asked: dict[str, Any] = {
+        "url": redis_url,
+        "rows": 20_000,
+        "seed": SEED,
+        "sink": {"stream": "out", "chunkRows": "90"},
+    }
+    if fault == "speculative":
+        asked |= {"spark": speculation, "master": "local[4,4]"}
+    if fault == "worker_killed":
+        asked |= {"master": "local[2,8]"}
+    said = drivers(fault, **asked).finish()
+    assert balance(redis_url, 20_000) == (0, 0), f"(lost, doubled), SEED={SEED}"
+    if fault == "worker_killed":
+        assert "killed 0" not in said

@@ -1,0 +1,80 @@
+"""advance_group and its twin, against each other on random streams and groups."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from millstream import open_blocking_broker
+from millstream.broker.embedded import Embedded
+from millstream.broker.scripts import all_names, script
+from millstream.wire.commands import Args, Batch
+from millstream.wire.replies import ErrorReply
+
+SEEDS = range(int(os.environ.get("TRIALS", "10")))
+Side = Callable[[Args], Any]
+
+
+@pytest.fixture
+def sides(redis_url: str) -> Iterator[tuple[Side, Side]]:
+    broker = open_blocking_broker(redis_url)
+    embedded = Embedded(housekeeping=False)
+    session = embedded.session()
+    for name in all_names():
+        broker.link.call_many(Batch([(b"SCRIPT", b"LOAD", script(name).source)]))
+    yield (
+        lambda words: broker.link.call_many(Batch([words]))[0],
+        lambda words: embedded.execute(session, words),
+    )
+    broker.close()
+    embedded.close()
+
+
+def plain(reply: Any) -> Any:
+    if isinstance(reply, ErrorReply):
+        return reply.text.split(" script: ", 1)[0]
+    if isinstance(reply, list):
+        return [plain(one) for one in reply]
+    return bytes(reply) if isinstance(reply, bytes) else reply
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_advance_group(sides: tuple[Side, Side], seed: int) -> None:
+    chance = random.Random(seed)
+
+    def both(*words: bytes) -> Any:
+        theirs, ours = (plain(side(words)) for side in sides)
+        assert ours == theirs, (seed, words)
+        return theirs
+
+    for side in sides:
+        side((b"FLUSHALL",))
+    ms, positions = 0, {}
+    for _ in range(60):
+        step = chance.random()
+        if step < 0.3:
+            ms += chance.choice((1, 9, 10, 2**40))
+            both(b"XADD", b"s", b"%d-%d" % (ms, chance.choice((0, 9, 10, 2**63))), b"n", b"1")
+        elif step < 0.35:
+            both(b"SET", b"other", b"x")
+            both(b"EVALSHA", script("advance_group").sha, b"1", b"other", b"g", b"1-1", b"")
+        elif step < 0.4:
+            both(b"DEL", b"s")
+            positions.clear()
+        else:
+            group = chance.choice((b"g", b"h"))
+            place = (chance.randrange(ms + 2), chance.choice((0, 9, 10, 2**63)))
+            read = chance.choice((b"", b"%d" % chance.randrange(50)))
+            moved = both(b"EVALSHA", script("advance_group").sha, b"1", b"s", group, b"%d-%d" % place, read)
+            before = positions.get(group)
+            if moved == 1:
+                assert before is None or place >= before
+                positions[group] = place
+            elif moved == 0:
+                assert before is not None
+                assert place <= before
+        both(b"XINFO", b"GROUPS", b"s")
