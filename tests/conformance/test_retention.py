@@ -14,7 +14,10 @@ import pytest
 from millstream import Broker, open_broker
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, NoSuchStream, WrongKeyType
+from millstream.messaging.message import Message
+from millstream.messaging.publisher import Publisher
 from millstream.messaging.retention import Janitor, RetentionPolicy
+from millstream.messaging.router import Router
 from millstream.model import EntryId
 from millstream.testing import eventually
 
@@ -366,3 +369,30 @@ async def test_nonsense_for_a_janitor_is_refused(broker: Broker) -> None:
         Janitor(broker, {"orders": policy}, interval=0)
     with pytest.raises(NoSuchStream):
         await broker.group_info("orders")  # nothing was made
+
+
+async def test_under_load_nothing_is_dropped_before_every_group_has_handled_it(broker: Broker) -> None:
+    handled: dict[str, list[bytes]] = {"quick": [], "slow": []}
+    router = Router(broker, group_start="0", count=7)
+    for group, got in handled.items():
+
+        @router.on("orders", group=group, name=group)
+        async def handle(message: Message, group: str = group, got: list[bytes] = got) -> None:
+            if group == "slow":
+                await asyncio.sleep(0)
+            got.append(message.payload)
+
+    await broker.create_group("orders", "quick", start="0")
+    await broker.create_group("orders", "slow", start="0")
+    policy = RetentionPolicy(max_len=0, keep_acked_ms=0, max_age_ms=0)
+    async with router, Publisher(broker) as publisher, Janitor(broker, {"orders": policy}, interval=0.001):
+        for start in range(0, 2000, 50):
+            await publisher.publish("orders", *(Message(b"%d" % n) for n in range(start, start + 50)))
+        await eventually(lambda: all(len(got) == 2000 for got in handled.values()), what="both groups have all of it")
+
+        async def empty() -> bool:
+            return await broker.xlen("orders") == 0
+
+        await eventually(empty, what="what everybody has handled is gone")
+    for got in handled.values():
+        assert sorted(got, key=int) == [b"%d" % n for n in range(2000)]
