@@ -1,7 +1,8 @@
 """Random sequences of stream commands, sent to the engine and to a real Redis: the same replies, byte by byte, except
 for times, which are compared with tolerance.
 
-``MILLSTREAM_FUZZ_EXAMPLES=20000`` runs longer. A failure prints the steps and the seed; ``--hypothesis-seed=N`` replays.
+``MILLSTREAM_FUZZ_EXAMPLES=20000`` runs longer. A failure prints its steps and how to replay them; so does
+``--hypothesis-seed=N`` with the seed that pytest prints.
 """
 
 from __future__ import annotations

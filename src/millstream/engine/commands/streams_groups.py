@@ -103,10 +103,8 @@ def xgroup_create(session: Session, args: Sequence[bytes]) -> Reply:
     stream = db.find_as(key, Stream)
     if stream is None and not make:
         raise ErrorReply(_NO_KEY)
-    if args[4] == b"$":
-        last_id = 0 if stream is None else stream.last_id
-    else:
-        last_id = parse_id(args[4])
+    newest = 0 if stream is None else stream.last_id
+    last_id = newest if args[4] == b"$" else parse_id(args[4])
     if stream is None:
         stream = Stream(engine.config)
         db.add(key, stream)

@@ -213,11 +213,14 @@ class OpenNode(Node):
 
     def add(self, ms: int, seq: int, words: Words, length: int) -> None:
         """``length`` is that of all words together."""
-        if words[::2] != self.names:
-            self.is_mixed = True
         self.times.append(ms)
         self.seqs.append(seq)
         self.rows.append(words)
+        if len(words) == 2 and words[0] == self.name and ms < self.until_ms:
+            self.used += len(words[1]) + self.spare
+            return
+        if words[::2] != self.names:
+            self.is_mixed = True
         self.used += length + MOST_SPARE + 10 * len(words)
 
     def kill(self, index: int) -> None:
@@ -253,22 +256,32 @@ class OpenNode(Node):
         if self.name is None or self.is_mixed:
             self._size += sum(map(self._size_of_entry, rows))
             return
-        values = [words[1] for words in rows]
-        lengths = list(map(len, values))
-        self._size += (FLAGS_SIZE + 2) * len(rows)
-        if min(lengths) > LONGEST_INTEGER and max(lengths) < len(TEXT_SIZES):
+        count = len(rows)
+        lengths = [len(words[1]) for words in rows]
+        length = lengths[0]
+        self._size += (FLAGS_SIZE + 2) * count
+        if LONGEST_INTEGER < length < len(TEXT_SIZES) and lengths.count(length) == count:
+            self._size += TEXT_SIZES[length] * count
+        elif min(lengths) > LONGEST_INTEGER and max(lengths) < len(TEXT_SIZES):
             self._size += sum(map(TEXT_SIZES.__getitem__, lengths))
         else:
-            self._size += sum(map(element_size, values))
+            self._size += sum(element_size(words[1]) for words in rows)
 
     def _size_of_ids(self, start: int) -> int:
-        first_ms, first_seq = self.times[0], self.seqs[0]
-        times = [ms - first_ms for ms in self.times[start:]]
-        seqs = [seq - first_seq for seq in self.seqs[start:]]
-        size = 2 * len(times) if times[-1] < 128 else sum(map(difference_size, times))
-        if min(seqs) >= -4096 and max(seqs) < 4096:
-            return size + sum(map(SMALL_DIFFERENCES.__getitem__, seqs))
-        return size + sum(map(difference_size, seqs))
+        times, seqs = self.times, self.seqs
+        first_ms, first_seq = times[0], seqs[0]
+        count = len(times) - start
+        near, far = seqs[start] - first_seq, seqs[-1] - first_seq
+        size = 2 * count if times[-1] - first_ms < 128 else sum(difference_size(ms - first_ms) for ms in times[start:])
+        if times[start] == times[-1] and far - near == count - 1:  # they count up, as in a busy millisecond
+            if near >= 0 and far < 128:
+                return size + 2 * count
+            if (near >= 128 and far < 4096) or (near >= -4096 and far < 0):
+                return size + 3 * count
+        differences = [seq - first_seq for seq in seqs[start:]]
+        if min(differences) >= -4096 and max(differences) < 4096:
+            return size + sum(map(SMALL_DIFFERENCES.__getitem__, differences))
+        return size + sum(map(difference_size, differences))
 
     def _size_of_entry(self, words: Words) -> int:
         names = words[::2]
