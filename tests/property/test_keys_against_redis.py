@@ -260,6 +260,43 @@ def test_dialogue(redis: RedisProcess, protocol: int, name: str) -> None:
             pair.step(at, (b"PING", b"the end"))
 
 
+def numbered(name: bytes, count: int, *, form: bytes, width: int = 1) -> tuple[bytes, ...]:
+    return (name, b"key", *(word for number in range(count) for word in (form % number,) * width))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (b"SET", b"key", b"-12345"),
+        (b"SET", b"key", b"012345"),
+        (b"SET", b"key", b"x" * 44),
+        (b"SET", b"key", b"x" * 45),
+        (b"HSET", b"key", b"f", b"x" * 64),
+        (b"HSET", b"key", b"f", b"x" * 65),
+        numbered(b"HSET", 512, form=b"%d", width=2),
+        numbered(b"HSET", 513, form=b"%d", width=2),
+        (b"RPUSH", b"key", b"a"),
+        numbered(b"SADD", 512, form=b"%d"),
+        numbered(b"SADD", 513, form=b"%d"),
+        numbered(b"SADD", 2, form=b"m%d"),
+        numbered(b"ZADD", 128, form=b"%d", width=2),
+        numbered(b"ZADD", 129, form=b"%d", width=2),
+        (b"ZADD", b"key", b"1", b"x" * 65),
+    ],
+    ids=lambda words: f"{words[0].decode()}-{len(words)}-{len(words[-1])}",
+)
+def test_a_value_that_was_just_made_has_the_encoding_that_redis_gives_it(
+    redis: RedisProcess, words: tuple[bytes, ...]
+) -> None:
+    engine = Engine()
+    session = engine.session()
+    with contextlib.closing(RealConnection(redis.port)) as connection:
+        connection.ask(b"DEL", b"key")
+        assert connection.ask(*words) == engine.execute(session, words, 0)
+        theirs = connection.ask(b"OBJECT", b"ENCODING", b"key")
+    assert engine.execute(session, (b"OBJECT", b"ENCODING", b"key"), 0) == theirs
+
+
 SHOWN_FLAGS = {b"write", b"readonly", b"denyoom", b"admin", b"pubsub", b"noscript"} | {
     b"blocking",
     b"fast",
