@@ -11,9 +11,17 @@ import typer
 from millstream.broker.open import open_broker
 from millstream.cli import show
 from millstream.cli.ages import age
+from millstream.cli.exits import NOT_FOUND
 from millstream.cli.opened import DEADLINE_MS
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
-from millstream.messaging.dead_letters import DeadLetter, DeadLetters, Replayed, Selection, dead_letter_streams
+from millstream.messaging.dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    NoSuchDeadLetter,
+    Replayed,
+    Selection,
+    dead_letter_streams,
+)
 from millstream.model import EntryId
 
 R = TypeVar("R")
@@ -78,7 +86,11 @@ def show_letter(
     output: Output = OutputKind.table,
 ) -> None:
     """One dead letter in full: its fields, and what happened."""
-    letter = _with_broker(url, lambda broker: DeadLetters(broker, stream, dlq=dlq).show(id))
+    try:
+        letter = _with_broker(url, lambda broker: DeadLetters(broker, stream, dlq=dlq).show(id))
+    except NoSuchDeadLetter as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(NOT_FOUND) from None
     fields = {show.printable(name): show.printable(value) for name, value in letter.fields.items()}
     if output is OutputKind.json:
         trace = letter.burial.traceback if letter.burial is not None else None
