@@ -25,6 +25,7 @@ def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P],
         conversation = operation(broker.site, *args, **kwargs)
         send = conversation.send
         link = broker.link
+        now = link.now
         try:
             request: Command | Batch = send(None)
             while True:
@@ -32,8 +33,8 @@ def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P],
                     reply: Any
                     if type(request) is Batch:
                         reply = await link.call_many(request)
-                    elif link.now is not None and request.block_ms is None:  # type: ignore[union-attr]  # mypy does not narrow by type()
-                        reply = link.now(request)  # type: ignore[arg-type]
+                    elif now is not None and request.block_ms is None:  # type: ignore[union-attr]  # mypy does not narrow by type()
+                        reply = now(request)  # type: ignore[arg-type]
                     else:
                         reply = await link.call(request)  # type: ignore[arg-type]
                 except MillstreamError as error:
@@ -42,6 +43,27 @@ def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P],
                     request = send(reply)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+
+    update_wrapper(method, operation)
+    return method
+
+
+def with_short_way(
+    short: Callable[..., R | None], operation: Operation[P, R]
+) -> Callable[Concatenate[Broker, P], Coroutine[Any, Any, R]]:
+    """As ``asynchronous``; but without options, and over a link that answers at once, ``short`` is asked first.
+
+    A generator costs more than the engine needs for an XADD: this is for the one operation where that counts.
+    """
+    long = asynchronous(operation)
+
+    async def method(broker: Broker, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        now = broker.link.now
+        if now is not None and not kwargs:
+            result = short(broker.site, now, *args)
+            if result is not None:
+                return result
+        return await long(broker, *args, **kwargs)
 
     update_wrapper(method, operation)
     return method

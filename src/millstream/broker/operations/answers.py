@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
+from json import loads
 from typing import Any
 
 from millstream.model.entries import Delivery, Entry
@@ -20,11 +21,8 @@ def entry_id(raw: bytes) -> EntryId:
 
 
 def entry_ids(raws: Iterable[bytes]) -> list[EntryId]:
-    """Many of them, without a step of Python for each."""
-    joined = b"-".join(raws)
-    if not joined:
-        return []
-    numbers = map(int, joined.decode().split("-"))  # int() of a str is much faster than int() of bytes
+    """Many of them, without a step of Python for each: as one JSON array, whose numbers are read in C."""
+    numbers = iter(loads(b"[%b]" % b",".join(raws).replace(b"-", b",")))
     return list(map(_new, repeat(EntryId), zip(numbers, numbers, strict=True)))
 
 
@@ -33,19 +31,20 @@ def fields_of(flat: list[bytes]) -> dict[bytes, bytes]:
 
 
 def entries(reply: Any) -> list[Entry]:
-    ids = entry_ids([raw for raw, _ in reply])
-    fields = [{flat[0]: flat[1]} if len(flat) == 2 else fields_of(flat) for _, flat in reply]
-    return list(map(_new, repeat(Entry), zip(ids, fields, strict=True)))
+    return list(map(_new, repeat(Entry), zip(entry_ids([raw for raw, _ in reply]), _all_fields(reply), strict=True)))
 
 
 def deliveries(reply: Any) -> list[Delivery]:
     """A deleted entry of one's own history has no fields: None."""
     ids = entry_ids([raw for raw, _ in reply])
+    return list(map(_new, repeat(Delivery), zip(ids, _all_fields(reply), repeat(None))))
+
+
+def _all_fields(reply: Any) -> list[dict[bytes, bytes] | None]:
     try:
-        fields = [{flat[0]: flat[1]} if len(flat) == 2 else fields_of(flat) for _, flat in reply]
-    except TypeError:
-        fields = [fields_of(flat) if flat else None for _, flat in reply]  # type: ignore[misc]  # None for what is gone
-    return list(map(_new, repeat(Delivery), zip(ids, fields, repeat(None))))
+        return [{name: value} for _, (name, value) in reply]  # one field each: the most common shape, and the quickest
+    except (TypeError, ValueError):
+        return [fields_of(flat) if flat else None for _, flat in reply]
 
 
 def by_stream(reply: Any) -> list[tuple[str, Any]]:

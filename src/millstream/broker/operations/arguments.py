@@ -20,12 +20,13 @@ JSON_HINT = "bytes, str, int or float; for anything richer encode it first, for 
 
 def name_word(name: Name, argument: str) -> bytes:
     """A name as it travels. The empty name is refused: it is always a mistake of the caller."""
-    if type(name) is str:
-        word = name.encode("utf-8", "surrogateescape")
+    if isinstance(name, str):
+        try:
+            word = name.encode()
+        except UnicodeEncodeError:
+            word = name.encode("utf-8", "surrogateescape")
     elif isinstance(name, bytes):
         word = name
-    elif isinstance(name, str):
-        word = name.encode("utf-8", "surrogateescape")
     else:
         raise InvalidArgument(argument, name, "a name as str or bytes")
     if not word:
@@ -35,25 +36,34 @@ def name_word(name: Name, argument: str) -> bytes:
 
 def field_words(fields: Fields, limits: Limits) -> list[bytes]:
     """Names and values in turn."""
-    words: list[bytes] = []
+    return add_fields([], fields, limits.max_entry_bytes)
+
+
+def add_fields(words: list[bytes], fields: Fields, most: int) -> list[bytes]:
+    """``words`` with names and values in turn at its end. Every write comes through here, so plain ones are quick."""
+    before = len(words)
     size = 0
     try:
-        pairs = fields.items()
+        for name, value in fields.items():
+            field = name.encode() if type(name) is str and name.isascii() else _field_name(name)
+            word = value if type(value) is bytes else value_word(field, value)
+            words += (field, word)
+            size += len(field) + len(word)
     except AttributeError:
         raise InvalidArgument("fields", fields, "a mapping from field names to values") from None
-    for name, value in pairs:
-        field = name.encode("utf-8", "surrogateescape") if type(name) is str else name
-        if type(field) is not bytes:
-            raise InvalidArgument("fields", name, "field names of type str or bytes")
-        word = value if type(value) is bytes else value_word(field, value)
-        words.append(field)
-        words.append(word)
-        size += len(field) + len(word)
-    if not words:
+    if len(words) == before:
         raise InvalidArgument("fields", fields, "at least one field")
-    if size > limits.max_entry_bytes:
-        raise PayloadTooLarge("fields", size, limits.max_entry_bytes)
+    if size > most:
+        raise PayloadTooLarge("fields", size, most)
     return words
+
+
+def _field_name(name: object) -> bytes:
+    if isinstance(name, str):
+        return name.encode("utf-8", "surrogateescape")
+    if isinstance(name, bytes):
+        return bytes(name)
+    raise InvalidArgument("fields", name, "field names of type str or bytes")
 
 
 def value_word(field: bytes, value: object) -> bytes:
