@@ -4,6 +4,7 @@ The kit is in ``millstream.testing.conformance``, and needs pytest; everything e
 """
 
 from millstream.testing.faulty import Fault, FaultyBlockingLink, FaultyLink
+from millstream.testing.fragile import FragileProxy
 from millstream.testing.ledger import DeliveryLedger
 from millstream.testing.proxy import CuttingProxy
 from millstream.testing.served import ServedBroker
@@ -18,6 +19,7 @@ __all__ = [
     "Fault",
     "FaultyBlockingLink",
     "FaultyLink",
+    "FragileProxy",
     "RedisProcess",
     "SentinelSetup",
     "ServedBroker",

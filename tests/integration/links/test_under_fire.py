@@ -10,7 +10,7 @@ import pytest
 
 from millstream import open_blocking_broker, open_broker
 from millstream.errors import BrokerUnavailable
-from millstream.testing import CuttingProxy, DeliveryLedger, RedisProcess
+from millstream.testing import DeliveryLedger, FragileProxy, RedisProcess
 
 SEEDS = range(int(os.environ.get("TRIALS", "4")))
 
@@ -19,7 +19,7 @@ SEEDS = range(int(os.environ.get("TRIALS", "4")))
 async def test_append_once_is_once(redis_server: RedisProcess, seed: int) -> None:
     """The link repeats by itself, the caller after it gave up, and a new writer replays from row 0 in other chunks."""
     chance = random.Random(seed)
-    with CuttingProxy(redis_server.port, max_bytes=6_000, seed=seed) as proxy:
+    with FragileProxy(redis_server.port, max_bytes=6_000, seed=seed) as proxy:
         async with open_broker(proxy.url, deadline_ms=30_000) as broker:
             for replay in range(3):
                 writer = broker.once_writer("once", "w", 1)
@@ -34,7 +34,7 @@ async def test_append_once_is_once(redis_server: RedisProcess, seed: int) -> Non
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_append_unique_is_unique(redis_server: RedisProcess, seed: int) -> None:
-    with CuttingProxy(redis_server.port, max_bytes=5_000, seed=seed) as proxy:
+    with FragileProxy(redis_server.port, max_bytes=5_000, seed=seed) as proxy:
         with open_blocking_broker(proxy.url, deadline_ms=30_000) as broker:
             for first in range(0, 200, 10):
                 broker.append_unique("unique", [(f"e{n}", {"n": n}) for n in range(first, first + 10)])
@@ -48,7 +48,7 @@ async def test_plain_adds_are_honest(redis_server: RedisProcess, seed: int) -> N
     """An answer means stored; an error that says "may have been applied" means just that; nothing comes twice."""
     ledger = DeliveryLedger()
     doubtful = 0
-    with CuttingProxy(redis_server.port, max_bytes=2_000, seed=seed) as proxy:
+    with FragileProxy(redis_server.port, max_bytes=2_000, seed=seed) as proxy:
         async with open_broker(proxy.url, deadline_ms=30_000) as broker:
 
             async def work(first: int) -> int:
@@ -76,7 +76,7 @@ async def test_plain_adds_are_honest(redis_server: RedisProcess, seed: int) -> N
 def test_reads_just_work(redis_server: RedisProcess, seed: int) -> None:
     with open_blocking_broker(redis_server.url) as direct:
         direct.xadd_many("reads", [{"n": n} for n in range(100)])
-    with CuttingProxy(redis_server.port, max_bytes=20_000, seed=seed) as proxy:
+    with FragileProxy(redis_server.port, max_bytes=20_000, seed=seed) as proxy:
         with open_blocking_broker(proxy.url, deadline_ms=30_000) as broker:
             for _ in range(30):
                 assert [int(entry.fields[b"n"]) for entry in broker.xrange("reads")] == list(range(100))
