@@ -1,4 +1,4 @@
-"""advance_group and its twin, against each other on random streams and groups."""
+"""advance_group and append_once_at with their twins, against each other on random streams."""
 
 from __future__ import annotations
 
@@ -78,3 +78,41 @@ def test_advance_group(sides: tuple[Side, Side], seed: int) -> None:
                 assert before is not None
                 assert place <= before
         both(b"XINFO", b"GROUPS", b"s")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_append_once_at(sides: tuple[Side, Side], seed: int) -> None:
+    chance = random.Random(seed)
+
+    def both(*words: bytes) -> Any:
+        theirs, ours = (plain(side(words)) for side in sides)
+        assert ours == theirs, (seed, words)
+        return theirs
+
+    for side in sides:
+        side((b"FLUSHALL",))
+    keys = (b"s", b"{s}.once:w")
+    ms, rows, version = 0, 0, 1
+    for _ in range(60):
+        if chance.random() < 0.05:
+            both(b"DEL", b"s")
+        if chance.random() < 0.02:
+            both(b"SET", b"s", b"no stream")
+        version += chance.choice((0, 0, 0, 0, 1, -1))
+        version = max(version, 0)
+        argv = [b"0", b"%d" % version, b"%d" % chance.choice((rows, rows, rows, 0, rows + 1))]
+        argv += [chance.choice((b"-", b"aa")), chance.choice((b"-", b"aa", b"bb")), b"100000"]
+        for _ in range(chance.randint(0, 4)):
+            ms += chance.choice((0, 1, 1, 1, 2**40))
+            fields = [b"a", b"1", b"b", b"2"][: chance.choice((2, 4))]
+            argv += [b"%d" % len(fields), b"%d-%d" % (ms, chance.choice((0, 9, 10, 2**63))), *fields]
+        before = both(b"XLEN", b"s")
+        answer = both(b"EVALSHA", script("append_once_at").sha, b"2", *keys, *argv)
+        if answer[0] == b"ROWS":
+            rows = int(answer[1])
+        elif answer[0] == b"OK":
+            rows = int(both(b"HGET", keys[1], b"0").split(b" ")[1])
+        if isinstance(before, int) and answer[0] != b"OK":
+            assert both(b"XLEN", b"s") == before
+        both(b"XRANGE", b"s", b"-", b"+")
+        both(b"HGETALL", keys[1])

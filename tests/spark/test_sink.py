@@ -142,6 +142,19 @@ def test_event_ids_decide_where_rows_have_no_order(spark, broker, save):
     assert sorted(values(broker, "out")) == list(range(200))
 
 
+def test_explicit_ids_are_kept_and_checked_before_anything_is_written(spark, broker, save):
+    rows = spark.range(1, 101, 1, 1).selectExpr("cast(id AS STRING) AS value", "concat(id, '-7') AS at")
+    for _ in range(2):
+        save(rows, stream="out", idColumn="at", content="value", chunkRows="30", txnAppId="job", txnVersion="1")
+    assert [str(entry.id) for entry in broker.xrange("out")] == [f"{n}-7" for n in range(1, 101)]
+    with pytest.raises(PySparkException, match="IdTooSmall"):
+        save(rows, stream="out", idColumn="at", content="value")
+    late = spark.range(1, 3, 1, 1).selectExpr("'x' AS value", "concat(500 - id, '-0') AS at")
+    with pytest.raises(PySparkException, match="IdTooSmall"):
+        save(late, stream="out", idColumn="at", content="value")
+    assert broker.xlen("out") == 100
+
+
 def test_at_least_once_adds_every_time(spark, broker, save):
     for _ in range(2):
         save(numbers(spark, 10), stream="out", delivery="at_least_once")

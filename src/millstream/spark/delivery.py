@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.once import Digest
+from millstream.broker.operations.once_at import OnceAt
+from millstream.model import EntryId
 from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.spark.entries import Piece
 from millstream.spark.identity import WriteIdentity
@@ -32,7 +34,7 @@ class ExactlyOnce:
     def write(self, piece: Piece) -> tuple[int, int]:
         once = self._writers.get(piece.stream)
         if once is None:
-            once = self._writers[piece.stream] = self._open(piece.stream)
+            once = self._writers[piece.stream] = BulkOnce(piece.stream, **_once_settings(self._options, self._identity))
         if isinstance(piece.rows, UniformRows):
             return self._broker.run(once.append_uniform, piece.rows)
         appended = self._broker.run(once.append_rows, piece.rows)
@@ -42,16 +44,29 @@ class ExactlyOnce:
         for once in self._writers.values():
             self._broker.run(once.finish)
 
-    def _open(self, stream: str) -> BulkOnce:
-        return BulkOnce(
-            stream,
-            self._identity.writer,
-            self._identity.version,
-            partition=str(self._identity.partition),
-            digest=Digest(),
-            forget_after_ms=self._options.forget_after_ms,
-            durability=self._options.durability,
-        )
+
+class ExactlyOnceAt:
+    """As ``ExactlyOnce``, for rows that bring their ids."""
+
+    def __init__(self, broker: BlockingBroker, options: SinkOptions, identity: WriteIdentity) -> None:
+        self._broker = broker
+        self._options = options
+        self._identity = identity
+        self._writers: dict[str, OnceAt] = {}
+
+    def write(self, piece: Piece) -> tuple[int, int]:
+        assert piece.marks is not None
+        once = self._writers.get(piece.stream)
+        if once is None:
+            once = self._writers[piece.stream] = OnceAt(piece.stream, **_once_settings(self._options, self._identity))
+        ids = [bytes(EntryId.parse(mark, argument="idColumn")) for mark in piece.marks]
+        rows = [[word, *row] for word, row in zip(ids, piece.rows, strict=True)]
+        appended = self._broker.run(once.append_rows, rows)
+        return appended.added, appended.skipped
+
+    def finish(self) -> None:
+        for once in self._writers.values():
+            self._broker.run(once.finish)
 
 
 class ExactlyOnceByEventId:
@@ -93,3 +108,14 @@ class AtLeastOnce:
 
     def finish(self) -> None:
         pass
+
+
+def _once_settings(options: SinkOptions, identity: WriteIdentity) -> dict[str, Any]:
+    return {
+        "writer": identity.writer,
+        "epoch": identity.version,
+        "partition": str(identity.partition),
+        "digest": Digest(),
+        "forget_after_ms": options.forget_after_ms,
+        "durability": options.durability,
+    }

@@ -34,7 +34,8 @@ Sink
                     the column ``stream`` decides. The option wins over the column.
     content         auto (default): a map column ``fields``, else a column ``value``, else every column is a field;
                     or one of ``fields``, ``value``, ``columns``.
-    idColumn        the column that holds explicit ids; each must be greater than the stream's last.
+    idColumn        the column that holds explicit ids; each must be greater than the stream's last, so a stream's rows
+                    come sorted and in one partition. The ids of a chunk are checked before any of it is written.
     maxlen, minid   a hard cap on the stream; ``~`` before the number trims whole nodes only, which is cheaper.
     durability      memory, appended, fsynced or replicated(n).
     delivery        exactly_once (default), exactly_once_by_event_id, at_least_once.
@@ -246,8 +247,8 @@ def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             "eventIdColumn", event_id, "it together with delivery=exactly_once_by_event_id, and only so"
         )
     id_column = given.text("idColumn")
-    if id_column is not None and delivery == "exactly_once_by_event_id":
-        raise InvalidOption("idColumn", id_column, "it with delivery exactly_once or at_least_once")
+    if id_column is not None and delivery != "exactly_once":
+        raise InvalidOption("idColumn", id_column, "it with delivery exactly_once")
     return SinkOptions(
         address=_address(given),
         stream=given.text("stream"),

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from millstream.broker.broker import BlockingBroker
 from millstream.spark.caps import cap
 from millstream.spark.connection import broker_at
-from millstream.spark.delivery import AtLeastOnce, Delivery, ExactlyOnce, ExactlyOnceByEventId
+from millstream.spark.delivery import AtLeastOnce, Delivery, ExactlyOnce, ExactlyOnceAt, ExactlyOnceByEventId
 from millstream.spark.entries import mapping_for, pieces
 from millstream.spark.errors import RowsMiscounted
 from millstream.spark.identity import WriteIdentity, streaming_identity
@@ -74,7 +74,8 @@ class _Writing:
             return AtLeastOnce(broker, self._options)
         if self._options.delivery == "exactly_once_by_event_id":
             return ExactlyOnceByEventId(broker, self._options)
-        return ExactlyOnce(broker, self._options, self._identity(task))
+        kind = ExactlyOnce if self._options.id_column is None else ExactlyOnceAt
+        return kind(broker, self._options, self._identity(task))
 
 
 class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
