@@ -6,6 +6,7 @@ In: commands of sessions, from any thread. Out: replies, but never one whose cha
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -27,6 +28,8 @@ from millstream.errors import BrokerClosed, DurabilityUnavailable, ServerError
 from millstream.model.clock import Clock, SystemClock
 from millstream.wire.commands import Args
 from millstream.wire.replies import ErrorReply, Push, Reply
+
+logger = logging.getLogger("millstream.embedded")
 
 Deliver = Callable[[Reply], Any]
 
@@ -96,7 +99,8 @@ class Embedded:
             self.engine.drop(session)
 
     def cancel(self, session: Session) -> bool:
-        """A waiter gives up. False: it was not waiting any more, so its answer has already been delivered."""
+        """A waiter gives up. False: it was not waiting any more, so its answer has already been delivered (or will be,
+        as soon as the journal can be written again)."""
         with self._lock:
             return self.engine.cancel(session)
 
@@ -344,6 +348,9 @@ def _start_keeper(embedded: Embedded) -> None:
                 one.keep_house()
             except BrokerClosed:
                 return
+            except Exception:
+                # Without a keeper nothing would be synced any more, and nobody would know.
+                logger.exception("housekeeping failed, and will be tried again")
             del one
 
     threading.Thread(target=keep, name="millstream-keeper", daemon=True).start()

@@ -153,27 +153,28 @@ class Persistence:
     def _keep_short(self, now_ms: int, lock: AbstractContextManager[Any]) -> None:
         if self.journal.trouble is not None:
             return
-        if self._rewrite is None:
-            if self._grown() and now_ms >= self._no_rewrite_before_ms:
+        try:
+            if self._rewrite is not None:
+                self._advance(self._rewrite, lock)
+            elif self._grown() and now_ms >= self._no_rewrite_before_ms:
                 with lock:
                     if self._rewrite is None:  # BGREWRITEAOF may have been quicker
-                        self._start_rewrite()
-            return
-        try:
-            if self._rewrite.catch_up():
-                with lock:
-                    if not self.journal.outstanding:
-                        self._rewrite.finish()
-                        self._rewrite, self._rewrite_failed = None, False
-                        logger.info("the journal %s was rewritten: %d bytes", self.journal.path, self.journal.size)
+                        self._rewrite = Rewrite(self.journal, self._files)
         except (RewriteFailed, OSError) as error:
             logger.warning("the journal %s could not be rewritten: %s", self.journal.path, error)
             self._rewrite_failed = True
             self._no_rewrite_before_ms = now_ms + REWRITE_PAUSE_MS
             self._abandon_rewrite()
 
-    def _start_rewrite(self) -> None:
-        self._rewrite = Rewrite(self.journal, self._files)
+    def _advance(self, rewrite: Rewrite, lock: AbstractContextManager[Any]) -> None:
+        if not rewrite.catch_up():
+            return
+        with lock:
+            if self.journal.outstanding:
+                return
+            rewrite.finish()
+            self._rewrite, self._rewrite_failed = None, False
+        logger.info("the journal %s was rewritten: %d bytes", self.journal.path, self.journal.size)
 
     def _abandon_rewrite(self) -> None:
         rewrite, self._rewrite = self._rewrite, None
@@ -187,7 +188,10 @@ class Persistence:
         if self._rewrite is not None:
             raise ErrorReply("ERR Background append only file rewriting already in progress")
         self._write_units()
-        self._start_rewrite()
+        try:
+            self._rewrite = Rewrite(self.journal, self._files)
+        except OSError as error:
+            raise ErrorReply(f"ERR Can't rewrite the append only file: {error.strerror}") from error
 
     def _reload(self) -> None:
         """DEBUG LOADAOF. Runs under the lock."""

@@ -205,3 +205,44 @@ def test_stopping_answers_what_was_received_and_lets_waiters_go(embedded, connec
     assert worker.rest().count(b":") == 5000
     assert waiter.rest() == b"*-1\r\n"
     assert embedded.execute(embedded.session(), (b"GET", b"n")) == b"5000"
+
+
+def test_settings_that_reach_the_server_while_it_runs(connect):
+    client = connect()
+    assert client.ask("CONFIG", "SET", "maxclients", 2) == b"OK"
+    other = connect()
+    assert other.ask("PING") == b"PONG"
+    assert connect().rest() == b"-ERR max number of clients reached\r\n"
+    assert client.ask("CONFIG", "SET", "maxclients", 100, "proto-max-bulk-len", 1 << 20) == b"OK"
+    connect().ask("PING")
+    other.send_raw(b"*2\r\n$4\r\nECHO\r\n$1048577\r\n")
+    assert other.rest() == b"-ERR Protocol error: invalid bulk length\r\n"
+    assert client.ask("CONFIG", "SET", "requirepass", "secret") == b"OK"
+    assert connect().ask("PING") == ErrorReply("NOAUTH Authentication required.")
+    assert client.ask("PING") == b"PONG"
+
+
+def test_idle_clients_are_closed_where_a_timeout_is_set_and_waiting_ones_are_not(connect):
+    waiter, listener, idle, client = connect(), connect(), connect(), connect()
+    assert idle.ask("PING") == b"PONG"
+    waiter.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
+    listener.ask("SUBSCRIBE", "c")
+    wait_for_blocked(client, 1)
+    client.ask("CONFIG", "SET", "timeout", 1)
+    assert idle.rest() == b""
+    client = connect()
+    client.ask("XADD", "s", "1-1", "f", "v")
+    assert waiter.take() == [[b"s", [[b"1-1", [b"f", b"v"]]]]]
+    assert client.ask("PUBLISH", "c", "x") == 1
+
+
+def test_config_tells_where_the_server_and_its_journal_are(tmp_path, make_server, connect):
+    durable = Embedded(directory=tmp_path, appendfsync="always")
+    server = make_server(durable)
+    client = connect(server.port)
+    assert client.ask("CONFIG", "GET", "port") == [b"port", b"%d" % server.port]
+    assert client.ask("CONFIG", "GET", "append*") == [b"appendfsync", b"always", b"appendonly", b"yes"]
+    assert client.ask("CONFIG", "GET", "dir") == [b"dir", str(tmp_path).encode()]
+    assert client.ask("CONFIG", "SET", "appendfsync", "no") == b"OK"
+    assert durable.persistence.journal.policy == "no"
+    durable.close()

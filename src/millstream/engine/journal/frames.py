@@ -2,7 +2,7 @@
 
 The seal is a PING whose argument is three numbers of eight hexadecimal digits: how many bytes of commands follow, their
 CRC-32 (begun with the CRC of the frame before, so that a frame that is missing is found too), and the CRC of these two.
-A real Redis that is fed with the file answers the PINGs and takes the commands. See docs/decisions on the journal.
+A real Redis that is fed with the file answers the PINGs and takes the commands. See docs/decisions, number 5.
 """
 
 from __future__ import annotations
