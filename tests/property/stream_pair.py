@@ -8,7 +8,7 @@ from typing import Any
 from two_servers import RealConnection, Words, decoded
 
 from millstream.engine import BLOCKED, Engine
-from millstream.wire.replies import ErrorReply, Push
+from millstream.wire.replies import ErrorReply
 from millstream.wire.resp import encode
 
 AN_HOUR_MS = 3_600_000
@@ -84,10 +84,17 @@ def comparable(reply: Any) -> Any:
     """The reply with its kinds; times are rounded, because the two servers do not look at the clock at once."""
     if isinstance(reply, ErrorReply):
         return "error", reply.text
-    if isinstance(reply, list) and not isinstance(reply, Push):
-        return type(reply).__name__, [comparable(item) for item in reply]
-    if isinstance(reply, int) and reply > 400_000 and reply < 1 << 53:
-        return "a time", round(reply / AN_HOUR_MS, 1)
-    if isinstance(reply, int) and 300 < reply <= 400_000:
-        return "a time", 0
+    if isinstance(reply, list):
+        items = [comparable(item) for item in reply]
+        for at in _places_of_times(reply):
+            items[at] = "a time", round(reply[at] / AN_HOUR_MS, 1)
+        return type(reply).__name__, items
     return type(reply).__name__, reply
+
+
+def _places_of_times(reply: list[Any]) -> list[int]:
+    """In a pending entry (id, consumer, time, deliveries; XINFO leaves the consumer out), and behind a name."""
+    kinds = [type(item) for item in reply]
+    if kinds == [bytes, bytes, int, int] or kinds == [bytes, int, int]:
+        return [len(reply) - 2]
+    return [at for at in range(1, len(reply)) if reply[at - 1] in (b"idle", b"seen-time") and kinds[at] is int]

@@ -8,17 +8,20 @@ for times, which are compared with tolerance.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from stream_commands import SPEAKERS, STEPS, STEPS_WITH_WAITS, ending
-from stream_pair import StreamPair
-from two_servers import Step
+from stream_pair import StreamPair, comparable
+from two_servers import RealConnection, Step, Words, decoded
 
+from millstream.engine import Engine
 from millstream.testing import RedisProcess
+from millstream.wire.resp import encode
 
-EXAMPLES = int(os.environ.get("MILLSTREAM_FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("MILLSTREAM_FUZZ_EXAMPLES", "500"))
 PROFILE = settings(
     max_examples=EXAMPLES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck), database=None
 )
@@ -54,3 +57,56 @@ def test_the_same_waits(redis: RedisProcess, protocol: int, steps: list[Step]) -
         pair.end_waits()
         for at, words in ending():
             pair.step(at, words)
+
+
+# --- where nodes end ------------------------------------------------------------------------------------------------
+
+SIZES = [[85], [1, 2, 3], [10, 20, 60, 64], [85, 86, 150], [200, 5000], [19, 20, 21], [63, 64, 125, 126], [4090, 17000]]
+LIMITS = [("100", "4096"), ("100", "4096"), ("10", "500"), ("0", "60"), ("1", "0"), ("150", "100000"), ("1000", "0")]
+
+
+def random_words(chance: random.Random, names: list[bytes], sizes: list[int]) -> Words:
+    words: list[bytes] = []
+    for name in names if chance.random() < 0.7 else [chance.choice(names)]:
+        number = chance.choice([1, -1, 127, 128, 4096, -4097, 2**31, 2**63 - 1, 2**63, 10 ** chance.randrange(20)])
+        words += [name, b"x" * chance.choice(sizes) if chance.random() < 0.8 else b"%d" % number]
+    return tuple(words)
+
+
+@pytest.mark.parametrize("seed", range(max(12, EXAMPLES // 20)))
+def test_nodes_end_where_those_of_redis_end(redis: RedisProcess, seed: int) -> None:
+    """Entries with ids by the clock, which take a short way in the engine; Redis is told the same ids."""
+    chance = random.Random(seed)
+    engine = Engine(now_ms=1)
+    session, theirs = engine.session(), RealConnection(redis.port)
+    theirs.ask(b"FLUSHALL")
+    now_ms = chance.choice([1, 1000, 1_700_000_000_000])
+    names = chance.choice([[b"event"], [b"f", b"g"], [b"event", b"other"], [b"1"]])
+    sizes, jump, deletes = chance.choice(SIZES), chance.choice([0, 1, 200, 10**7, 2**33]), chance.choice([0, 0.02, 0.2])
+
+    def both(*words: bytes) -> None:
+        ours, real = engine.execute(session, words, now_ms), theirs.ask(*words)
+        assert comparable(decoded(encode(ours))[0]) == comparable(real), words
+
+    def limit() -> None:
+        entries, size = chance.choice(LIMITS)
+        both(b"CONFIG", b"SET", b"stream-node-max-entries", entries.encode())
+        both(b"CONFIG", b"SET", b"stream-node-max-bytes", size.encode())
+
+    limit()
+    ids: list[bytes] = []
+    for _ in range(300):
+        now_ms += chance.choice([0, 0, 0, 0, 1, 1, jump, -5])
+        now_ms = max(now_ms, 1)
+        words = random_words(chance, names, sizes)
+        ids.append(engine.execute(session, (b"XADD", b"s", b"*", *words), now_ms))
+        assert theirs.ask(b"XADD", b"s", ids[-1], *words) == ids[-1]
+        if chance.random() < deletes:
+            both(b"XDEL", b"s", chance.choice(ids[-30:]), chance.choice(ids))
+        if chance.random() < 0.02:
+            both(b"XTRIM", b"s", b"MAXLEN", chance.choice([b"~", b"="]), b"%d" % chance.randrange(len(ids)))
+        if chance.random() < 0.01:
+            limit()
+        both(b"XINFO", b"STREAM", b"s")
+    both(b"XRANGE", b"s", b"-", b"+")
+    theirs.close()

@@ -169,6 +169,11 @@ class Engine:
         if db.attended:
             self._attend(db, key)
 
+    def wake(self, db: Database, key: bytes) -> None:
+        """Those who wait for the key look again, although its value is the same to those who watch it."""
+        if key in db.blocked:
+            self._ready[db.index, key] = None
+
     def _attend(self, db: Database, key: bytes) -> None:
         for session in db.watchers.get(key, ()):
             session.dirty = True

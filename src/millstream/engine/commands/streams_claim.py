@@ -13,7 +13,7 @@ from millstream.engine.stream import Consumer, Group, Stream, reading
 from millstream.engine.stream.delivery import record_position
 from millstream.engine.stream.dump import claim
 from millstream.engine.stream.ids import format_id, parse_end, parse_id, parse_start, read_id
-from millstream.engine.stream.lookup import consumer_of, group_changed, group_of, shown
+from millstream.engine.stream.lookup import consumer_of, changed_unwatched, group_of, shown
 from millstream.engine.stream.pending import Holding
 from millstream.wire.replies import NIL_ARRAY, ErrorReply, Reply
 
@@ -121,7 +121,7 @@ class _Claims:
     def drop(self, entry_id: int) -> None:
         """The entry is gone from the stream, so it is pending no longer."""
         self.group.release(entry_id)
-        group_changed(self.db, self.key)
+        changed_unwatched(self.db, self.key)
         if self.engine.recording:
             self.engine.record(self.db, b"XACK", self.key, self.group.name, format_id(entry_id))
 
@@ -131,7 +131,7 @@ class _Claims:
         holding: Holding = (self.consumer, time_ms, deliveries)
         self.group.hold(entry_id, holding)
         self.replies.append(format_id(entry_id) if just_id else reading.entry(self.stream, entry_id))
-        group_changed(self.db, self.key)
+        changed_unwatched(self.db, self.key)
         if self.engine.recording:
             self.engine.record(self.db, *claim(self.key, self.group.name, entry_id, holding))
 
@@ -167,7 +167,7 @@ def xclaim(session: Session, args: Sequence[bytes]) -> Reply:
             deliveries += 1
         claims.take(entry_id, options.time_ms, deliveries, just_id=options.just_id)
     if moved:
-        group_changed(db, key)
+        changed_unwatched(db, key)
         record_position(db, key, group)
     return claims.replies
 

@@ -13,7 +13,7 @@ from millstream.engine.session import Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
 from millstream.engine.stream.delivery import Delivery
 from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids, parse_loose_id
-from millstream.engine.stream.lookup import consumer_of, group_changed, shown
+from millstream.engine.stream.lookup import consumer_of, changed_unwatched, shown
 from millstream.engine.stream.read_options import BLOCKED_COUNT, ReadOptions
 from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
 
@@ -112,7 +112,7 @@ def xgroup_create(session: Session, args: Sequence[bytes]) -> Reply:
     if name in stream.groups:
         raise ErrorReply("BUSYGROUP Consumer Group name already exists")
     stream.groups[name] = Group(name, last_id, entries_read)
-    group_changed(db, key)
+    changed_unwatched(db, key)
     engine.notify(db, STREAM, b"xgroup-create", key)
     engine.record(db, *args)
     return OK
@@ -125,7 +125,7 @@ def xgroup_setid(session: Session, args: Sequence[bytes]) -> Reply:
     stream, group = _group(session, key, args[3])
     group.last_id = stream.last_id if args[4] == b"$" else parse_loose_id(args[4], 0)
     group.entries_read = entries_read
-    group_changed(db, key)
+    changed_unwatched(db, key)
     db.engine.notify(db, STREAM, b"xgroup-setid", key)
     db.engine.record(db, *args)
     return OK
@@ -136,7 +136,8 @@ def xgroup_destroy(session: Session, args: Sequence[bytes]) -> Reply:
     db, key = session.db, args[2]
     if _stream(session, key).groups.pop(args[3], None) is None:
         return 0
-    db.engine.modified(db, key)  # those who wait in this group are told
+    changed_unwatched(db, key)
+    db.engine.wake(db, key)  # those who wait in this group are told
     db.engine.notify(db, STREAM, b"xgroup-destroy", key)
     db.engine.record(db, *args)
     return 1
@@ -159,7 +160,7 @@ def xgroup_delconsumer(session: Session, args: Sequence[bytes]) -> Reply:
     if consumer is None:
         return 0
     released = group.remove_consumer(consumer)
-    group_changed(db, key)
+    changed_unwatched(db, key)
     db.engine.notify(db, STREAM, b"xgroup-delconsumer", key)
     db.engine.record(db, *args)
     return released
@@ -189,7 +190,7 @@ def xreadgroup(session: Session, args: Sequence[bytes]) -> Reply:
 
 def _plan(db: Database, options: ReadOptions, key: bytes, raw: bytes) -> tuple[Delivery, int | None]:
     """The group of one stream, and the id from which on its history is wanted; None for new entries."""
-    stream = db.find_as(key, Stream)
+    stream = db.read_as(key, Stream)
     assert options.group is not None
     group = None if stream is None else stream.groups.get(options.group)
     if stream is None or group is None:
@@ -230,12 +231,12 @@ def _wait(db: Database, options: ReadOptions) -> Block:
 @command("XACK", arity=-4, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))
 def xack(session: Session, args: Sequence[bytes]) -> Reply:
     db, key = session.db, args[1]
-    stream = db.find_as(key, Stream)
+    stream = db.read_as(key, Stream)
     group = None if stream is None else stream.groups.get(args[2])
     if group is None:
         return 0
     released = group.release_all(parse_ids(args[3:]))
     if released:
-        group_changed(db, key, released)
+        changed_unwatched(db, key, released)
         db.engine.record(db, *args)
     return released

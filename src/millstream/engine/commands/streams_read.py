@@ -71,7 +71,7 @@ def xread(session: Session, args: Sequence[bytes]) -> Reply:
 
 def _start(db: Database, key: bytes, raw: bytes) -> int:
     """The id that the client has seen last. ``$`` is the stream's last one, as things stand now."""
-    stream = db.find_as(key, Stream)
+    stream = db.read_as(key, Stream)
     if raw == b"$":
         return 0 if stream is None else stream.last_id
     if raw == b">":

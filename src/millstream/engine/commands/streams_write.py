@@ -13,7 +13,7 @@ from millstream.engine.session import Session
 from millstream.engine.stream import Stream
 from millstream.engine.stream.ids import ID_MAX, SEQ_BITS, SEQ_MAX, parse_id, parse_new_id
 from millstream.engine.stream.listpack import MAX_BYTES
-from millstream.engine.stream.lookup import modified_quietly
+from millstream.engine.stream.lookup import changed_unwatched, modified_quietly
 from millstream.engine.stream.stream import EXHAUSTED
 from millstream.engine.stream.trim import Trim
 from millstream.wire.replies import OK, ErrorReply, Reply
@@ -246,7 +246,7 @@ def xsetid(session: Session, args: Sequence[bytes]) -> Reply:
         stream.entries_added = added
     if max_deleted_id:
         stream.max_deleted_id = max_deleted_id
-    modified_quietly(db, key)
+    changed_unwatched(db, key)
     engine.notify(db, STREAM, b"xsetid", key)
     engine.record(db, *args)
     return OK

@@ -9,7 +9,7 @@ from millstream.engine.stream.dump import claim
 from millstream.engine.stream.group import Consumer, Group
 from millstream.engine.stream.ids import format_id
 from millstream.engine.stream.lag import advance_all
-from millstream.engine.stream.lookup import group_changed
+from millstream.engine.stream.lookup import changed_unwatched
 from millstream.engine.stream.node import EntryReply
 from millstream.engine.stream.stream import Stream
 from millstream.wire.replies import NIL_ARRAY
@@ -35,7 +35,7 @@ class Delivery(NamedTuple):
         db, key, stream, group = self
         engine = db.engine
         entries, ids = reading.entries_and_ids(stream, group.last_id + 1, count)
-        group_changed(db, key)
+        changed_unwatched(db, key)
         if not ids:
             return entries
         advance_all(stream, group, ids)
@@ -54,7 +54,7 @@ class Delivery(NamedTuple):
         shown by its id alone."""
         db, key, stream, group = self
         engine = db.engine
-        group_changed(db, key)
+        changed_unwatched(db, key)
         found: list[EntryReply] = []
         for entry_id, (_, _, deliveries) in consumer.pending.page(after + 1, count or len(consumer.pending)):
             entry = reading.entry(stream, entry_id)

@@ -21,7 +21,7 @@ def shown(word: bytes) -> str:
 
 def group_of(session: Session, key: bytes, name: bytes) -> tuple[Stream, Group]:
     """A group that must be there."""
-    stream = session.db.find_as(key, Stream)
+    stream = session.db.read_as(key, Stream)
     group = None if stream is None else stream.groups.get(name)
     if stream is None or group is None:
         raise ErrorReply(f"NOGROUP No such key '{shown(key)}' or consumer group '{shown(name)}'")
@@ -48,11 +48,11 @@ def modified_quietly(db: Database, key: bytes, changes: int = 1) -> None:
     for it goes on waiting, as in Redis, where XADD alone wakes readers."""
     for session in db.watchers.get(key, ()):
         session.dirty = True
-    group_changed(db, key, changes)
+    changed_unwatched(db, key, changes)
 
 
-def group_changed(db: Database, key: bytes, changes: int = 1) -> None:
-    """A group is not the stream's value: who watches the key is not told, as in Redis. The account of memory is."""
+def changed_unwatched(db: Database, key: bytes, changes: int = 1) -> None:
+    """A group changed, or a counter: who watches the key is not told, as in Redis. The account of memory is."""
     engine = db.engine
     engine.dirty += changes
     if engine.memory.limit:
