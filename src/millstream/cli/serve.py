@@ -37,6 +37,7 @@ def command(
     """Serve an embedded broker to redis-cli and any Redis client."""
     from millstream.broker.embedded import Embedded
     from millstream.server import Server, ServerLimits
+    from millstream.server.descriptors import make_room_for
 
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     secret = _password(password, password_file)
@@ -48,7 +49,8 @@ def command(
     )
     try:
         embedded.set_maxmemory(parse_size(maxmemory))
-        server = Server(embedded, host, port, unix_socket=unixsocket, limits=ServerLimits(clients=maxclients))
+        limits = ServerLimits(clients=make_room_for(maxclients))
+        server = Server(embedded, host, port, unix_socket=unixsocket, limits=limits)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.request_stop())
         if not quiet:

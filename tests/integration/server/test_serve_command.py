@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -104,6 +105,23 @@ def _fits(client, number):
         return bool(client.set(f"k{number}", "x" * 1000))
     except redis.exceptions.OutOfMemoryError:
         return False
+
+
+def test_clients_are_limited_by_what_the_process_may_open():
+    few_files = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    process = ServeProcess(planted=few_files).start()
+    clients = [redis.Redis(port=process.port, single_connection_client=True) for _ in range(31)]
+    assert all(client.ping() for client in clients)
+    assert clients[0].config_get("maxclients") == {"maxclients": "32"}
+    with socket.create_connection(("127.0.0.1", process.port)), \
+         socket.create_connection(("127.0.0.1", process.port)) as refused_one:  # fmt: skip
+        assert refused_one.recv(100) == b"-ERR max number of clients reached\r\n"
+        assert clients[0].ping()
+    for client in clients:
+        client.close()
+    code, _, errors = process.stop()
+    assert code == 0
+    assert "room for 32 clients, not 10000" in errors
 
 
 def test_debug_is_off_unless_asked_for(tmp_path):
