@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import update_wrapper
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from millstream.broker.site import Site
@@ -44,7 +44,7 @@ def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P],
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
 
-    update_wrapper(method, operation)
+    _dress(method, operation)
     return method
 
 
@@ -65,7 +65,7 @@ def with_short_way(
                 return result
         return await long(broker, *args, **kwargs)
 
-    update_wrapper(method, operation)
+    _dress(method, operation)
     return method
 
 
@@ -88,5 +88,17 @@ def blocking(operation: Operation[P, R]) -> Callable[Concatenate[BlockingBroker,
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
 
-    update_wrapper(method, operation)
+    _dress(method, operation)
     return method
+
+
+def _dress(method: Any, operation: Operation[P, R]) -> None:
+    """Gives the method the operation's name, promises and parameters; ``self`` stands where ``site`` stood."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(method, name, getattr(operation, name))
+    inner = signature(operation)
+    own = Parameter("self", Parameter.POSITIONAL_ONLY)
+    result = str(inner.return_annotation).removeprefix("Conversation[").removesuffix("]")
+    method.__signature__ = inner.replace(
+        parameters=[own, *list(inner.parameters.values())[1:]], return_annotation=result
+    )

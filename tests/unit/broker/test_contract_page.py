@@ -1,0 +1,40 @@
+"""docs/contract.md is true: every operation is on it, and every companion key; its examples run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from millstream import Broker
+from millstream.broker.keys import LEGEND
+from millstream.broker.operations import groups, info, keyed, once, pending, reading, trimming, unique, writing
+
+PAGE = (Path(__file__).parents[3] / "docs" / "contract.md").read_text()
+OWN = {groups, info, keyed, once, pending, reading, trimming, unique, writing}
+
+
+def test_every_operation_is_named() -> None:
+    modules = {module.__name__ for module in OWN}
+    ours = [name for name, value in inspect.getmembers(Broker, callable) if getattr(value, "__module__", "") in modules]
+
+    assert len(ours) > 40
+    assert [name for name in ours if f"`{name}`" not in PAGE] == []
+
+
+def test_every_companion_key_is_named() -> None:
+    rows = [f"| `{line.suffix}` | {line.holds} | {line.ends} |" for line in LEGEND]
+
+    assert [row for row in rows if row not in PAGE] == []
+
+
+def test_the_examples_run() -> None:
+    for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(example, "docs/contract.md", "exec"), {"__name__": "__main__"})
+
+
+def test_a_method_looks_like_a_method() -> None:
+    shown = str(inspect.signature(Broker.xlen))
+
+    assert shown == "(self, /, stream: 'Name') -> 'int'"
+    assert Broker.xlen.__doc__
