@@ -81,6 +81,7 @@ class DeadLetterWriter:
             F.col("stage"),
             F.coalesce(F.col("payload"), Native().column()).alias("payload"),
             F.col("table"),
+            F.col("key"),
             F.lit(self._plan.pipeline.name).alias("pipeline"),
             F.lit(str(write.version)).alias("batch"),
             # One event can fail at several sinks; each is a dead letter of its own.

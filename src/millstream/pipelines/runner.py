@@ -40,6 +40,7 @@ class Runner:
         self._observer = observer
         self._session: SparkSession | None = None
         self._stopping = threading.Event()
+        self._told: dict[str, int] = {}
         self.runs: dict[str, PipelineRun] = {}
 
     def start(self) -> Self:
@@ -61,15 +62,21 @@ class Runner:
         while not self._stopping.wait(_LOOK_S):
             states = [run.check() for run in self.runs.values()]
             standings = self.standings()
-            for standing in standings:
-                if standing.progress:
-                    self._observer("pipeline.progress", pipeline=standing.name, **standing.progress)
+            self._tell_progress(standings)
             if each is not None:
                 each(standings)
             if all(state in ("finished", "failed", "stopped") for state in states):
                 break
         self.stop_all()
         return all(run.state != "failed" for run in self.runs.values())
+
+    def _tell_progress(self, standings: list[Standing]) -> None:
+        """Once for each batch: Spark shows the last one's progress until the next is done."""
+        for standing in standings:
+            batch = standing.progress.get("batch")
+            if batch is not None and self._told.get(standing.name) != batch:
+                self._told[standing.name] = batch
+                self._observer("pipeline.progress", pipeline=standing.name, **standing.progress)
 
     def ask_to_stop(self) -> None:
         """For signal handlers: returns at once; ``wait`` does the rest, between batches."""

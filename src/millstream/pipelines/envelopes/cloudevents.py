@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, quoted
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, plain, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -36,7 +36,7 @@ class CloudEvents(Envelope):
         stamp = F.timestamp_millis(F.col("ts_ms"))
         time = F.date_format(F.to_utc_timestamp(stamp, F.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
         data = json_object(
-            op=or_null(quoted(F.col("op"))),
+            op=or_null(plain(F.col("op"))),
             ts_ms=number(F.col("ts_ms")),
             before=or_null(F.col("before")),
             after=or_null(F.col("after")),

@@ -56,5 +56,13 @@ def members(*pairs: tuple[str, Column]) -> Column:
     """A JSON object from optional texts: a null leaves its member out."""
     from pyspark.sql import functions as F
 
-    shown = [F.concat(F.lit(f'"{name}":'), quoted(text)) for name, text in pairs]
-    return F.concat(F.lit("{"), F.concat_ws(",", *shown), F.lit("}"))
+    shown = [F.coalesce(F.concat(F.lit(f',"{name}":'), quoted(text)), F.lit("")) for name, text in pairs]
+    # Whichever member comes first brings a comma that nobody needs.
+    return F.concat(F.lit("{"), F.substring(F.concat(*shown), F.lit(2), F.lit(2**31 - 1)), F.lit("}"))
+
+
+def plain(text: Column) -> Column:
+    """Text that is known to need no escaping, as a JSON string."""
+    from pyspark.sql import functions as F
+
+    return F.concat(F.lit('"'), text, F.lit('"'))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, members, number, or_null, quoted
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, members, number, or_null, plain, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -19,7 +19,7 @@ class Native(Envelope):
         source = members(*((name, F.col(name)) for name in ("name", "db", "schema", "table")))
         return json_object(
             id=quoted(F.col("id")),
-            op=or_null(quoted(F.col("op"))),
+            op=or_null(plain(F.col("op"))),
             ts_ms=number(F.col("ts_ms")),
             source=source,
             before=or_null(F.col("before")),

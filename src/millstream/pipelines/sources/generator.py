@@ -44,22 +44,16 @@ class GeneratorSource(Source):
         """Row numbers and times as events. Also what a test gives as a batch."""
         from pyspark.sql import functions as F
 
-        from millstream.pipelines.sources.stories import Story
+        from millstream.pipelines.sources.stories import tell
 
         name = self.config.id or "generator"
-        story = Story(self.config.seed, F.col("n"))
         columns = {
             "id": F.concat(F.lit(f"{name}-{self.config.seed}:"), F.col("n").cast("string")),
-            "key": story.key(),
             "name": F.lit(name),
             "db": F.lit("shop"),
-            "table": story.table(),
-            "op": story.op(),
-            "before": story.before(),
-            "after": story.after(),
-            "ts_ms": F.col("ts_ms"),
         }
-        return event_frame(numbers, columns)
+        columns |= {each: F.col(each) for each in ("key", "table", "op", "before", "after", "ts_ms")}
+        return event_frame(tell(numbers, self.config.seed), columns)
 
     def can_fail(self) -> bool:
         return False

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 FIELDS = {
     "customers": frozenset({"id", "name", "email", "city", "tier"}),
@@ -52,122 +52,107 @@ STEPS = (
 )
 
 
-class Story:
-    """The columns of row ``n``."""
+def tell(numbers: DataFrame, seed: int) -> DataFrame:
+    """Row numbers (``n``) with what happened: table, op, key, before, after beside them.
 
-    def __init__(self, seed: int, n: Column) -> None:
+    In steps, each a projection of its own: what the next step uses twice Spark then computes once.
+    """
+    from pyspark.sql import functions as F
+
+    step = F.pmod(F.col("n"), F.lit(len(STEPS))).cast("int")
+    placed = numbers.withColumn("_step", step)
+    beat = F.floor(F.col("n") / len(STEPS)) + F.lit(FIRST_CUSTOMER)
+    placed = placed.withColumn("_customer", beat - _by_step([one.beats_back for one in STEPS]))
+    placed = placed.withColumn("_order", F.col("_customer") * 2 + _by_step([one.order for one in STEPS]))
+    # Everything of a row but its state, which comes last: what was before differs from what is after in that alone.
+    row = _Row(seed)
+    head = F.when(_among("orders"), row.order()).when(_among("payments"), row.payment()).otherwise(row.customer())
+    told = placed.withColumns(
+        {
+            "table": _by_step([one.table for one in STEPS]),
+            "op": _by_step([one.op for one in STEPS]),
+            "key": F.when(_among("orders"), F.col("_order")).otherwise(F.col("_customer")).cast("string"),
+            "_head": head,
+        }
+    )
+    return told.withColumns(
+        {"before": _closed([one.old for one in STEPS]), "after": _closed([one.new for one in STEPS])}
+    )
+
+
+def _by_step(values: Sequence[object]) -> Column:
+    """A constant for each step: an array that the generated code indexes, not a chain of comparisons."""
+    from pyspark.sql import functions as F
+
+    return F.element_at(F.array(*(F.lit(value) for value in values)), F.col("_step") + 1)
+
+
+def _among(table: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("_step").isin(*(i for i, one in enumerate(STEPS) if one.table == table))
+
+
+def _closed(states: Sequence[str | None]) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.concat(F.col("_head"), _by_step(states), F.lit('"}'))
+
+
+class _Row:
+    """The rows of the three tables as JSON, up to the opening quote of their state."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def customer(self) -> Column:
         from pyspark.sql import functions as F
 
-        self._seed = F.lit(seed).cast("bigint")
-        self._step = F.pmod(n, F.lit(len(STEPS))).cast("int")
-        beats_back = self._by_step([step.beats_back for step in STEPS])
-        self._customer = F.floor(n / len(STEPS)) + F.lit(FIRST_CUSTOMER) - beats_back
-        self._order = self._customer * 2 + self._by_step([step.order for step in STEPS])
+        me = F.col("_customer")
+        first, last = self._pick(1, me, _FIRST), self._pick(2, me, _LAST)
+        return _text(
+            '{"id":', me, ',"name":"', first, " ", last, '","email":"', F.lower(last), me, '@example.com","city":"',
+            self._pick(3, me, _CITY), '","tier":"',
+        )  # fmt: skip
 
-    def table(self) -> Column:
-        return self._by_step([step.table for step in STEPS])
-
-    def op(self) -> Column:
-        return self._by_step([step.op for step in STEPS])
-
-    def key(self) -> Column:
+    def order(self) -> Column:
         from pyspark.sql import functions as F
 
-        is_order = self._among("orders")
-        return F.when(is_order, self._order).otherwise(self._customer).cast("string")
+        me = F.col("_order")
+        return _text(
+            '{"id":', me, ',"customer_id":', F.col("_customer"), ',"amount":', self._amount(me), ',"currency":"',
+            self._pick(4, me, _CURRENCY), '","items":', self._below(5, me, 5) + F.lit(1), ',"status":"',
+        )  # fmt: skip
 
-    def before(self) -> Column:
-        return self._row([step.old for step in STEPS])
-
-    def after(self) -> Column:
-        return self._row([step.new for step in STEPS])
-
-    def _by_step(self, values: Sequence[object]) -> Column:
-        """A constant for each step: an array that the generated code indexes, not a chain of comparisons."""
+    def payment(self) -> Column:
+        """Over its order's amount: both come from the order's number."""
         from pyspark.sql import functions as F
 
-        return F.element_at(F.array(*(F.lit(value) for value in values)), self._step + 1)
+        me = F.col("_customer")
+        return _text(
+            '{"id":', me, ',"order_id":', me * 2, ',"amount":', self._amount(me * 2), ',"method":"',
+            self._pick(6, me, _METHOD), '","status":"',
+        )  # fmt: skip
 
-    def _among(self, table: str) -> Column:
-        return self._step.isin(*(i for i, step in enumerate(STEPS) if step.table == table))
-
-    def _row(self, states: Sequence[str | None]) -> Column:
+    def _amount(self, order: Column) -> Column:
         from pyspark.sql import functions as F
 
-        state = self._by_step(states)
-        row = (
-            F.when(self._among("orders"), self._order_row(state))
-            .when(self._among("payments"), self._payment_row(state))
-            .otherwise(self._customer_row(state))
-        )
-        return F.when(state.isNotNull(), row)
+        units, cents = self._below(7, order, 500) + F.lit(1), self._below(8, order, 90) + F.lit(10)
+        return _text(units, ".", cents)
 
-    def _customer_row(self, tier: Column) -> Column:
+    def _below(self, what: int, key: Column, bound: int) -> Column:
         from pyspark.sql import functions as F
 
-        first, last = self._pick("first", self._customer, _FIRST), self._pick("last", self._customer, _LAST)
-        email = F.concat(
-            F.lower(first), F.lit("."), F.lower(last), self._customer.cast("string"), F.lit("@example.com")
-        )
-        return _object(
-            id=self._customer,
-            name=_text(F.concat(first, F.lit(" "), last)),
-            email=_text(email),
-            city=_text(self._pick("city", self._customer, _CITY)),
-            tier=_text(tier),
-        )
+        return F.pmod(F.xxhash64(F.lit(self._seed), F.lit(what), key), F.lit(bound))
 
-    def _order_row(self, status: Column) -> Column:
-        from pyspark.sql import functions as F
-
-        return _object(
-            id=self._order,
-            customer_id=self._customer,
-            status=_text(status),
-            amount=self._amount(),
-            currency=_text(self._pick("currency", self._order, _CURRENCY)),
-            items=self._below("items", self._order, 5) + F.lit(1),
-        )
-
-    def _payment_row(self, status: Column) -> Column:
-        return _object(
-            id=self._customer,
-            order_id=self._customer * 2,
-            amount=self._amount(),
-            method=_text(self._pick("method", self._customer, _METHOD)),
-            status=_text(status),
-        )
-
-    def _amount(self) -> Column:
-        """A payment is over its order's amount: both come from the order's number."""
-        from pyspark.sql import functions as F
-
-        order = F.when(self._among("payments"), self._customer * 2).otherwise(self._order)
-        cents = self._below("amount", order, 50_000) + F.lit(100)
-        return (cents.cast("decimal(9,0)") / F.lit(100).cast("decimal(3,0)")).cast("decimal(9,2)")
-
-    def _below(self, what: str, key: Column, bound: int) -> Column:
-        from pyspark.sql import functions as F
-
-        return F.pmod(F.xxhash64(self._seed, F.lit(what), key), F.lit(bound))
-
-    def _pick(self, what: str, key: Column, words: Sequence[str]) -> Column:
+    def _pick(self, what: int, key: Column, words: Sequence[str]) -> Column:
         from pyspark.sql import functions as F
 
         index = self._below(what, key, len(words)).cast("int") + 1
         return F.element_at(F.array(*(F.lit(word) for word in words)), index)
 
 
-def _text(column: Column) -> Column:
+def _text(*parts: str | Column) -> Column:
     from pyspark.sql import functions as F
 
-    return F.concat(F.lit('"'), column, F.lit('"'))
-
-
-def _object(**members: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    parts: list[Column] = []
-    for name, value in members.items():
-        parts += [F.lit(("," if parts else "{") + f'"{name}":'), value.cast("string")]
-    return F.concat(*parts, F.lit("}"))
+    return F.concat(*(F.lit(part) if isinstance(part, str) else part.cast("string") for part in parts))

@@ -1,0 +1,120 @@
+"""What a pipeline's facts mean as metrics, under the names that people's dashboards already have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from millstream.observe.metrics import LATENCY_BUCKETS
+
+_STATES = ("new", "running", "paused", "stopped", "finished", "failed")
+_STAGES = {"latestOffset": "source", "addBatch": "batch", "walCommit": "plan", "commitOffsets": "commit"}
+
+
+class PipelineMetrics:
+    """An observer: call it with facts. Facts of other rooms are ignored."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        one, sink = ["pipeline"], ["pipeline", "sink"]
+
+        def counter(name: str, text: str, labels: list[str]) -> Counter:
+            return Counter(f"millstream_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, labels: list[str]) -> Gauge:
+            return Gauge(f"millstream_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, labels: list[str]) -> Histogram:
+            return Histogram(f"millstream_{name}", text, labels, buckets=LATENCY_BUCKETS, registry=registry)
+
+        self._source_events = counter("source_events_total", "Events read.", one)
+        self._source_lag = gauge("source_lag_seconds", "Age of the newest event of the last batch, at its end.", one)
+        self._source_errors = counter("source_errors_total", "Times that a pipeline failed outside its sinks.", one)
+        self._late = counter("late_events_total", "Events that came after their watermark.", one)
+        self._batch_events = Histogram(
+            "millstream_batch_events",
+            "Events in a batch.",
+            one,
+            buckets=tuple(10**n for n in range(8)),
+            registry=registry,
+        )
+        self._stage = histogram("stage_latency_seconds", "Time that a batch spent in a stage.", ["pipeline", "stage"])
+        self._sink_events = counter("sink_events_total", "Events delivered.", sink)
+        self._sink_batches = counter("sink_batch_total", "Batches delivered.", sink)
+        self._sink_bytes = counter("sink_bytes_total", "Bytes of events delivered through Spark.", sink)
+        self._sink_latency = histogram("sink_latency_seconds", "Time to deliver a batch, retries included.", sink)
+        self._sink_errors = counter("sink_errors_total", "Attempts to deliver that failed.", sink)
+        self._sink_status = gauge("sink_checkpoint_status", "1: the sink has the last batch; 0: it is behind.", sink)
+        self._spooled = gauge("sink_spooled_batches", "Batches that wait on disk for an optional sink.", sink)
+        self._dropped = counter("sink_dropped_batches_total", "Batches that a full spool gave up.", sink)
+        self._checkpoints = counter("checkpoints_total", "Batches finished.", one)
+        self._last_checkpoint = gauge("last_checkpoint_ts", "When the last batch was finished, in seconds.", one)
+        self._e2e = histogram("e2e_latency_seconds", "Age of a batch's oldest event, when the sinks have it.", one)
+        self._status = gauge("pipeline_status", "1 for the state that the pipeline is in.", ["pipeline", "state"])
+        self._dlq_events = counter("dlq_events_total", "Events that became dead letters.", one)
+        self._dlq_rejected = counter("dlq_rejected_total", "Dead letters that a full stream refused.", one)
+        self._dlq_entries = gauge("dlq_entries", "Dead letters in the stream.", one)
+        self._dlq_saturation = gauge("dlq_saturation_ratio", "Dead letters over their maximum.", one)
+        self._on: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "pipeline.batch": self._batch,
+            "pipeline.sink": self._sink,
+            "pipeline.sink_error": self._sink_error,
+            "pipeline.spooled": self._waiting,
+            "pipeline.delivered": self._waiting,
+            "pipeline.spool_dropped": lambda f: self._dropped.labels(f["pipeline"], f["sink"]).inc(),
+            "pipeline.dead_letters": self._dead_letters,
+            "pipeline.dead_letters_rejected": lambda f: self._dlq_rejected.labels(f["pipeline"]).inc(f["events"]),
+            "pipeline.progress": self._progress,
+            "pipeline.status": self._state,
+        }
+
+    def __call__(self, name: str, /, **facts: Any) -> None:
+        handle = self._on.get(name)
+        if handle is not None:
+            handle(facts)
+
+    def _batch(self, facts: Mapping[str, Any]) -> None:
+        pipeline = facts["pipeline"]
+        self._source_events.labels(pipeline).inc(facts["events"])
+        self._batch_events.labels(pipeline).observe(facts["events"])
+        self._checkpoints.labels(pipeline).inc()
+        self._last_checkpoint.labels(pipeline).set(time.time())
+        if "oldest_age_ms" in facts:
+            self._e2e.labels(pipeline).observe(max(0.0, facts["oldest_age_ms"] / 1000))
+            self._source_lag.labels(pipeline).set(max(0.0, facts["newest_age_ms"] / 1000))
+
+    def _sink(self, facts: Mapping[str, Any]) -> None:
+        labels = (facts["pipeline"], facts["sink"])
+        self._sink_events.labels(*labels).inc(facts["rows"])
+        self._sink_batches.labels(*labels).inc()
+        self._sink_bytes.labels(*labels).inc(facts["bytes"])
+        self._sink_latency.labels(*labels).observe(facts["s"])
+        self._sink_status.labels(*labels).set(1)
+        self._stage.labels(facts["pipeline"], "sink").observe(facts["s"])
+
+    def _sink_error(self, facts: Mapping[str, Any]) -> None:
+        self._sink_errors.labels(facts["pipeline"], facts["sink"]).inc()
+        self._sink_status.labels(facts["pipeline"], facts["sink"]).set(0)
+
+    def _waiting(self, facts: Mapping[str, Any]) -> None:
+        self._spooled.labels(facts["pipeline"], facts["sink"]).set(facts["waiting"])
+        self._sink_status.labels(facts["pipeline"], facts["sink"]).set(0 if facts["waiting"] else 1)
+
+    def _dead_letters(self, facts: Mapping[str, Any]) -> None:
+        self._dlq_events.labels(facts["pipeline"]).inc(facts["events"])
+        self._dlq_entries.labels(facts["pipeline"]).set(facts["entries"])
+        self._dlq_saturation.labels(facts["pipeline"]).set(facts["saturation"])
+
+    def _progress(self, facts: Mapping[str, Any]) -> None:
+        self._late.labels(facts["pipeline"]).inc(facts.get("late_rows", 0))
+        for spark, ours in _STAGES.items():
+            if spark in facts["durations_ms"]:
+                self._stage.labels(facts["pipeline"], ours).observe(facts["durations_ms"][spark] / 1000)
+
+    def _state(self, facts: Mapping[str, Any]) -> None:
+        for state in _STATES:
+            self._status.labels(facts["pipeline"], state).set(1 if state == facts["state"] else 0)
+        if facts["state"] == "failed":
+            self._source_errors.labels(facts["pipeline"]).inc()
