@@ -210,9 +210,8 @@ class Embedded:
                 return
             with lock:
                 self._lock = _Barred("this broker was closed. Open another one.")
-            # Outside the lock, which the keeper may want before it can end what it is doing.
             if self.persistence is not None:
-                self.persistence.close()
+                self.persistence.close(lock)
 
     @property
     def closed(self) -> bool:
@@ -236,10 +235,11 @@ class Turn:
     messages (pushes) are no answers, and are delivered as they come, so that they keep their place among the replies.
     """
 
-    __slots__ = ("_answers", "_embedded", "_engine", "_now_ms", "_persistence", "changed")
+    __slots__ = ("_answers", "_embedded", "_engine", "_lock", "_now_ms", "_persistence", "changed")
 
     def __init__(self, embedded: Embedded) -> None:
         self._embedded = embedded
+        self._lock = embedded._lock
         self._engine = embedded.engine
         self._persistence = embedded.persistence
         self._now_ms = embedded._now_ms
@@ -299,11 +299,11 @@ class Turn:
         return None
 
     def __enter__(self) -> Turn:
-        self._embedded._lock.__enter__()
+        self._lock.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._embedded._lock.__exit__(kind, error, tb)
+        self._lock.__exit__(kind, error, tb)
 
 
 def _refuse(session: Session, args: Sequence[bytes], trouble: str) -> Reply | None:

@@ -235,18 +235,19 @@ class Persistence:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self, lock: AbstractContextManager[Any]) -> None:
+        """First the keeper ends what it is doing, for which it may need ``lock``; then nobody may be writing any more,
+        not even who came before the end and still waits for the lock."""
         with self._keeping:
             self._open = False
-        try:
-            self._abandon_rewrite()
-            self.journal.close()
-        except JournalUnwritable as error:
-            logger.error(
-                "the journal %s was closed with changes that could not be written: %s", self.journal.path, error
-            )
-        finally:
-            self._lock.release()
+        with lock:
+            try:
+                self._abandon_rewrite()
+                self.journal.close()
+            except JournalUnwritable as error:
+                logger.error("the journal %s was closed with changes outstanding: %s", self.journal.path, error)
+            finally:
+                self._lock.release()
 
     def disown(self) -> None:
         """In a forked child: lets go of the files without touching what the parent still uses."""

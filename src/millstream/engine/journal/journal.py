@@ -26,6 +26,9 @@ JOURNAL_NAME: Final = "journal.aof"
 REWRITE_NAME: Final = "journal.aof.rewrite"
 
 
+_AFTER_FAILED_SYNC: Final = "MISCONF Errors writing to the AOF file: an fsync failed, a new file is being made."
+
+
 class JournalUnwritable(Exception):
     """The file system refused. ``text`` is the error reply for whoever wanted to write."""
 
@@ -88,8 +91,8 @@ class Journal:
         """Writes what is outstanding. Where that failed before, this is the attempt that may end the trouble."""
         if self._file is None:
             raise JournalUnwritable("ERR the journal is closed: this broker is being shut down")
-        if self.sync_failed and self.trouble is not None:
-            raise JournalUnwritable(self.trouble)
+        if self.sync_failed:
+            raise JournalUnwritable(self.trouble or _AFTER_FAILED_SYNC)
         try:
             while self._outstanding:
                 self._write_frame(self._outstanding[0])
@@ -98,7 +101,8 @@ class Journal:
             raise self._refuse(error) from error
         if self.policy == "always":
             self.sync()
-        self.trouble = None
+        if not self.sync_failed:  # which another thread may have found out meanwhile
+            self.trouble = None
 
     def _write_frame(self, payload: bytes) -> None:
         assert len(payload) <= MAX_PAYLOAD
@@ -154,8 +158,9 @@ class Journal:
                 self._file.sync()
             except OSError as error:
                 # The kernel may have dropped what it could not write, and the next fsync would then claim success.
+                refused = self._refuse(error)
                 self.sync_failed = True
-                raise self._refuse(error) from error
+                raise refused from error
             self._synced = reached
 
     # --- rewriting --------------------------------------------------------------------------------------------------

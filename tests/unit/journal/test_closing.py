@@ -1,0 +1,45 @@
+"""The end of a durable broker while others are at work: nothing is answered that is not there afterwards."""
+
+import threading
+
+from millstream.broker.embedded import Embedded
+from millstream.errors import BrokerClosed
+from millstream.wire.replies import OK
+
+
+def test_what_was_answered_before_the_end_is_there_and_the_rest_is_refused(tmp_path):
+    for number in range(20):
+        directory = tmp_path / str(number)
+        embedded = Embedded(directory=directory)
+        answered: list[bytes] = []
+        surprises: list[object] = []
+        began = threading.Barrier(5)
+
+        def write(name: int, embedded=embedded, answered=answered, surprises=surprises, began=began) -> None:
+            session = embedded.session()
+            began.wait()
+            try:
+                for count in range(100_000):
+                    key = b"%d/%d" % (name, count)
+                    if embedded.execute(session, (b"SET", key, b"v")) is not OK:
+                        return
+                    answered.append(key)
+            except BrokerClosed:
+                pass
+            except Exception as error:
+                surprises.append(error)
+
+        threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        began.wait()
+        while len(answered) < 50:
+            pass
+        embedded.close()
+        for thread in threads:
+            thread.join()
+        assert surprises == []
+        again = Embedded(directory=directory, housekeeping=False)
+        there = again.engine.databases[0].values
+        assert [key for key in answered if key not in there] == []
+        again.close()
