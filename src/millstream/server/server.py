@@ -15,8 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from millstream.broker.broker import BlockingBroker
 from millstream.broker.embedded import Embedded
-from millstream.errors import BrokerClosed
+from millstream.broker.links.engine_blocking import BlockingEngineLink
+from millstream.errors import BrokerClosed, InvalidArgument
 from millstream.server.info import add_to_info
 from millstream.server.limits import ServerLimits
 from millstream.server.listening import listen, listen_on_path, refuse_strangers, resolve
@@ -61,6 +63,18 @@ class Server:
         embedded.on_configure.append(self._configure)
         self._tell_config()
         add_to_info(self, embedded.engine.hooks)
+
+    @classmethod
+    def over(cls, broker: BlockingBroker, host: str = "127.0.0.1", port: int = 6380) -> Server:
+        """A server for a broker that was opened with ``local://``, so that other processes can share it. It serves as
+        long as somebody has that broker open. An async program opens the same URL once more with
+        ``open_blocking_broker`` for this, which gives the same broker."""
+        link = broker.link
+        if not isinstance(link, BlockingEngineLink):
+            raise InvalidArgument(
+                "broker", type(link).__name__, "a broker that was opened with local:// or local:///path"
+            )
+        return cls(link.opened(), host, port)
 
     def _listen_everywhere(self) -> None:
         addresses = resolve(self.host, self.port)

@@ -6,9 +6,11 @@ import threading
 
 import pytest
 
+from millstream.broker import open_blocking_broker
 from millstream.broker.embedded import Embedded
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.journal.packing import pack
+from millstream.errors import InvalidArgument
 from millstream.server import Server, ServerLimits
 from millstream.server.listening import CannotListen
 from millstream.testing.disk import SimulatedDisk
@@ -137,6 +139,25 @@ def test_the_process_that_embeds_the_broker_and_its_clients_see_each_other(embed
     wait_for_blocked(connect(), 1)
     embedded.execute(embedded.session(), (b"XADD", b"s", b"2-1", b"f", b"v"))
     assert client.take() == [[b"s", [[b"2-1", [b"f", b"v"]]]]]
+
+
+def test_a_broker_that_was_opened_by_its_url_can_be_served(connect):
+    with open_blocking_broker("local://shared") as broker, Server.over(broker, port=0) as server:
+        entry = broker.xadd("s", {"f": "v"})
+        assert connect(server.port).ask("XRANGE", "s", "-", "+") == [[bytes(entry), [b"f", b"v"]]]
+    with open_blocking_broker("redis://127.0.0.1:1") as elsewhere, pytest.raises(InvalidArgument, match="local://"):
+        Server.over(elsewhere)
+
+
+def test_a_broker_that_is_closed_ends_its_service(connect):
+    broker = open_blocking_broker("local://brief")
+    server = Server.over(broker, port=0).start()
+    client = connect(server.port)
+    assert client.ask("PING") == b"PONG"
+    broker.close()
+    client.send("PING")
+    assert client.rest() == b""
+    server.stop()
 
 
 def test_many_threads_and_connections_lose_no_update(embedded, server, connect):
