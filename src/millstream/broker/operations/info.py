@@ -118,3 +118,9 @@ def server_version(site: Site) -> Conversation[tuple[int, ...]]:
     """Such as (7, 0, 15)."""
     facts = yield from server_info(site, "server")
     return tuple(int(part) for part in facts["redis_version"].split(".") if part.isdigit())
+
+
+def server_setting(site: Site, name: str) -> Conversation[str | None]:
+    """CONFIG GET of one setting; None where the server has none of that name. Raises PermissionDenied."""
+    reply = yield Command((b"CONFIG", b"GET", name_word(name, "name")), repeatable=True)
+    return to_name(reply[1]) if reply else None
