@@ -21,7 +21,13 @@ from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NotSent
 from millstream.broker.links.nodes import Node, Target
-from millstream.errors import AuthenticationFailed, MillstreamError
+from millstream.errors import (
+    AuthenticationFailed,
+    BrokerUnavailable,
+    InvalidArgument,
+    MillstreamError,
+    PermissionDenied,
+)
 from millstream.wire.replies import ErrorReply
 
 
@@ -38,12 +44,7 @@ def connection_options(target: Target, node: Node, limits: Limits) -> dict[str, 
 
 async def open_stream(target: Target, node: Node, limits: Limits) -> asyncio.StreamWriter:
     """A connected, authenticated stream; nothing is left to read on it."""
-    kind: Any = async_connections.Connection
-    if node.path:
-        kind = async_connections.UnixDomainSocketConnection
-    elif target.tls:
-        kind = async_connections.SSLConnection
-    connection = kind(**connection_options(target, node, limits), retry=AsyncRetry(NoBackoff(), 0))
+    connection = _make(async_connections, target, node, limits, AsyncRetry(NoBackoff(), 0))
     try:
         await connection.connect()
     except redis_errors.RedisError as error:
@@ -55,12 +56,7 @@ async def open_stream(target: Target, node: Node, limits: Limits) -> asyncio.Str
 
 def open_socket(target: Target, node: Node, limits: Limits) -> socket.socket:
     """The same as a plain socket."""
-    kind: Any = blocking_connections.Connection
-    if node.path:
-        kind = blocking_connections.UnixDomainSocketConnection
-    elif target.tls:
-        kind = blocking_connections.SSLConnection
-    connection = kind(**connection_options(target, node, limits), retry=Retry(NoBackoff(), 0))
+    connection = _make(blocking_connections, target, node, limits, Retry(NoBackoff(), 0))
     try:
         connection.connect()
     except redis_errors.RedisError as error:
@@ -70,12 +66,24 @@ def open_socket(target: Target, node: Node, limits: Limits) -> socket.socket:
     return sock
 
 
+def _make(module: Any, target: Target, node: Node, limits: Limits, retry: Any) -> Any:
+    kind = "UnixDomainSocketConnection" if node.path else "SSLConnection" if target.tls else "Connection"
+    try:
+        return getattr(module, kind)(**connection_options(target, node, limits), retry=retry)
+    except redis_errors.RedisError as error:
+        raise InvalidArgument("url", str(error), "ssl_ options that redis-py understands") from error
+
+
 def _why(node: Node, error: redis_errors.RedisError) -> MillstreamError | NotSent:
     """A refusal that no second try will mend, or NotSent. Texts are the server's or the system's: no secret."""
     text = str(error)
     if isinstance(error, (redis_errors.AuthenticationError, redis_errors.NoPermissionError)):
-        reply = typed(ErrorReply(text))
-        if isinstance(reply, MillstreamError) and type(reply).__name__ != "ServerError":
-            return reply
+        known = typed(ErrorReply(text))
+        if isinstance(known, (AuthenticationFailed, PermissionDenied)):
+            return known
         return AuthenticationFailed(f"{node}: {text.rstrip('.')}. Check the user and the password in the URL.")
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return BrokerUnavailable(
+            f"{node}: its certificate cannot be trusted ({text}). Give its authority in ssl_ca_certs, and its own name."
+        )
     return NotSent(f"{node}: {text}")

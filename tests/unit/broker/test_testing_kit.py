@@ -1,0 +1,132 @@
+"""The kit finds what it is made to find: each harness is shown a planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from millstream import Broker, open_blocking_broker, open_broker
+from millstream.broker.scripts import script
+from millstream.errors import BrokerUnavailable
+from millstream.testing import DeliveryLedger, Fault, FaultyBlockingLink, FaultyLink, eventually, wait_until
+from millstream.testing.conformance import AppendOnceChapter, GroupChapter, TrimmingChapter
+from millstream.wire.commands import Batch, Command
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with open_broker(f"local://{uuid4().hex}", max_stream_len=None) as opened:
+        yield opened
+
+
+class Planted:
+    """A link that turns one command into another."""
+
+    def __init__(self, link: Any, change: Any) -> None:
+        self._link = link
+        self._change = change
+        self.now = None
+        self.features = link.features
+
+    async def call(self, command: Command) -> Any:
+        return await self._link.call(self._change(command))
+
+    async def call_many(self, batch: Batch) -> Any:
+        return await self._link.call_many(batch)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+async def test_an_acknowledgement_that_does_not_look_at_the_owner_is_found(broker: Broker) -> None:
+    def unfenced(command: Command) -> Command:
+        if command.args[:2] != (b"EVALSHA", script("ack_fenced").sha):
+            return command
+        _, _, _, stream, group, _, *ids = command.args
+        return Command((b"XACK", stream, group, *ids), stream)
+
+    broker.link = Planted(broker.link, unfenced)  # type: ignore[assignment]
+    with pytest.raises(AssertionError):
+        await GroupChapter().test_a_fenced_acknowledgement_is_the_owners_alone(broker, "s")
+
+
+async def test_a_trim_that_does_not_look_at_groups_is_found(broker: Broker) -> None:
+    def rash(command: Command) -> Command:
+        if command.args[:2] != (b"EVALSHA", script("trim_safely").sha):
+            return command
+        return Command((b"XTRIM", command.args[3], b"MAXLEN", command.args[4]), command.key)
+
+    broker.link = Planted(broker.link, rash)  # type: ignore[assignment]
+    with pytest.raises(AssertionError):
+        await TrimmingChapter().test_pending_entries_are_needed(broker, "s")
+
+
+async def test_an_append_without_a_memory_is_found(broker: Broker) -> None:
+    versions = iter(range(1, 100))
+
+    def next_version(command: Command) -> Command:
+        if command.args[:2] != (b"EVALSHA", script("append_once").sha):
+            return command
+        words = list(command.args)
+        words[6] = b"%d" % next(versions)
+        return command._replace(args=tuple(words))
+
+    broker.link = Planted(broker.link, next_version)  # type: ignore[assignment]
+    with pytest.raises(AssertionError):
+        await AppendOnceChapter().test_the_same_again_changes_nothing(broker, "s")
+
+
+async def test_faults_by_number(broker: Broker) -> None:
+    link = FaultyLink(broker.link, [None, Fault.refused(), Fault.answer_lost()])
+    broker.link = link
+
+    await broker.xadd("s", {"n": 1})
+    with pytest.raises(BrokerUnavailable) as refused:
+        await broker.xadd("s", {"n": 2})
+    with pytest.raises(BrokerUnavailable) as lost:
+        await broker.xadd("s", {"n": 3})
+
+    assert (refused.value.may_have_been_applied, lost.value.may_have_been_applied) == (False, True)
+    assert [entry.text("n") for entry in await broker.xrange("s")] == ["1", "3"]
+    assert [request.args[0] for request in link.plan.requests if isinstance(request, Command)].count(b"XADD") == 3
+
+
+def test_faults_by_choice() -> None:
+    def no_batches(request: Command | Batch) -> Fault | None:
+        return Fault.refused() if isinstance(request, Batch) else None
+
+    with open_blocking_broker(f"local://{uuid4().hex}") as broker:
+        broker.link = FaultyBlockingLink(broker.link, no_batches)
+        broker.xadd("s", {"n": 1})
+        with pytest.raises(BrokerUnavailable):
+            broker.xadd_many("s", [{"n": 2}])
+
+
+def test_the_ledger_finds_what_is_wrong() -> None:
+    ledger = DeliveryLedger()
+    ledger.sending("a", "b", "c", "d")
+    ledger.confirmed("a", "b", "c")
+    assert ledger.missing() == {"a", "b", "c"}
+    ledger.arrived("a", "a", "d", "x")
+
+    balance = ledger.balance()
+
+    assert balance.lost == {"b", "c"}
+    assert balance.unheard == {"d"}
+    assert balance.duplicated == {"a": 2}
+    assert balance.invented == {"x"}
+    assert not balance.nothing_lost
+    assert not ledger.balance(["a", "b", "b", "c"]).exactly_once
+    assert ledger.balance(["a", "b", "c"]).exactly_once
+    assert "lost 2" in str(balance)
+
+
+async def test_waiting_in_vain_says_for_what() -> None:
+    with pytest.raises(TimeoutError, match="the moon"):
+        wait_until(lambda: False, what="the moon", timeout_s=0.02)
+    with pytest.raises(TimeoutError, match="the sun"):
+        await eventually(lambda: False, what="the sun", timeout_s=0.02)
+    assert await eventually(lambda: 7) == 7
