@@ -21,6 +21,7 @@ demo: setup  ## the whole product in under two minutes; URL=redis://... runs it 
 	@$(PY) -m millstream demo $(if $(URL),--url $(URL))
 
 test: setup  ## everything, with a few trials of each fault
+	@bash scripts/spark42.sh
 	@$(PY) -m pytest -q tests
 
 lint: setup  ## ruff, mypy --strict, import directions

@@ -227,6 +227,24 @@ def test_progress_is_a_groups_position_and_only_moves_forward(broker, stream):
     assert (group.last_delivered, group.lag) == (ahead, 0)
 
 
+def test_safe_trimming_while_a_query_runs_loses_nothing(broker, stream):
+    fill(broker, "orders", 100)
+    query = stream.start(
+        "trimmed", available_now=False, subscribe="orders", startingOffsets="earliest", group="g", pageSize="20"
+    )
+    try:
+        wait_until(lambda: broker.group_info("orders"), what="the group", timeout_s=30)
+        for first in range(100, 1000, 100):
+            fill(broker, "orders", 100, first=first)
+            broker.trim_safely("orders", max_len=0)
+        wait_until(lambda: len(stream.rows["trimmed"]) == 1000, what="all rows", timeout_s=60)
+        wait_until(lambda: broker.trim_safely("orders", max_len=0) or not broker.xlen("orders"), what="trimming")
+    finally:
+        query.stop()
+    assert values(stream.rows["trimmed"]) == list(range(1000))
+    assert broker.xlen("orders") == 0
+
+
 # --- data loss ---
 
 

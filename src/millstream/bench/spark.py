@@ -135,7 +135,9 @@ class _Bench:
     def _latency(self) -> float:
         """From XADD into the source to XADD into the sink, by the server's own clock in the ids: the median, in ms."""
         with tempfile.TemporaryDirectory() as where:
-            source = self._spark.readStream.format("redis_streams").options(url=self._url, subscribe="from")
+            source = self._spark.readStream.format("redis_streams").options(
+                url=self._url, subscribe="from", startingOffsets="earliest"
+            )
             writer = source.load().select("value").writeStream.format("redis_streams")
             query = writer.options(url=self._url, stream="to", checkpointLocation=where).start()
             try:
