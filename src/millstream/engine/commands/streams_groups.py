@@ -13,7 +13,7 @@ from millstream.engine.session import Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
 from millstream.engine.stream.delivery import Delivery
 from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids, parse_loose_id
-from millstream.engine.stream.lookup import consumer_of, changed_unwatched, shown
+from millstream.engine.stream.lookup import changed_unwatched, consumer_of, shown
 from millstream.engine.stream.read_options import BLOCKED_COUNT, ReadOptions
 from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
 

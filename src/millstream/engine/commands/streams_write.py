@@ -11,7 +11,7 @@ from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import Stream
-from millstream.engine.stream.ids import ID_MAX, SEQ_BITS, SEQ_MAX, parse_id, parse_new_id
+from millstream.engine.stream.ids import ID_MAX, SEQ_BITS, SEQ_MAX, format_id, parse_id, parse_new_id, plain_id
 from millstream.engine.stream.listpack import MAX_BYTES
 from millstream.engine.stream.lookup import changed_unwatched, modified_quietly
 from millstream.engine.stream.stream import EXHAUSTED
@@ -31,10 +31,12 @@ _TOO_LARGE = "ERR Elements are too large to be stored"
 def xadd(session: Session, args: Sequence[bytes]) -> Reply:
     db, key = session.db, args[1]
     stream = db.values.get(key)
-    if args[2] != b"*" or len(args) != 5 or type(stream) is not Stream or db.expires:
+    if args[2] != b"*" or not len(args) & 1 or type(stream) is not Stream or db.expires:
         return _xadd(session, args)
     engine = session.engine
-    words = (args[3], args[4])
+    words = (args[3], args[4]) if len(args) == 5 else tuple(args[3:])
+    if len(words) > 2:
+        _check_size(words)
     raw = stream.append_now(engine.now_ms, words)
     if db.attended:
         engine.modified(db, key)
@@ -47,29 +49,15 @@ def xadd(session: Session, args: Sequence[bytes]) -> Reply:
     return raw
 
 
-def _new_stream(db: Database, key: bytes) -> Stream:
-    stream = Stream(db.engine.config)
-    db.add(key, stream)
-    return stream
-
-
-def _append(db: Database, key: bytes, stream: Stream, ms: int, seq: int, words: tuple[bytes, ...]) -> bytes:
-    engine = db.engine
-    if len(words) > 2 and sum(map(len, words)) > MAX_BYTES:
+def _check_size(words: tuple[bytes, ...]) -> None:
+    if sum(map(len, words)) > MAX_BYTES:
         raise ErrorReply(_TOO_LARGE)
-    stream.append(ms, seq, words)
-    raw = b"%d-%d" % (ms, seq)
-    engine.modified(db, key)
-    if engine.notify_flags:
-        engine.notify(db, STREAM, b"xadd", key)
-    if engine.recording:
-        engine.record(db, b"XADD", key, raw, *words)
-    return raw
 
 
 def _xadd(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db, key = session.engine, session.db, args[1]
-    options = _parse(session, args, adding=True)
+    entry_id = plain_id(args[2])
+    options = _parse(session, args, adding=True) if entry_id is None else _Options(2, (entry_id, True), None, True)
     words = tuple(args[options.at + 1 :])
     if len(words) < 2 or len(words) & 1:
         raise ErrorReply("ERR wrong number of arguments for 'xadd' command")
@@ -79,21 +67,29 @@ def _xadd(session: Session, args: Sequence[bytes]) -> Reply:
     if stream is None:
         if not options.create:
             return None
-        stream = _new_stream(db, key)
-    entry_id = _decide_id(stream, options.id, engine.now_ms)
-    raw = _append(db, key, stream, entry_id >> SEQ_BITS, entry_id & SEQ_MAX, words)
+        stream = Stream(engine.config)
+        db.add(key, stream)
+    _check_size(words)
+    if options.id is None:
+        raw = stream.append_now(engine.now_ms, words)
+    else:
+        entry_id = _decide_id(stream, options.id)
+        stream.append(entry_id >> SEQ_BITS, entry_id & SEQ_MAX, words)
+        raw = format_id(entry_id)
+    engine.modified(db, key)
+    engine.notify(db, STREAM, b"xadd", key)
+    if engine.recording:
+        engine.record(db, b"XADD", key, raw, *words)
     if options.trim is not None and options.trim.apply(stream):
         engine.notify(db, STREAM, b"xtrim", key)
         _record_trim(db, key, stream)
     return raw
 
 
-def _decide_id(stream: Stream, given: tuple[int, bool] | None, now_ms: int) -> int:
+def _decide_id(stream: Stream, given: tuple[int, bool]) -> int:
     last_id = stream.last_id
     if last_id == ID_MAX:
         raise ErrorReply(EXHAUSTED)
-    if given is None:
-        return max(now_ms << SEQ_BITS, last_id + 1)
     entry_id, complete = given
     if not complete and entry_id >> SEQ_BITS == stream.last_ms:
         if stream.last_seq == SEQ_MAX:

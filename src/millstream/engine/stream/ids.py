@@ -19,7 +19,6 @@ INVALID_END: Final = "ERR invalid end ID for the interval"
 _LONGEST: Final = 127
 _SAFE_DIGITS: Final = 19
 """So many digits always fit 64 bits."""
-_PLAIN: Final = re.compile(rb"(?:0|[1-9][0-9]{0,18})-(?:0|[1-9][0-9]{0,18})")
 _STRTOULL: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _STRICT: Final = re.compile(rb"0|-?[1-9][0-9]*")
 
@@ -30,13 +29,20 @@ def format_id(entry_id: int) -> bytes:
 
 def parse_id(raw: bytes, missing_seq: int = 0) -> int:
     """``ms-seq`` or ``ms``: Redis's strict form, in which ``-`` and ``+`` mean nothing."""
-    if _PLAIN.fullmatch(raw):
-        ms, _, seq = raw.partition(b"-")
-        return int(ms) << SEQ_BITS | int(seq)
-    entry_id = _read(raw, missing_seq)
+    entry_id = plain_id(raw)
     if entry_id is None:
-        raise ErrorReply(INVALID_ID)
+        entry_id = _read(raw, missing_seq)
+        if entry_id is None:
+            raise ErrorReply(INVALID_ID)
     return entry_id
+
+
+def plain_id(raw: bytes) -> int | None:
+    """An id as servers write it; None for every other word, and for some unusual spellings of ids."""
+    ms, _, seq = raw.partition(b"-")
+    if seq.isdigit() and ms.isdigit() and len(seq) <= _SAFE_DIGITS and len(ms) <= _SAFE_DIGITS:
+        return int(ms) << SEQ_BITS | int(seq)
+    return None
 
 
 def parse_ids(words: Sequence[bytes]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 EMPTY: Final = 7
@@ -12,7 +11,7 @@ MAX_BYTES: Final = 1 << 30
 LONGEST_INTEGER: Final = 20
 """A string longer than this is never stored as an integer."""
 
-_INTEGER: Final = re.compile(rb"0|-?[1-9][0-9]*")
+_ZERO: Final = ord("0")
 
 
 def integer_size(number: int) -> int:
@@ -58,11 +57,18 @@ TEXT_SIZES: Final = tuple(_text_size(length) for length in range(4096))
 def element_size(word: bytes) -> int:
     """A text that reads as a 64-bit integer is stored as one."""
     length = len(word)
-    if length <= LONGEST_INTEGER and _INTEGER.fullmatch(word):
+    if length <= LONGEST_INTEGER and _is_integer(word):
         number = int(word)
         if -(1 << 63) <= number < 1 << 63:
             return integer_size(number)
     return TEXT_SIZES[length] if length < 4096 else _text_size(length)
+
+
+def _is_integer(word: bytes) -> bool:
+    """Digits without a zero in front, perhaps with a minus."""
+    if word.isdigit():
+        return word[0] != _ZERO or len(word) == 1
+    return word[:1] == b"-" and word[1:].isdigit() and word[1] != _ZERO
 
 
 def words_size(words: tuple[bytes, ...]) -> int:

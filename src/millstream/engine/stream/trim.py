@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from millstream.engine.stream.stream import Stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trim:
     """What a command asked for: at most ``max_len`` entries, or none before ``min_id``."""
 
