@@ -91,8 +91,12 @@ class Server:
         config = self._embedded.engine.config
         config.start_with("bind", self.host)
         config.start_with("port", str(self.port))
-        config.start_with("maxclients", str(self.service.limits.clients))
-        config.start_with("proto-max-bulk-len", str(max(self.service.limits.request.bulk_bytes, 1 << 20)))
+        limits = self.service.limits
+        config.start_with("maxclients", str(limits.clients))
+        config.start_with(
+            "client-output-buffer-limit", f"normal 0 0 0 slave 0 0 0 pubsub {limits.listener_output_bytes} 0 0"
+        )
+        config.start_with("proto-max-bulk-len", str(max(limits.request.bulk_bytes, 1 << 20)))
 
     def _configure(self, name: str, value: str) -> None:
         """CONFIG SET of what is ours. Runs in a round."""
