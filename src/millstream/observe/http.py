@@ -82,14 +82,10 @@ class HttpServer:
             raise InvalidArgument(
                 "http port", port, f"a free port, or 0 for any, or none ({problem.strerror})"
             ) from problem
+        self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="millstream-http", daemon=True)
-
-    @property
-    def port(self) -> int:
-        port: int = self._socket.getsockname()[1]
-        return port
 
     def _serve(self) -> None:
         self._server.run(sockets=[self._socket])

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream.model import Clock, Observer, SystemClock, quiet
 from millstream.pipelines.backoff import delay_ms, is_fatal, short
 from millstream.pipelines.dead_letters import DeadLetterWriter
-from millstream.pipelines.errors import DeadLettersFull, SinkFailed, StopRequested
+from millstream.pipelines.errors import SinkFailed, StopRequested
 from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
@@ -48,12 +49,31 @@ class BatchRunner:
         self._dead = DeadLetterWriter(plan, around.addresses, around.observer)
 
     def run(self, frame: DataFrame, batch_id: int) -> None:
+        began = time.monotonic()
+        events = inside_the_batch(frame, self._plan, batch_id)
+        facts = self._simply(events, batch_id) if self._simple() else self._fully(events, batch_id)
+        now = self._around.clock.now_ms()
+        ages = {f"{which}_age_ms": now - facts[which] for which in ("oldest", "newest") if facts[which] is not None}
+        numbers = {"events": facts["events"], "failed": facts["failed"], "s": time.monotonic() - began}
+        self._tell("pipeline.batch", batch=batch_id, **numbers, **ages)
+
+    def _simple(self) -> bool:
+        """One sink that reads to the end, and nothing that can fail: then the sink's own pass can count everything."""
+        sinks = self._plan.pipeline.spec.sinks
+        if self._plan.failures or len(self._plan.gating) != 1 or self._plan.optional:
+            return False
+        sink = sinks[0]
+        return not sink.looks and sink.filter is None and sink.misses(self._plan.pipeline.tenant) is None
+
+    def _simply(self, events: DataFrame, batch_id: int) -> dict[str, Any]:
+        found = self._write(self._plan.gating[0], events, batch_id, {"oldest": "min", "newest": "max"})
+        return {"events": found["rows"], "failed": 0, "oldest": found["oldest"], "newest": found["newest"]}
+
+    def _fully(self, events: DataFrame, batch_id: int) -> dict[str, Any]:
         from pyspark import StorageLevel
         from pyspark.sql import Observation
 
-        began = time.monotonic()
-        seen = Observation(f"events-{batch_id}-{id(frame)}")
-        events = inside_the_batch(frame, self._plan, batch_id)
+        seen = Observation(f"events-{batch_id}-{id(events)}")
         events = events.observe(seen, *self._measured())
         partly = any(sink.looks for sink in self._plan.pipeline.spec.sinks)
         shared = self._plan.consumers > 1 or partly
@@ -64,13 +84,13 @@ class BatchRunner:
             if partly:
                 events.count()  # a sink that looks at some rows only would leave the others unseen, dead letters too
             self._to_sinks(events, batch_id)
-            facts = seen.get
+            facts: dict[str, Any] = seen.get
             if facts["failed"]:
                 self._bury(events, batch_id, int(facts["failed"]))
         finally:
             if shared:
                 events.unpersist()
-        self._report(batch_id, facts, time.monotonic() - began)
+        return facts
 
     def _measured(self) -> list[Column]:
         from pyspark.sql import functions as F
@@ -98,29 +118,37 @@ class BatchRunner:
         from pyspark.sql import functions as F
 
         fine = events.where(F.col("error").isNull()) if self._plan.failures else events
-        work: list[Callable[[], None]] = []
-        for sink in self._plan.gating:
-            work.append(lambda sink=sink: self._write(sink, fine, batch_id))  # type: ignore[misc]  # bound now
-        for sink in self._plan.optional:
-            work.append(lambda sink=sink: self._spool(sink, fine, batch_id))  # type: ignore[misc]  # bound now
+        work: list[Callable[[], object]] = [partial(self._write, sink, fine, batch_id) for sink in self._plan.gating]
+        work += [partial(self._spool, sink, fine, batch_id) for sink in self._plan.optional]
         side_by_side(events.sparkSession, work)
 
-    def _write(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
-        """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted."""
+    def _write(
+        self, sink: Sink, fine: DataFrame, batch_id: int, times: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted.
+
+        Counted in the pass that writes. ``times`` asks for the least and greatest of the events' times as well.
+        """
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
         name = config_of(sink).id
         seen = Observation(f"{name}-{batch_id}-{id(fine)}")
-        rows = sink.prepare(fine, self._plan.pipeline.tenant)
+        plain = sink.prepare(fine, self._plan.pipeline.tenant)
+        rows = sink.prepare(fine, self._plan.pipeline.tenant, ("ts_ms",)) if times else plain
         text = next((c for c in ("event", "value") if c in rows.columns), None)
         size = F.sum(F.octet_length(text)) if text else F.lit(0)
-        counted = rows.observe(seen, F.count(F.lit(1)).alias("rows"), F.coalesce(size, F.lit(0)).alias("bytes"))
+        measured = [F.count(F.lit(1)).alias("rows"), F.coalesce(size, F.lit(0)).alias("bytes")]
+        measured += [getattr(F, how)("ts_ms").alias(what) for what, how in (times or {}).items()]
+        rows = rows.observe(seen, *measured)
+        rows = rows.select(*plain.columns)
         began = time.monotonic()
         write = Write(self._around.application, batch_id, name, self._plan.delivery, self._around.addresses)
-        self._persistently(name, sink.probe, lambda: sink.write(counted, write))
-        found = {"rows": 0, "bytes": 0} if sink.looks else seen.get
-        self._tell("pipeline.sink", sink=name, batch=batch_id, s=time.monotonic() - began, **found)
+        self._persistently(name, sink.probe, lambda: sink.write(rows, write))
+        found: dict[str, Any] = {"rows": 0, "bytes": 0} if sink.looks else seen.get
+        numbers = {"rows": found["rows"], "bytes": found["bytes"], "s": time.monotonic() - began}
+        self._tell("pipeline.sink", sink=name, batch=batch_id, **numbers)
+        return found
 
     def _persistently(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> None:
         retry = self._plan.pipeline.spec.retry
@@ -175,38 +203,29 @@ class BatchRunner:
         )
         self._persistently("dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected))
 
-    def _report(self, batch_id: int, facts: dict[str, Any], took_s: float) -> None:
-        now = self._around.clock.now_ms()
-        ages = {f"{which}_age_ms": now - facts[which] for which in ("oldest", "newest") if facts[which] is not None}
-        self._tell("pipeline.batch", batch=batch_id, events=facts["events"], failed=facts["failed"], s=took_s, **ages)
-
     def _tell(self, fact: str, **facts: Any) -> None:
         self._around.observer(fact, pipeline=self._plan.pipeline.name, **facts)
 
 
-def side_by_side(session: SparkSession, work: list[Callable[[], None]]) -> None:
+def side_by_side(session: SparkSession, work: Sequence[Callable[[], object]]) -> None:
     """Runs all of it, each in a thread of its own; raises the first error when all have ended."""
     if len(work) == 1:
-        return work[0]()
+        work[0]()
+        return
     errors: list[BaseException] = []
 
-    def guarded(one: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                one()
-            except BaseException as error:  # whatever it is, the batch must not be committed
-                errors.append(error)
+    def guarded(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:  # whatever it is, the batch must not be committed
+            errors.append(error)
 
-        return run
-
-    threads = [threading.Thread(target=in_session(session, guarded(one)), name="millstream-sink") for one in work]
+    threads = [
+        threading.Thread(target=in_session(session, partial(guarded, one)), name="millstream-sink") for one in work
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise next((error for error in errors if not isinstance(error, StopRequested)), errors[0])
-    return None
-
-
-__all__ = ["BatchRunner", "DeadLettersFull", "Surroundings", "side_by_side"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -27,8 +28,8 @@ class ConsoleSink(Sink):
     type: Literal["console"]
     config: ConsoleConfig
 
-    def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
-        return self.matching(events, tenant).select(self.config.envelope.column().alias("event"))
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
+        return self.matching(events, tenant).select(self.config.envelope.column().alias("event"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
         shown = rows.take(self.config.rows + 1)

@@ -5,6 +5,7 @@ A batch that is written again replaces its own directory, so a replay adds nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -30,11 +31,11 @@ class FilesSink(Sink):
     type: Literal["files"]
     config: FilesSinkConfig
 
-    def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
         rows = self.matching(events, tenant)
         if self.config.format == "parquet":
-            return rows.select(*EVENT_COLUMNS)
-        return rows.select(self.config.envelope.column().alias("value"))
+            return rows.select(*dict.fromkeys([*EVENT_COLUMNS, *keep]))
+        return rows.select(self.config.envelope.column().alias("value"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
         # The application is part of the path: after a reset batches are counted from 0 again, and must not replace

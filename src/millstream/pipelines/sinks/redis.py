@@ -5,6 +5,7 @@ The names are those that consumers of this field already read: ``json.loads(entr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,7 +57,7 @@ class RedisSink(Sink):
     type: Literal["redis"]
     config: RedisSinkConfig
 
-    def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
         stream = self._stream(tenant)
         rows = self.matching(events, tenant)
         columns = [
@@ -67,8 +68,8 @@ class RedisSink(Sink):
         ]
         constant = self._constant()
         if constant is not None:
-            return rows.select(*columns)
-        routed = rows.select(*columns, stream.alias("stream"))
+            return rows.select(*columns, *keep)
+        routed = rows.select(*columns, stream.alias("stream"), *keep)
         return routed.where(routed["stream"].isNotNull())
 
     def misses(self, tenant: str) -> Column | None:

@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -62,8 +63,9 @@ class Sink(Part):
     looks: ClassVar[bool] = False
     filter: Match | None = None
 
-    def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
-        """The events, none of which failed, as the rows that this sink writes."""
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
+        """The events, none of which failed, as the rows that this sink writes; ``keep`` names columns of the event to
+        leave beside them."""
         raise AssertionError("every sink has its own")
 
     def misses(self, tenant: str) -> Column | None:

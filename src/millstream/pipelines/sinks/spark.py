@@ -5,6 +5,7 @@ Delta takes ``txnAppId`` and ``txnVersion`` and skips a batch that it has; for o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -32,14 +33,14 @@ class SparkSink(Sink):
     type: Literal["spark"]
     config: SparkSinkConfig
 
-    def prepare(self, events: DataFrame, tenant: str) -> DataFrame:
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
         from pyspark.sql import functions as F
 
         rows = self.matching(events, tenant)
         envelope = self.config.envelope or (Native() if self.config.format == "kafka" else None)
         if envelope is None:
-            return rows.select(*EVENT_COLUMNS)
-        return rows.select(F.col("key"), envelope.column().alias("value"))
+            return rows.select(*dict.fromkeys([*EVENT_COLUMNS, *keep]))
+        return rows.select(F.col("key"), envelope.column().alias("value"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
         transaction = {"txnAppId": f"{write.application}.{write.sink}", "txnVersion": str(write.version)}

@@ -59,14 +59,15 @@ def tell(numbers: DataFrame, seed: int) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    step = F.pmod(F.col("n"), F.lit(len(STEPS))).cast("int")
-    placed = numbers.withColumn("_step", step)
-    beat = F.floor(F.col("n") / len(STEPS)) + F.lit(FIRST_CUSTOMER)
+    placed = numbers.withColumn("_step", F.pmod(F.col("n"), F.lit(len(STEPS))).cast("int"))
+    beat = F.expr(f"n div {len(STEPS)}") + F.lit(FIRST_CUSTOMER)
     placed = placed.withColumn("_customer", beat - _by_step([one.beats_back for one in STEPS]))
     placed = placed.withColumn("_order", F.col("_customer") * 2 + _by_step([one.order for one in STEPS]))
+    # All that is by chance in a row comes from one hash of what it is about. A payment is about its order.
+    about = F.when(_among("customers"), -F.col("_customer")).otherwise(F.col("_order"))
+    placed = placed.withColumn("_chance", F.xxhash64(F.lit(seed), about))
     # Everything of a row but its state, which comes last: what was before differs from what is after in that alone.
-    row = _Row(seed)
-    head = F.when(_among("orders"), row.order()).when(_among("payments"), row.payment()).otherwise(row.customer())
+    head = F.when(_among("orders"), _order()).when(_among("payments"), _payment()).otherwise(_customer())
     told = placed.withColumns(
         {
             "table": _by_step([one.table for one in STEPS]),
@@ -99,57 +100,52 @@ def _closed(states: Sequence[str | None]) -> Column:
     return F.concat(F.col("_head"), _by_step(states), F.lit('"}'))
 
 
-class _Row:
-    """The rows of the three tables as JSON, up to the opening quote of their state."""
+def _customer() -> Column:
+    """A customer as JSON, up to the opening quote of its state; so are the other two."""
+    from pyspark.sql import functions as F
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    me, first, last = F.col("_customer"), _pick(0, _FIRST), _pick(8, _LAST)
+    return _text(
+        '{"id":', me, ',"name":"', first, " ", last, '","email":"', F.lower(last), me, '@example.com","city":"',
+        _pick(16, _CITY), '","tier":"',
+    )  # fmt: skip
 
-    def customer(self) -> Column:
-        from pyspark.sql import functions as F
 
-        me = F.col("_customer")
-        first, last = self._pick(1, me, _FIRST), self._pick(2, me, _LAST)
-        return _text(
-            '{"id":', me, ',"name":"', first, " ", last, '","email":"', F.lower(last), me, '@example.com","city":"',
-            self._pick(3, me, _CITY), '","tier":"',
-        )  # fmt: skip
+def _order() -> Column:
+    from pyspark.sql import functions as F
 
-    def order(self) -> Column:
-        from pyspark.sql import functions as F
+    return _text(
+        '{"id":', F.col("_order"), ',"customer_id":', F.col("_customer"), ',"amount":', _amount(), ',"currency":"',
+        _pick(32, _CURRENCY), '","items":', _below(40, 5) + F.lit(1), ',"status":"',
+    )  # fmt: skip
 
-        me = F.col("_order")
-        return _text(
-            '{"id":', me, ',"customer_id":', F.col("_customer"), ',"amount":', self._amount(me), ',"currency":"',
-            self._pick(4, me, _CURRENCY), '","items":', self._below(5, me, 5) + F.lit(1), ',"status":"',
-        )  # fmt: skip
 
-    def payment(self) -> Column:
-        """Over its order's amount: both come from the order's number."""
-        from pyspark.sql import functions as F
+def _payment() -> Column:
+    from pyspark.sql import functions as F
 
-        me = F.col("_customer")
-        return _text(
-            '{"id":', me, ',"order_id":', me * 2, ',"amount":', self._amount(me * 2), ',"method":"',
-            self._pick(6, me, _METHOD), '","status":"',
-        )  # fmt: skip
+    return _text(
+        '{"id":', F.col("_customer"), ',"order_id":', F.col("_order"), ',"amount":', _amount(), ',"method":"',
+        _pick(48, _METHOD), '","status":"',
+    )  # fmt: skip
 
-    def _amount(self, order: Column) -> Column:
-        from pyspark.sql import functions as F
 
-        units, cents = self._below(7, order, 500) + F.lit(1), self._below(8, order, 90) + F.lit(10)
-        return _text(units, ".", cents)
+def _amount() -> Column:
+    from pyspark.sql import functions as F
 
-    def _below(self, what: int, key: Column, bound: int) -> Column:
-        from pyspark.sql import functions as F
+    return _text(_below(0, 500) + F.lit(1), ".", _below(16, 90) + F.lit(10))
 
-        return F.pmod(F.xxhash64(F.lit(self._seed), F.lit(what), key), F.lit(bound))
 
-    def _pick(self, what: int, key: Column, words: Sequence[str]) -> Column:
-        from pyspark.sql import functions as F
+def _below(bit: int, bound: int) -> Column:
+    """A number below ``bound``, from the bits of the row's chance that begin at ``bit``."""
+    from pyspark.sql import functions as F
 
-        index = self._below(what, key, len(words)).cast("int") + 1
-        return F.element_at(F.array(*(F.lit(word) for word in words)), index)
+    return F.pmod(F.shiftrightunsigned(F.col("_chance"), bit), F.lit(bound))
+
+
+def _pick(bit: int, words: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.element_at(F.array(*(F.lit(word) for word in words)), _below(bit, len(words)).cast("int") + 1)
 
 
 def _text(*parts: str | Column) -> Column:

@@ -1,0 +1,87 @@
+"""How long to wait, what waiting cannot mend, and that stopping happens between batches."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from millstream.errors import AuthenticationFailed, BrokerUnavailable, MillstreamError, OutOfMemory
+from millstream.pipelines.backoff import delay_ms, is_fatal, short
+from millstream.pipelines.errors import StopRequested
+from millstream.pipelines.gate import Gate
+from millstream.pipelines.spec.pipeline import RetrySettings
+from millstream.testing import wait_until
+
+SETTINGS = RetrySettings(initial=100, max=1000, multiplier=2, jitter=0.2, deadline=5000)
+
+
+def test_waits_double_up_to_the_maximum_with_jitter_around_them() -> None:
+    assert [delay_ms(SETTINGS, n, 0.5) for n in range(1, 7)] == [100, 200, 400, 800, 1000, 1000]
+    assert (delay_ms(SETTINGS, 1, 0.0), delay_ms(SETTINGS, 10_000, 0.999)) == (80, 1199)
+
+
+@pytest.mark.parametrize(
+    ("error", "fatal"),
+    [
+        (BrokerUnavailable("gone"), False),
+        (OutOfMemory("full"), False),
+        (AuthenticationFailed("no"), True),
+        (RuntimeError("... millstream.errors.AuthenticationFailed: WRONGPASS ..."), True),
+        (RuntimeError("... millstream.errors.NonDeterministicReplay: other rows ..."), True),
+        (RuntimeError("... millstream.errors.OutOfMemory: OOM ..."), False),
+        (RuntimeError("Connection refused"), False),
+    ],
+)
+def test_what_waiting_cannot_mend(error: Exception, fatal: bool) -> None:
+    assert is_fatal(error) is fatal
+
+
+def test_an_error_from_a_task_in_one_line() -> None:
+    trace = "Traceback (most recent call last):\n  File x\nmillstream.errors.OutOfMemory: OOM command"
+    text = f"Job aborted\n{trace}\n\n\tat org.x"
+    assert short(RuntimeError(text)) == "OutOfMemory: OOM command"
+    assert short(MillstreamError("plain\nmore")) == "plain"
+
+
+def test_a_batch_that_comes_after_closing_is_turned_away() -> None:
+    gate = Gate()
+    with gate.batch(1):
+        pass
+    assert gate.close()
+    with pytest.raises(StopRequested), gate.batch(2):
+        pass
+    assert gate.last_done == 1
+
+
+def test_closing_waits_for_the_batch_inside() -> None:
+    gate, entered, leave, closed = Gate(), threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with gate.batch(5):
+            entered.set()
+            leave.wait(10)
+
+    def close() -> None:
+        gate.close()
+        closed.set()
+
+    threads = [threading.Thread(target=work), threading.Thread(target=close)]
+    threads[0].start()
+    assert entered.wait(10)
+    threads[1].start()
+    wait_until(gate.closing.is_set)
+    assert not closed.is_set()
+    leave.set()
+    assert closed.wait(10)
+    for thread in threads:
+        thread.join()
+    assert gate.last_done == 5
+
+
+def test_a_batch_that_fails_is_not_done() -> None:
+    gate = Gate()
+    with pytest.raises(ValueError, match="no"), gate.batch(1):
+        raise ValueError("no")
+    assert gate.last_done is None
+    assert gate.close(0)

@@ -1,0 +1,85 @@
+"""What runs where, who gates the checkpoint, and how rows are told apart: decided before Spark starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from specs import URI, pipeline, planned, redis_sink
+
+from millstream.pipelines.plan import config_of, describe, plan
+
+SQL = {"type": "sql", "query": "SELECT * FROM events"}
+PYTHON = {"type": "python", "function": "m:f"}
+DEDUPLICATE = {"type": "deduplicate", "watermark": "5 minutes"}
+FILTER = {"type": "filter", "ops": ["c"]}
+AGGREGATE = {"type": "aggregate", "window": "1m", "measures": {"n": "count"}, "watermark": "7s"}
+
+
+def test_what_follows_the_first_per_batch_processor_runs_in_the_batch() -> None:
+    made = planned(processors=[FILTER, DEDUPLICATE, SQL, FILTER, PYTHON])
+    assert [placed.name for placed in made.streaming] == ["processors[0]", "processors[1]"]
+    assert [placed.name for placed in made.per_batch] == ["processors[2]", "processors[3]", "processors[4]"]
+    assert made.watermark_ms == 300_000
+
+
+@pytest.mark.parametrize(
+    ("spec", "delivery", "numbering"),
+    [
+        ({}, "exactly_once", "none"),
+        ({"processors": [FILTER, PYTHON]}, "exactly_once", "none"),
+        ({"processors": [SQL]}, "exactly_once_by_event_id", "none"),
+        ({"processors": [DEDUPLICATE]}, "exactly_once_by_event_id", "none"),
+        ({"processors": [AGGREGATE]}, "exactly_once_by_event_id", "none"),
+        ({"source": {"type": "redis", "config": {"uri": URI, "stream": "in"}}}, "exactly_once", "none"),
+        (
+            {"source": {"type": "files", "config": {"path": "p", "format": "json"}}},
+            "exactly_once_by_event_id",
+            "in the batch",
+        ),
+        (
+            {"source": {"type": "files", "config": {"path": "p", "format": "parquet"}}},
+            "exactly_once_by_event_id",
+            "none",
+        ),
+        ({"source": {"type": "spark", "config": {"format": "rate"}}}, "exactly_once_by_event_id", "by the batch"),
+        ({"source": {"type": "spark", "config": {"format": "kafka"}}}, "exactly_once_by_event_id", "none"),
+    ],
+)
+def test_by_position_only_where_a_replay_brings_the_same_rows_in_the_same_order(
+    spec: dict[str, Any], delivery: str, numbering: str
+) -> None:
+    made = planned(**spec)
+    assert (made.delivery, made.numbering) == (delivery, numbering)
+
+
+@pytest.mark.parametrize(
+    ("policy", "gating", "optional"),
+    [("required", ["a", "c"], ["b"]), ("all", ["a", "b", "c"], [])],
+)
+def test_the_commit_policy_counts_sinks(policy: str, gating: list[str], optional: list[str]) -> None:
+    made = planned(sinks=[redis_sink("a"), redis_sink("b", required=False), redis_sink("c")], commit_policy=policy)
+    assert [config_of(sink).id for sink in made.gating] == gating
+    assert [config_of(sink).id for sink in made.optional] == optional
+
+
+def test_dead_letters_lie_at_the_first_redis_unless_told_otherwise() -> None:
+    assert planned().dead_letters is not None
+    assert (planned().dead_letters.uri, planned().dead_letters.stream) == (URI, "orders.dlq")
+    console = [{"type": "console", "config": {"id": "c"}}]
+    assert planned(sinks=console).dead_letters is None
+    assert planned(sinks=console, dlq={"uri": "redis://h", "stream": "x"}).dead_letters.stream == "x"
+    assert planned(dlq={"enabled": False}).dead_letters is None
+
+
+def test_whether_anything_can_fail_is_known() -> None:
+    assert not planned().failures
+    assert planned(processors=[PYTHON]).failures
+    assert planned(source={"type": "redis", "config": {"uri": URI, "stream": "in"}}).failures
+
+
+def test_the_plan_in_words_shows_no_password() -> None:
+    secret = "redis://u:s3cret@h"
+    words = str(describe(plan(pipeline(sinks=[redis_sink(uri=secret)]))))
+    assert "s3cret" not in words
+    assert "gates the checkpoint" in words

@@ -1,0 +1,72 @@
+"""Batches wait on disk in order, once, and survive what a crash leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.pipelines.spool import Spool
+
+
+def fill(path: str) -> None:
+    Path(path).mkdir()
+    (Path(path) / "part-0.parquet").write_bytes(b"x" * 100)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "s", 250)
+
+
+def test_oldest_first(spool: Spool) -> None:
+    for number in (9, 10, 100):
+        assert spool.put(number, fill)
+    assert spool.count() == 3
+    order = []
+    while (found := spool.oldest()) is not None:
+        order.append(found[0])
+        spool.done(found[0])
+    assert order == [9, 10, 100]
+    assert spool.delivered() == 100
+
+
+def test_a_replayed_batch_is_not_stored_twice_nor_after_its_delivery(spool: Spool) -> None:
+    assert spool.put(1, fill)
+    assert not spool.put(1, fill)
+    spool.done(1)
+    assert not spool.put(1, fill)
+    assert spool.count() == 0
+
+
+def test_a_half_written_batch_does_not_count(spool: Spool) -> None:
+    def dies(path: str) -> None:
+        fill(path)
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        spool.put(1, dies)
+    assert spool.oldest() is None
+    again = Spool(spool.directory, 250)
+    assert list(again.directory.iterdir()) == []
+    assert again.put(1, fill)
+
+
+def test_what_the_sink_has_is_not_delivered_again_after_a_crash(spool: Spool) -> None:
+    spool.put(1, fill)
+    spool.put(2, fill)
+    (spool.directory / "delivered").write_text("1")  # recorded, and then the process died before removing it
+    again = Spool(spool.directory, 250)
+    assert again.oldest() is not None
+    assert again.oldest()[0] == 2
+
+
+def test_it_is_bounded(spool: Spool) -> None:
+    for number in range(3):
+        assert not spool.full()
+        spool.put(number, fill)
+    assert spool.full()
+    assert spool.drop_oldest() == 0
+    assert not spool.full()
+    assert [n for n, _ in spool._waiting()] == [1, 2]
+    assert not spool.put(0, fill), "what was given up does not come back"
