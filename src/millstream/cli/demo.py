@@ -22,7 +22,7 @@ def command(
     from millstream.demo.run import run
 
     directory = data or Path("demo-data") / datetime.now().strftime("%Y%m%d-%H%M%S")
-    ledger = run(url, directory.absolute(), rows, console())
+    ledger = run(url, directory, rows, console())
     typer.echo()
     typer.echo(f"Everything is kept in {directory}")
     typer.echo(ledger.line())

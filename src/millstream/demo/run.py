@@ -57,7 +57,7 @@ def run(url: str | None, data: Path, rows: int, console: Console) -> Ledger:
         if url is None:
             console.print("Starting an embedded broker, durable, open to other processes ...")
             stage.serve()
-            console.print(f"  it listens on {stage.url}, and keeps its journal in {data / 'broker'}")
+            console.print(f"  it listens on {stage.url} and keeps its journal in {data / 'broker'}", highlight=False)
         else:
             stage.url = url
         timeline.mark("broker")
@@ -137,7 +137,7 @@ def _nothing_left(broker: BlockingBroker, tag: str) -> bool:
 
 
 def _show(console: Console, ledger: Ledger, timeline: Timeline) -> None:
-    table = Table(title="The ledger, counted from the streams and the workers' books", title_justify="left", box=None)
+    table = Table(title="The ledger, counted", title_justify="left", box=None)
     table.add_column("what")
     table.add_column("count", justify="right")
     table.add_row("events that the pipeline stored, and one poison", f"{ledger.produced:,}")
@@ -163,10 +163,8 @@ def _next_steps(console: Console, url: str | None, data: Path, tag: str) -> None
     address = "redis://127.0.0.1:6380" if url is None else "$MILLSTREAM_URL"
     console.print("\nWhat to try next, in the environment that `make setup` made (.venv/bin):")
     if url is None:
-        console.print(
-            f"  millstream serve --dir {data / 'broker'}        the data is kept; count again", highlight=False
-        )
+        console.print(f"  millstream serve --dir {data / 'broker'}", highlight=False)
     console.print(f"  millstream top --url {address}", highlight=False)
-    console.print(f"  millstream dlq ls '{tag}.orders' --url {address}", highlight=False)
+    console.print(f"  millstream dlq list '{tag}.orders' --url {address}", highlight=False)
     console.print(f"  millstream streams tail '{tag}.done' --url {address}", highlight=False)
     console.print(f"  {data / 'shop.yaml'} is the pipeline; docs/tutorial.md takes ten minutes", highlight=False)

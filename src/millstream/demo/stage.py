@@ -18,7 +18,7 @@ class Stage:
     """Everything that runs beside the demo. ``with Stage(...)`` ends what is still running."""
 
     def __init__(self, data: Path, tag: str, rows: int) -> None:
-        self.data = data
+        self.data = data.absolute()
         self.tag = tag
         self.rows = rows
         self.url = ""

@@ -32,7 +32,7 @@ def examine_stream(broker: BlockingBroker, stream: str) -> list[Finding]:
     findings += examine_growth(info, groups)
     buried = broker.xlen(beside(stream, "dlq"))
     if buried:
-        remedy = f"See why: millstream dlq groups {shlex.quote(stream)}"
+        remedy = f"See why: millstream dlq errors {shlex.quote(stream)}"
         findings.append(Finding(Level.warning, "dead letters", f"{buried:,} messages are buried", remedy))
     return findings
 
