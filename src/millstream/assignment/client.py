@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from millstream.assignment.announcement import Announcement, balancer_stream, is_lock
@@ -17,13 +18,14 @@ from millstream.assignment.settings import Settings, default_member
 from millstream.assignment.tokens import Token
 from millstream.broker.broker import Broker
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.model import EntryId, Observer, quiet
+from millstream.model import EntryId, Observer
 
 log = logging.getLogger(__name__)
 
 
 class AssignmentClient:
-    """A member of a service. ``async for notification in client.start()`` until ``close()``.
+    """A member of a service. ``async for notification in client.start()`` until ``close()``. Facts go to the broker's
+    observer, unless another is given.
 
     Streams that were announced are placed evenly over the members, up to each one's capacity. A lease is held by
     beating; when a member falls silent for ``lease_ms``, the others take its streams over.
@@ -36,19 +38,20 @@ class AssignmentClient:
         *,
         member: str | None = None,
         settings: Settings | None = None,
-        observer: Observer = quiet,
+        observer: Observer | None = None,
         before_release: BeforeRelease = release_at_once,
     ) -> None:
         self.settings = settings or Settings()
         self._broker = broker
         self._service = service
-        self._tell = observer
+        observer = observer or broker.site.observer
         self._waiting: deque[Notification] = deque()
         self._arrived = asyncio.Event()
         self._steps = AssignmentMember(
             broker, service, default_member() if member is None else member, self.settings, self._emit, observer
         )
         self._steps.before_release = before_release
+        self._tell = partial(observer, service=service, member=self._steps.name)
         self._tasks: list[asyncio.Task[None]] = []
         self._listening: asyncio.Task[None] | None = None
         self._closed = False
@@ -57,6 +60,9 @@ class AssignmentClient:
         self._look_now = asyncio.Event()
         self._changes = asyncio.Lock()
         self._beat_at_ms = 0.0
+        self._started_at = 0.0
+        self._settled = False
+        """The first placing was done: whatever was waiting for an owner when this member came is taken, or others'."""
 
     @property
     def id(self) -> str:
@@ -83,6 +89,7 @@ class AssignmentClient:
         """Joins, and gives the notifications. Ends after ``close()``, when all of them have been taken."""
         if self._tasks or self._closed:
             raise MemberClosed("this member was started or closed before. Make a new AssignmentClient.")
+        self._started_at = asyncio.get_running_loop().time()
         self._tasks = [
             asyncio.create_task(self._repeat(self._renew_step, self.settings.renew_interval_ms, self._stop)),
             asyncio.create_task(self._repeat(self._place_step, self.settings.sweep_interval_ms, self._look_now)),
@@ -136,7 +143,7 @@ class AssignmentClient:
                 await step()
             except MillstreamError as error:
                 log.warning("member %r: %s", self.id, error)
-                self._tell("assignment.step_failed", member=self.id, step=step.__name__, error=str(error))
+                self._tell("assignment.step_failed", step=step.__name__, error=str(error))
             try:
                 await asyncio.wait_for(sooner.wait(), interval_ms / 1000)
             except TimeoutError:
@@ -165,6 +172,10 @@ class AssignmentClient:
                 await self._beat()
                 more = await self._steps.place(self.settings.queue_size - len(self._waiting))
             await asyncio.sleep(0)
+        if not self._settled:
+            self._settled = True
+            took = asyncio.get_running_loop().time() - self._started_at
+            self._tell("assignment.started", streams=len(self._steps.owned), seconds=took)
 
     async def _beat(self) -> None:
         if not self._joined:
@@ -179,7 +190,7 @@ class AssignmentClient:
         """Bounded without dropping: taking stops while the queue is full, and only what is owned can be disowned."""
         self._waiting.append(notification)
         self._arrived.set()
-        self._tell("assignment.notification", member=self.id, kind=type(notification).__name__)
+        self._tell("assignment.notification", kind=type(notification).__name__)
         if isinstance(notification, StreamDisowned):
             log.info("member %r does not own %r any more", self.id, notification.stream)
 

@@ -7,7 +7,9 @@ look: entries of dead consumers, and of the consumer that stands for nobody.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
 from millstream.assignment.errors import MalformedAnnouncement, NotTheOwner, StreamIsOwned
@@ -68,7 +70,7 @@ class AssignmentMember:
         self.owned: dict[str, Lease] = {}
         self.view = View(0, 0, {})
         self._emit = emit
-        self._tell = observer
+        self._tell = partial(observer, service=service, member=name)
         self._pages: dict[str, Page] = {}
         self._tried = 0
         self.before_release: BeforeRelease = release_at_once
@@ -104,6 +106,7 @@ class AssignmentMember:
         leases = list(self.owned.values())
         if not leases:
             return
+        began = time.perf_counter()
         records, locks = await self._read([lease.stream for lease in leases], [lease.lbs_id for lease in leases], True)
         vanished: list[Lease] = []
         unlocked: list[Lease] = []
@@ -126,12 +129,12 @@ class AssignmentMember:
         self._renewals += 1
         if self._renewals % TOUCH_EVERY == 0:
             await self._keep_announced()
-        self._tell("assignment.renewed", member=self.name, leases=len(leases))
+        self._tell("assignment.renewed", leases=len(leases), seconds=time.perf_counter() - began)
 
     def _disown(self, lease: Lease) -> None:
         del self.owned[lease.stream]
         self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
-        self._tell("assignment.disowned", member=self.name, stream=lease.stream)
+        self._tell("assignment.disowned", stream=lease.stream)
 
     async def _keep_announced(self) -> None:
         """Keeps the pending list in step with the records: these entries are this member's, not idle, and there."""
@@ -188,7 +191,7 @@ class AssignmentMember:
             await self._give_back(excess)
             for lease in excess:
                 self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
-            self._tell("assignment.handed_over", member=self.name, streams=len(excess))
+            self._tell("assignment.handed_over", streams=len(excess))
             return True
         allowed = min(target - len(self.owned), room, STEP)
         if allowed <= 0:
@@ -258,7 +261,7 @@ class AssignmentMember:
         """To the dead letters beside the load-balancer stream, then out of it: the reader goes on."""
         log.warning("entry %s of %r was buried: %s", entry.id, self.stream, error)
         await self.broker.bury_announcement(self.stream, self.group, entry.id, entry.fields, str(error))
-        self._tell("assignment.malformed", stream=self.stream, id=str(entry.id), error=str(error))
+        self._tell("assignment.malformed", id=str(entry.id), error=str(error))
 
     async def _take(self, candidates: Sequence[Candidate], alive: Mapping[str, Row], at_most: int = STEP) -> int:
         """Takes the leases of those that are free. Of two rivals the record beside the stream lets one win."""
@@ -299,6 +302,7 @@ class AssignmentMember:
         if not free:
             return []
         self._tried += len(free)
+        began = time.perf_counter()
         numbers = await self.broker.take_leases(self.name, [(c.announcement.stream, record) for c, record in free])
         won = [
             (c, Lease(Token(c.announcement.stream, self.name, number), c.lbs_id, c.announcement.info), record)
@@ -313,11 +317,12 @@ class AssignmentMember:
         moved = [c.lbs_id for c, _, _ in won if c.holder != self.name]
         if moved:
             await self._hold(moved)
+        self._tell("assignment.claimed", tried=len(free), won=len(won), seconds=time.perf_counter() - began)
         for candidate, lease, record in won:
             before = OwnerRecord.parse(record).member
             self.owned[lease.stream] = lease
             self._emit(StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, before or None))
-            self._tell("assignment.taken", member=self.name, stream=lease.stream, taken_from=before)
+            self._tell("assignment.taken", stream=lease.stream, taken_from=before)
             self._expired_told.discard((candidate.lbs_id, OwnerRecord.parse(record).number))
         return [(candidate, lease) for candidate, lease, _ in won]
 
@@ -341,6 +346,7 @@ class AssignmentMember:
         if self.settings.go_locks:
             await self.broker.unlock_keys([lock_key(lease.stream, lease.lbs_id) for lease in leases], self.name)
         mine = [lease for lease, ok in zip(leases, released, strict=True) if ok]
+        self._tell("assignment.released", streams=[lease.stream for lease in leases])
         parked = await self._park([lease.lbs_id for lease in mine])
         # What the server does not know of any more was known to its owner alone: say it once more.
         await self._announce_again([lease for lease in leases if lease.lbs_id not in parked])
@@ -393,7 +399,7 @@ class AssignmentMember:
         if self.settings.go_locks:
             await self.broker.unlock_keys([lock_key(stream, lease.lbs_id)], self.name)
         self._emit(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
-        self._tell("assignment.finished", member=self.name, stream=stream)
+        self._tell("assignment.finished", stream=stream)
 
     async def release(self, stream: str) -> None:
         """Gives one stream back, unfinished: another member takes it."""

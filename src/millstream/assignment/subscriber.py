@@ -21,7 +21,7 @@ from millstream.broker.keys import beside
 from millstream.broker.scripts import Guard
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging import Handler, Subscriber
-from millstream.model import Observer, quiet
+from millstream.model import Observer
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class AssignedSubscriber:
         publish_to: str | None = None,
         member: str | None = None,
         settings: Settings | None = None,
-        observer: Observer = quiet,
+        observer: Observer | None = None,
         **options: Any,
     ) -> None:
         if (topic is None) != (partitions is None):
@@ -71,6 +71,12 @@ class AssignedSubscriber:
     @property
     def ready(self) -> bool:
         return self.client.ready and all(subscriber.ready for subscriber, _ in self._running.values())
+
+    @property
+    def readiness(self) -> dict[str, bool]:
+        """The member, and each stream that it owns: whether it is being read."""
+        streams = {stream: subscriber.ready for stream, (subscriber, _) in self._running.items()}
+        return {f"member {self.client.id}": self.client.ready, **streams}
 
     async def run(self) -> None:
         """Until ``close``. A stream that cannot be read is released, for another member to try."""

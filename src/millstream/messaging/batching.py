@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,6 +75,8 @@ class Line:
         self._version = 0
         self._append: Append | None = None
         self._sender: asyncio.Task[None] | None = None
+        self.failing = False
+        """The last try to store a batch failed, and it is being tried again."""
 
     def add(self, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
         """Puts them in line; ``stored`` gets their ids once they are stored."""
@@ -114,17 +117,24 @@ class Line:
         asyncio.gather(*pieces).add_done_callback(finished)
 
     async def _send_all(self) -> None:
+        observer = self._broker.site.observer
         try:
             while self._parcels:
                 parcels, rows, size = self._next_batch()
+                began = time.perf_counter()
                 try:
                     ids = await self._store(rows)
                 except Exception as error:
+                    kind = type(error).__name__
+                    observer("messaging.publish_failed", topic=self._topic, messages=len(rows), error_type=kind)
                     for parcel in parcels:
                         if not parcel.stored.done():
                             parcel.stored.set_exception(error)
                 else:
+                    took = time.perf_counter() - began
+                    observer("messaging.published", topic=self._topic, messages=len(rows), bytes=size, seconds=took)
                     _tell(parcels, ids)
+                self.failing = False
                 self._sent(len(rows), size)
         finally:
             self._sender = None
@@ -164,6 +174,7 @@ class Line:
                     # Nobody knows whether they are stored: whatever follows must not be taken for them.
                     self._append = None
                     raise
+                self.failing = True
                 log.info("publishing to %s: %s; trying again", self._topic, error)
                 self._broker.site.observer("messaging.publish_retried", topic=self._topic, error=str(error))
             else:

@@ -127,6 +127,16 @@ class Publisher:
         return await stored
 
     @property
+    def ready(self) -> bool:
+        """False while batches are being tried again, and once it is closed."""
+        return not self._closed and all(self.readiness.values())
+
+    @property
+    def readiness(self) -> dict[str, bool]:
+        """The topics that messages went to, and whether the last batch needed no second try."""
+        return {topic: not any(line.failing for line in lines) for topic, lines in self._by_topic().items()}
+
+    @property
     def buffered(self) -> int:
         """Messages that were taken and are not stored yet."""
         return self._buffered
@@ -158,6 +168,7 @@ class Publisher:
             raise InvalidArgument("idempotency_key", key, "a text that is not empty")
         named = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
         appended = await self._broker.append_unique(topic, named, window_ms=self._window_ms, durability=level)
+        self._tell("messaging.published_unique", topic, messages=appended.added, skipped=appended.skipped)
         return appended.ids
 
     async def _publish_later(
@@ -171,7 +182,11 @@ class Publisher:
         tokens = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
         await self._broker.publish_later(topic, tokens, delay_ms=delay_ms)
         self._mover.due_in(topic, delay_ms)
+        self._tell("messaging.published_later", topic, messages=len(tokens), delay_ms=delay_ms)
         return [None] * len(messages)
+
+    def _tell(self, name: str, topic: str, **facts: int) -> None:
+        self._broker.site.observer(name, topic=topic, **facts)
 
     # --- room -------------------------------------------------------------------------------------------------------
 
@@ -209,6 +224,12 @@ class Publisher:
                 self._take(*waiting)
         if not self._buffered:
             self._idle.set()
+
+    def _by_topic(self) -> dict[str, list[Line]]:
+        found: dict[str, list[Line]] = {}
+        for (topic, _), line in self._lines.items():
+            found.setdefault(topic, []).append(line)
+        return found
 
     def _line(self, topic: str, level: Durability | None) -> Line:
         check_topic(topic)

@@ -172,6 +172,13 @@ class Router:
         """True while every handler's topic is being read."""
         return self._state is State.RUNNING and all(subscriber.ready for _, subscriber in self._subscribers)
 
+    @property
+    def readiness(self) -> dict[str, bool]:
+        """Each handler and its topic, and whether that is being read; empty while the router does not run."""
+        if self._state is not State.RUNNING:
+            return {}
+        return {f"{route.name} on {route.topic}": subscriber.ready for route, subscriber in self._subscribers}
+
     async def run(self, *, handle_signals: bool = True) -> None:
         """Until ``close`` is called, or SIGINT or SIGTERM comes; then what is in flight is finished, up to the limit.
         A second signal does not wait for it. The signal handlers that were there before are put back.

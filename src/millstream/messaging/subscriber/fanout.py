@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
 from millstream.messaging.codec import Codec
@@ -86,7 +86,9 @@ class Fanout:
                     await self._broker.xadd_many(publish_to, [self._codec.encode(one) for one in outputs])
             except Exception as error:
                 log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
-                self._tell("messaging.handler_failed", id=str(message.id), error=str(error))
+                self._tell(
+                    "messaging.handler_failed", id=str(message.id), error=str(error), error_type=type(error).__name__
+                )
 
     async def next_message(self) -> Message | None:
         """The next one; None when closed."""
@@ -139,6 +141,8 @@ class Fanout:
                 if read.done():
                     entries = read.result().get(self.topic, [])
                     self._progress_ms = monotonic_ms()
+                    if entries:
+                        self._tell("messaging.received", entries=len(entries))
                     return entries
             except BrokerClosed:
                 raise
@@ -166,5 +170,5 @@ class Fanout:
             return None
         return message.receive(self, entry.id, 1, entry.fields)
 
-    def _tell(self, name: str, **facts: str) -> None:
+    def _tell(self, name: str, **facts: Any) -> None:
         self._broker.site.observer(name, topic=self.topic, **facts)

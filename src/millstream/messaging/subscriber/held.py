@@ -14,7 +14,7 @@ from millstream.model import EntryId
 
 
 class Held:
-    __slots__ = ("_bytes", "_max_bytes", "_max_entries", "doubtful", "entries", "ready")
+    __slots__ = ("_max_bytes", "_max_entries", "doubtful", "entries", "ready", "weight")
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self.entries: dict[EntryId, Message] = {}
@@ -22,7 +22,8 @@ class Held:
         """What may be started now, in order."""
         self.doubtful: list[Message] = []
         """What may have been taken over by others meanwhile: not started before the broker was asked."""
-        self._bytes = 0
+        self.weight = 0
+        """Bytes of all payloads in the book."""
         self._max_entries = max_entries
         self._max_bytes = max_bytes
 
@@ -30,7 +31,7 @@ class Held:
         """Enters a message; returns what it weighs."""
         self.entries[message.id] = message  # type: ignore[index]  # received: it has an id
         size = len(message.payload)
-        self._bytes += size
+        self.weight += size
         return size
 
     def drop(self, ids: Iterable[EntryId]) -> None:
@@ -38,16 +39,16 @@ class Held:
         for entry_id in ids:
             message = self.entries.pop(entry_id, None)
             if message is not None:
-                self._bytes -= len(message.payload)
+                self.weight -= len(message.payload)
 
     def room(self) -> int:
         """How many entries more may be held. Bytes bound it too, but an empty book always has room for one."""
-        if self._bytes >= self._max_bytes:
+        if self.weight >= self._max_bytes:
             return 0
         return self._max_entries - len(self.entries)
 
     def room_bytes(self) -> int:
-        return max(0, self._max_bytes - self._bytes)
+        return max(0, self._max_bytes - self.weight)
 
     def oldest(self) -> EntryId | None:
         return min(self.entries, default=None)

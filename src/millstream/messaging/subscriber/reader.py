@@ -46,6 +46,7 @@ class Reader:
                 if not self._joined:
                     await self._membership.join()
                     self._joined = True
+                    self._desk.tell("messaging.subscribed")
                 await self._step()
                 pause = PAUSE_S[0]
                 self._progress_ms = monotonic_ms()
@@ -117,6 +118,7 @@ class Reader:
                 block_ms=block_ms,
             )
         if deliveries:
+            desk.tell("messaging.received", entries=len(deliveries))
             desk.last_delivered = max(desk.last_delivered, deliveries[-1].id)
             pace.weigh(len(deliveries), self._intake.accept(deliveries, desk.valid_until(asked_at)))
 

@@ -45,7 +45,8 @@ class Settler:
         self._group_gone = group_gone
         self._due_in = due_in
         self.publish_to: str | None = None
-        self._acks: list[Message] = []
+        self.acks: list[Message] = []
+        """Acknowledgements that gather. Workers append here themselves, and call ``wake`` before the first."""
         self._others: list[tuple[Message, Outcome]] = []
         self._charges: list[Message] = []
         self._resting: dict[EntryId, tuple[asyncio.TimerHandle, Message, float]] = {}
@@ -56,24 +57,18 @@ class Settler:
 
     # --- what handlers and the intake say ---------------------------------------------------------------------------
 
-    def ack(self, message: Message) -> None:
-        """The short way of ``settle(message, ACKED)``."""
-        acks = self._acks
-        acks.append(message)
-        if len(acks) == 1:
-            self._wake()
-
     def settle(self, message: Message, outcome: Outcome) -> None:
         if outcome is ACKED:
-            self.ack(message)
-            return
-        self._others.append((message, limit_deliveries(outcome, message.times_delivered, self._max_deliveries)))
-        self._wake()
+            self.acks.append(message)
+        else:
+            limit = self._desk.settings.max_deliveries
+            self._others.append((message, limit_deliveries(outcome, message.times_delivered, limit)))
+        self.wake()
 
     def charge(self, message: Message) -> None:
         """One more start of an entry that was delivered before: counted first, then ready."""
         self._charges.append(message)
-        self._wake()
+        self.wake()
 
     async def ack_now(self, message: Message) -> bool:
         """For at most once: returns when the broker has it, False if the entry is not ours any more."""
@@ -87,6 +82,7 @@ class Settler:
                 desk.topic, desk.group, desk.consumer, [message.id], times_delivered=message.times_delivered
             )
             accepted = not settled.refused
+            desk.tell("messaging.acked", entries=int(accepted))
             self._release([message.id])
 
         message.mark_settled(ACKED)
@@ -99,11 +95,7 @@ class Settler:
         assert self.publish_to is not None
         await desk.broker.xadd_many(self.publish_to, [desk.codec.encode(output) for output in outputs])
 
-    @property
-    def _max_deliveries(self) -> int:
-        return self._desk.settings.max_deliveries
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
         self._idle.clear()
         self._wanted.set()
 
@@ -113,7 +105,8 @@ class Settler:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            acks, self._acks = self._acks, []
+            acks = self.acks.copy()
+            self.acks.clear()
             others, self._others = self._others, []
             charges, self._charges = self._charges, []
             if others or charges:
@@ -193,6 +186,7 @@ class Settler:
         generation = desk.generation
         for times, ids in groups.items():
             settled = await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            desk.tell("messaging.acked", entries=len(ids) - len(settled.refused))
             if settled.refused:
                 desk.tell("messaging.ack_refused", entries=len(settled.refused))
                 await self._lost(settled, generation)
@@ -268,6 +262,7 @@ class Settler:
             ]
             answers = await desk.broker.ack_with_outputs(desk.topic, desk.group, desk.consumer, step)
             refused = sum(answer is None for answer in answers)
+            desk.tell("messaging.acked", entries=len(answers) - refused)
             if refused:
                 desk.tell("messaging.ack_refused", entries=refused)
         else:
@@ -275,7 +270,8 @@ class Settler:
             for message in messages:
                 await desk.broker.xadd_many(target, [encode(one) for one in outputs[message]])
             for times, ids in ids_by_count(messages).items():
-                await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+                settled = await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+                desk.tell("messaging.acked", entries=len(ids) - len(settled.refused))
         self._release([message.id for message in messages if message.id is not None])
 
     # --- retries inside the process, for keys in order --------------------------------------------------------------

@@ -107,6 +107,11 @@ class Subscriber:
         """True while every topic is being read: joined, and reads come back in time."""
         return not self._closed and bool(self._open) and all(one.ready for one in self._open)
 
+    @property
+    def readiness(self) -> dict[str, bool]:
+        """Each topic that is open, and whether it is being read."""
+        return {one.topic: one.ready for one in self._open}
+
     def subscribe(
         self, topic: str, *, group: str | _OwnGroup | None = OWN_GROUP, start: str | EntryId | None = None
     ) -> Messages:

@@ -74,6 +74,7 @@ class Subscription:
 
     @property
     def ready(self) -> bool:
+        """True while reads come back in time."""
         return self._reader.ready and not self._closing
 
     # --- the two ways to consume ------------------------------------------------------------------------------------
@@ -84,7 +85,8 @@ class Subscription:
         self._workers = workers = Workers(
             self._desk,
             handler,
-            ack=self._settler.ack,
+            acks=self._settler.acks,
+            wake_settler=self._settler.wake,
             ack_first=self._settler.ack_now,
             publish=self._settler.publish if publish_to is not None else None,
             doubt=self._keeper.doubt,
@@ -138,7 +140,9 @@ class Subscription:
         self._failure = task.exception()
         if not isinstance(self._failure, BrokerClosed):
             log.error("%s ended: %s", task.get_name(), self._failure)
-        self._desk.tell("messaging.subscription_failed", error=str(self._failure))
+        self._desk.tell(
+            "messaging.subscription_failed", error=str(self._failure), error_type=type(self._failure).__name__
+        )
         self._closer = asyncio.ensure_future(self.close(self._desk.settings.close_timeout_ms / 1000))
 
     def _release(self, ids: Iterable[EntryId]) -> None:

@@ -28,7 +28,8 @@ class Workers:
         desk: Desk,
         handler: Handler,
         *,
-        ack: Callable[[Message], None],
+        acks: list[Message],
+        wake_settler: Callable[[], None],
         ack_first: Callable[[Message], Awaitable[bool]],
         publish: Callable[[Sequence[Message]], Awaitable[None]] | None,
         doubt: Callable[[Message], None],
@@ -36,7 +37,8 @@ class Workers:
         self._desk = desk
         self._handler = handler
         self._policy = desk.settings.ack_policy
-        self._ack = ack
+        self._acks = acks
+        self._wake_settler = wake_settler
         self._ack_first = ack_first
         self._publish = publish
         self._doubt = doubt
@@ -90,7 +92,7 @@ class Workers:
 
     async def _drain(self) -> None:
         """Message after message until nothing is ready. The hot path: every line here costs every message."""
-        ready, handler, ack = self._desk.held.ready, self._handler, self._ack
+        ready, handler, acks, wake_settler = self._desk.held.ready, self._handler, self._acks, self._wake_settler
         monotonic = time.monotonic
         short = self._policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and self._publish is None
         pause_at = monotonic() + SLICE_S
@@ -105,9 +107,11 @@ class Workers:
             try:
                 if short:
                     await handler(message)
-                    if message._outcome is None:  # the worker and the message are one mechanism
-                        message._outcome = ACKED
-                        ack(message)
+                    if message._outcome is None:
+                        message._outcome = ACKED  # as ``message.settle(ACKED)``, without its two calls
+                        if not acks:
+                            wake_settler()
+                        acks.append(message)
                 else:
                     await self._handle(message)
             except Exception as error:
