@@ -1,0 +1,194 @@
+"""What a service shows of itself: give the monitor to the broker as its observer, and let it watch what runs.
+
+It is told facts and turns them into metrics; it asks what it watches whether it is ready, when a probe comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+
+from millstream.broker.broker import Broker
+from millstream.errors import InvalidArgument
+from millstream.messaging.handler import Middleware
+from millstream.messaging.middleware.metrics import metrics
+from millstream.observe.labels import MAX_SERIES, label
+from millstream.observe.metrics import Exposition
+from millstream.observe.service_http import LOOPBACK, LoopServer, service_app
+from millstream.observe.service_metrics import ServiceMetrics
+from millstream.observe.standing import Failures, Standing, Watched, check_watched, name_of, standing_of
+from millstream.observe.stream_metrics import EVERY_S, MAX_STREAMS, StreamSurveyor
+
+PORT = 9100
+
+
+class ServiceMonitor:
+    """Metrics, health and readiness of one service, over HTTP where a port is given.
+
+        monitor = ServiceMonitor(port=9100)
+        async with open_broker(url, observer=monitor) as broker:
+            ...
+            async with monitor.watch(router, broker):
+                await router.run()
+
+    It is an observer. ``port=None``: no HTTP; mount ``monitor.app`` in an application of your own. Off loopback a
+    ``token`` is required. ``per_consumer``: series for each consumer and member too, of which there may be many.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int | None = PORT,
+        host: str = LOOPBACK,
+        token: str | None = None,
+        per_consumer: bool = False,
+        max_series: int = MAX_SERIES,
+    ) -> None:
+        self._exposition = Exposition()
+        self._per_consumer = per_consumer
+        self._failures = Failures()
+        self._metrics = ServiceMetrics(self.registry, per_consumer=per_consumer, max_series=max_series)
+        self._watched: dict[str, Watched] = {}
+        self._surveyors: list[StreamSurveyor] = []
+        self._standings = _StandingMetrics()
+        self.registry.register(self._standings)
+        self.app: Starlette = service_app(metrics=self.exposition, health=self.health, ready=self.ready, token=token)
+        """The ASGI application, to be mounted elsewhere. It must run on the loop of what is watched."""
+        self._server = None if port is None else LoopServer(self.app, host=host, port=port, token=token)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """For metrics of your own beside these."""
+        return self._exposition.registry
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens; with ``port=0`` known after the start."""
+        return None if self._server is None else self._server.port
+
+    # --- what it is told, and what it looks at ----------------------------------------------------------------------
+
+    def __call__(self, name: str, /, **facts: Any) -> None:
+        self._metrics(name, **facts)
+        self._failures(name, **facts)
+
+    def timings(self) -> Middleware:
+        """For ``router.use``: how long each handler takes, and how it ends. It costs each message a few microseconds,
+        so it is there for those who ask."""
+        return metrics(self)
+
+    def watch(self, *things: Watched, **named: Watched) -> Self:
+        """Subscribers, routers, publishers, members, brokers, tasks, and functions of your own that say yes or no.
+
+        All of them must be ready for the service to be ready. A broker is asked with a ping.
+        """
+        for thing in things:
+            self._add(name_of(thing), check_watched(thing))
+        for name, thing in named.items():
+            self._add(name, check_watched(thing))
+        return self
+
+    def _add(self, name: str, thing: Watched) -> None:
+        unique, number = name, 1
+        while unique in self._watched:
+            number += 1
+            unique = f"{name} ({number})"
+        self._watched[unique] = thing
+
+    def survey(self, broker: Broker, *streams: str, max_streams: int = MAX_STREAMS, every_s: float = EVERY_S) -> Self:
+        """Adds length, lag and pending of these streams (or globs), asked when a scraper comes, at most every
+        ``every_s``. Once a service: two surveys of one registry would give the same series twice."""
+        if self._surveyors:
+            raise InvalidArgument("survey", streams, "all streams in one call: the series exist once")
+        surveyor = StreamSurveyor(
+            broker, streams, per_consumer=self._per_consumer, max_streams=max_streams, every_s=every_s
+        )
+        self._surveyors.append(surveyor)
+        self.registry.register(surveyor)
+        return self
+
+    # --- what it shows ----------------------------------------------------------------------------------------------
+
+    async def standings(self) -> list[Standing]:
+        """Everything that is watched, and what has failed since it began."""
+        watched = await asyncio.gather(*(standing_of(name, thing) for name, thing in self._watched.items()))
+        return [*watched, *self._failures.standings()]
+
+    async def health(self) -> tuple[bool, dict[str, Any]]:
+        """Ill while a subscription or a task has ended by an error, and was not begun again."""
+        failed = [one.shown() for one in await self.standings() if one.failed]
+        return not failed, {"failed": failed}
+
+    async def ready(self) -> tuple[bool, dict[str, Any]]:
+        """Ready while everything is; nothing watched, nothing to wait for."""
+        standings = await self.standings()
+        waiting = [one.shown() for one in standings if not one.ready]
+        return not waiting, {"not_ready": waiting, "watched": [one.name for one in standings]}
+
+    async def exposition(self) -> tuple[bytes, str]:
+        """All metrics, in Prometheus's text format, and its content type."""
+        for surveyor in self._surveyors:
+            await surveyor.refresh()
+        self._standings.look(await self.standings(), self._watched)
+        return self._exposition.text(), self._exposition.content_type
+
+    # --- its life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self._server is not None:
+            await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class _StandingMetrics(Collector):
+    """What was found on looking at the watched, for the exposition that follows at once."""
+
+    def __init__(self) -> None:
+        self._families: list[GaugeMetricFamily] = []
+
+    def look(self, standings: list[Standing], watched: dict[str, Watched]) -> None:
+        ready = GaugeMetricFamily("millstream_ready", "1: what is watched is ready.", labels=["what"])
+        for one in standings:
+            ready.add_metric([label(one.name)], int(one.ready))
+        self._families = [
+            ready,
+            GaugeMetricFamily(
+                "millstream_failed",
+                "Watched things and subscriptions that have failed.",
+                value=sum(one.failed for one in standings),
+            ),
+            GaugeMetricFamily(
+                "millstream_publisher_buffered_messages",
+                "Messages taken and not stored yet.",
+                value=sum(getattr(one, "buffered", 0) for one in watched.values()),
+            ),
+            GaugeMetricFamily(
+                "millstream_assignment_owned_streams", "Streams that watched members own.", value=_owned(watched)
+            ),
+        ]
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return self._families
+
+
+def _owned(watched: dict[str, Watched]) -> int:
+    members = [getattr(one, "client", one) for one in watched.values()]
+    return sum(len(getattr(member, "owned", ())) for member in members)

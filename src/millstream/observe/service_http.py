@@ -1,0 +1,170 @@
+"""The service's own HTTP port: metrics, health, readiness. It lives on the service's loop, so that a loop which hangs
+does not answer, and a probe finds out. Loopback by default; elsewhere it wants a token.
+
+Errors are ``{"code": ..., "message": ...}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from millstream.errors import InvalidArgument
+from millstream.observe.http import error
+from millstream.server.listening import CannotListen, listen, resolve
+
+LOOPBACK = "127.0.0.1"
+MAX_CONNECTIONS = 64
+Answer = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
+"""Whether all is well, and what to show to whoever may see it."""
+Text = Callable[[], Awaitable[tuple[bytes, str]]]
+"""The exposition and its content type."""
+
+
+def service_app(*, metrics: Text, health: Answer, ready: Answer, token: str | None = None) -> Starlette:
+    """``/metrics``, ``/health`` and ``/ready``, each 503 where all is not well.
+
+    With a token, metrics are for those who bring it (as bearer, or as the password of basic authentication). Probes
+    need none: they get the status, and the names of what is not well only with the token.
+    """
+
+    async def show_metrics(request: Request) -> Response:
+        if not allowed(request, token):
+            refused = error("unauthorized", "send the token: Authorization: Bearer ...", 401)
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            return refused
+        text, content_type = await metrics()
+        return Response(text, headers={"content-type": content_type})
+
+    def checked(answer: Answer, well: str, ill: str) -> Callable[[Request], Awaitable[Response]]:
+        async def show(request: Request) -> Response:
+            fine, shown = await answer()
+            body = {"status": well if fine else ill, **(shown if allowed(request, token) else {})}
+            return JSONResponse(body, 200 if fine else 503, headers={"cache-control": "no-store"})
+
+        return show
+
+    return Starlette(
+        routes=[
+            Route("/metrics", show_metrics),
+            Route("/health", checked(health, "ok", "failed")),
+            Route("/ready", checked(ready, "ready", "not ready")),
+        ],
+        exception_handlers={HTTPException: _refused, Exception: _broken},
+    )
+
+
+async def _refused(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    return error(codes.get(problem.status_code, "refused"), problem.detail, problem.status_code)
+
+
+async def _broken(request: Request, problem: Exception) -> Response:
+    # Its text may hold anything; the log of the service has it.
+    return error("internal", f"{type(problem).__name__}: see the log of the service", 500)
+
+
+def allowed(request: Request, token: str | None) -> bool:
+    """In constant time, so that nobody learns the token letter by letter."""
+    if token is None:
+        return True
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            given = base64.b64decode(given, validate=True).decode("utf-8", "replace").partition(":")[2]
+        except (binascii.Error, ValueError):
+            return False
+    elif scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+class _Quiet(uvicorn.Server):
+    """A server that leaves signals to the service: the router has its own way to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class LoopServer:
+    """An application on a port, run by the loop that starts it."""
+
+    def __init__(self, app: Starlette, *, host: str, port: int, token: str | None) -> None:
+        if type(port) is not int or not 0 <= port <= 65535:
+            raise InvalidArgument("port", port, "a port, 0 for any free one, or None for no HTTP at all")
+        if token is not None and not token:
+            raise InvalidArgument("token", "", "a text that is not empty, or None")
+        self._addresses = resolve(host, port)
+        strangers = [at for _, (at, _) in self._addresses if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
+        if strangers and token is None:
+            raise CannotListen(
+                f"refusing to show metrics on {strangers[0]} without a token: they name your streams and groups to "
+                f"everybody on the network. Pass token=..., or listen on {LOOPBACK}."
+            )
+        self._app = app
+        self._sockets: list[socket.socket] = []
+        self._server: _Quiet | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, once it does."""
+        port: int = self._sockets[0].getsockname()[1] if self._sockets else self._addresses[0][1][1]
+        return port
+
+    async def start(self) -> None:
+        """Returns when it answers. Raises CannotListen where the port is taken."""
+        try:
+            for family, address in self._addresses[:1] if self._addresses[0][1][1] == 0 else self._addresses:
+                self._sockets.append(listen(family, address))
+        except CannotListen as problem:
+            self._close_sockets()
+            cause = problem.__cause__
+            raise CannotListen(
+                f"cannot show metrics on {address[0]}:{address[1]}: {getattr(cause, 'strerror', cause)}. "
+                "Choose another port, or 0 for any free one."
+            ) from cause
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,  # the service has set up its logging
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+            server_header=False,
+        )
+        self._server = _Quiet(config)
+        self._task = asyncio.create_task(self._server.serve(self._sockets), name="millstream http")
+        while not self._server.started and not self._task.done():  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.005)
+        if self._task.done():
+            self._close_sockets()
+            await self._task
+
+    async def stop(self) -> None:
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for one in self._sockets:
+            one.close()
+        self._sockets = []
