@@ -93,7 +93,7 @@ def worker_killed(asked: dict[str, Any]) -> None:
 
         while not done.wait(chance.uniform(0.3, 0.8)) and len(kills) < 3:
             java = [child for child in psutil.Process().children() if "java" in child.name()]
-            daemons = [d for one in java for d in one.children() if d.cmdline()[-1:] == ["pyspark.worker"]]
+            daemons = [d for one in java for d in one.children() if "pyspark.worker" in " ".join(d.cmdline())]
             found = [worker for daemon in daemons for worker in daemon.children()]
             if found:
                 victim = chance.choice(found)

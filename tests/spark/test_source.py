@@ -258,8 +258,10 @@ def test_what_was_trimmed_before_it_was_read_is_an_error_that_counts_it(broker, 
     query = stream.start("loss2", subscribe="orders")
     with pytest.raises(PySparkException, match=r"15 entries of stream 'orders' .* were trimmed before they were read"):
         query.awaitTermination(60)
-    kept = stream.run("loss3", subscribe="orders", failOnDataLoss="false")
-    assert values(kept) == [25, 26, 27, 28, 29]
+    query = stream.start("loss3", subscribe="orders", failOnDataLoss="false")
+    assert query.awaitTermination(60)
+    assert values(stream.rows["loss3"]) == [25, 26, 27, 28, 29]
+    assert query.recentProgress[0]["sources"][0]["latestOffset"]["streams"]["orders"]["lost"] == 15
 
 
 def test_deletions_make_a_loss_only_possible(broker, stream):
@@ -286,6 +288,35 @@ def test_a_stream_that_was_made_anew_is_named_and_read_from_its_beginning_if_all
     assert values(stream.run("anew3", subscribe="orders", failOnDataLoss="false")) == [0, 1, 2]
 
 
+# --- secrets ---
+
+
+def test_a_password_is_in_no_plan_no_checkpoint_and_no_error(broker, redis_url, spark, tmp_path):
+    from millstream.wire.commands import Command
+
+    broker.link.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush-hush", b"~*", b"+@all")))
+    fill(broker, "orders", 5)
+    secret = tmp_path / "password"
+    secret.write_text("hush-hush\n")
+    places = [
+        {"url": redis_url.replace("redis://", "redis://reader:hush-hush@")},
+        {"url": redis_url, "username": "reader", "passwordFile": str(secret)},
+    ]
+    for at, place in enumerate(places):
+        rows = spark.read.format("redis_streams").options(subscribe="orders", **place).load()
+        assert rows.count() == 5
+        assert "hush" not in rows._jdf.queryExecution().toString()
+        stream = Stream(spark, place["url"], tmp_path / str(at))
+        options = {name: value for name, value in place.items() if name != "url"}
+        assert len(stream.run(f"secret{at}", subscribe="orders", startingOffsets="earliest", **options)) == 5
+        with pytest.raises(PySparkException) as caught:
+            spark.read.format("redis_streams").options(subscribe="orders", startingOffsets="?", **place).load().count()
+        assert "hush" not in str(caught.value)
+        held = [path for path in (tmp_path / str(at)).rglob("*") if path.is_file()]
+        assert held
+        assert not [path for path in held if b"hush" in path.read_bytes()]
+
+
 # --- bad input ---
 
 
@@ -307,11 +338,11 @@ def test_a_wrong_option_is_an_error_that_names_it(read, options: dict[str, str],
 def test_a_server_that_does_not_answer_and_a_wrong_password_are_named(read, broker):
     from millstream.testing import free_port
 
-    with pytest.raises(PySparkException, match="BrokerUnavailable"):
+    with pytest.raises(PySparkException, match=r"BrokerUnavailable.*option url"):
         read(subscribe="a", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500").collect()
     from millstream.wire.commands import Command
 
     broker.link.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush", b"~*", b"+@all")))
-    with pytest.raises(PySparkException, match="AuthenticationFailed") as caught:
+    with pytest.raises(PySparkException, match=r"AuthenticationFailed.*passwordEnv") as caught:
         read(subscribe="a", username="reader", passwordEnv="PATH").collect()
     assert "hush" not in str(caught.value)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.limits import DEFAULT_LIMITS
 from millstream.broker.open import open_blocking_broker
-from millstream.spark.address import Address
+from millstream.errors import AuthenticationFailed, BrokerUnavailable
+from millstream.spark.address import Address, redacted
 
 _open: dict[tuple[int, str, int, int], BlockingBroker] = {}
 
@@ -21,4 +22,17 @@ def broker_at(address: Address, *, script_entries: int = DEFAULT_LIMITS.script_e
         broker = _open[key] = open_blocking_broker(
             key[1], deadline_ms=address.deadline_ms, limits=replace(DEFAULT_LIMITS, script_entries=script_entries)
         )
+    return broker
+
+
+def reached_broker(address: Address) -> BlockingBroker:
+    """``broker_at`` for the driver's first contact: an error comes before any data moves, and names the option."""
+    broker = broker_at(address)
+    try:
+        broker.ping()
+    except BrokerUnavailable as error:
+        raise BrokerUnavailable(f"option url: {redacted(address.url)} does not answer. {error}") from error
+    except AuthenticationFailed as error:
+        names = "url, username, passwordFile or passwordEnv"
+        raise AuthenticationFailed(f"options {names}: {redacted(address.url)} refused the login. {error}") from error
     return broker

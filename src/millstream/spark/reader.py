@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from millstream.broker.broker import BlockingBroker
 from millstream.spark import plan
-from millstream.spark.connection import broker_at
+from millstream.spark.connection import broker_at, reached_broker
 from millstream.spark.errors import DataLost
 from millstream.spark.gaps import Gap
 from millstream.spark.offsets import BEGINNING, Offset, Position, Range, pack, ranges
@@ -79,8 +79,7 @@ class _Reading:
 class RedisStreamsBatchReader(_Reading, DataSourceReader):
     def partitions(self) -> list[RangesPartition]:
         """On the driver, once for each plan."""
-        broker = broker_at(self._options.address)
-        survey = RedisSurvey(broker, self._options)
+        survey = RedisSurvey(reached_broker(self._options.address), self._options)
         start = plan.first_offset(survey, self._options, "earliest")
         return _partitions(start, plan.last_offset(survey, self._options, start))
 
@@ -91,6 +90,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def __init__(self, options: SourceOptions, schema: pa.Schema, *, default_columns: bool) -> None:
         super().__init__(options, schema, default_columns=default_columns)
         self._target: Offset | None = None
+        self._reached = False
         self._progress = GroupProgress(options.group) if options.group is not None else None
         self._planned: Offset | None = None
         self._gaps_told: set[tuple[str, str]] = set()
@@ -161,4 +161,8 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return RedisSurvey(self._broker(), self._options)
 
     def _broker(self) -> BlockingBroker:
-        return broker_at(self._options.address)
+        if self._reached:
+            return broker_at(self._options.address)
+        broker = reached_broker(self._options.address)
+        self._reached = True
+        return broker

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType, TimestampType
 
 from millstream.spark import FORMAT
-from millstream.spark.connection import broker_at
+from millstream.spark.connection import reached_broker
 from millstream.spark.errors import InvalidOption
 from millstream.spark.options import SourceOptions, sink_options, source_options
 from millstream.spark.reader import RedisStreamsBatchReader, RedisStreamsReader
@@ -51,7 +51,7 @@ class RedisStreamsSource(DataSource):
         _no_overwrite(overwrite)
         options = sink_options(self.options, streaming=False)
         made = RedisStreamsBatchWriter(options, to_arrow_schema(schema, timezone="UTC"), f"batch-{uuid4().hex}")
-        broker_at(options.address).ping()  # a server that does not answer is an error before any data moves
+        reached_broker(options.address)
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RedisStreamsWriter:
