@@ -44,6 +44,10 @@ def _all_fields(reply: Any) -> list[dict[bytes, bytes] | None]:
     try:
         return [{name: value} for _, (name, value) in reply]  # one field each: the most common shape, and the quickest
     except (TypeError, ValueError):
+        pass
+    try:
+        return [{a: b, c: d} for _, (a, b, c, d) in reply]  # two fields: a message of the default codec
+    except (TypeError, ValueError):
         return [fields_of(flat) if flat else None for _, flat in reply]
 
 

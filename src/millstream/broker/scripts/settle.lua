@@ -10,26 +10,38 @@ local first, n = 6, #ARGV - 5
 -- One look at the range instead of one for each id: the consumer holds little else between these ids.
 local page = n + 64
 local held = redis.call('XPENDING', key, group, ARGV[first], ARGV[#ARGV], page, me)
-local mine = {}
-for i = 1, #held do
-  if held[i][4] == times then mine[held[i][1]] = true end
+local all = #held == n
+for i = 1, n do
+  if not all then break end
+  all = held[i][1] == ARGV[i + 5] and held[i][4] == times
 end
-local kept, refused = {}, {}
-for i = first, #ARGV do
-  local id = ARGV[i]
-  local is_mine = mine[id]
-  if not is_mine and #held == page then
-    local one = redis.call('XPENDING', key, group, id, id, 1, me)[1]
-    is_mine = one and one[4] == times
+local kept, refused, known = nil, {}, 1
+if all and verb == 'ack' then  -- the common case, without a table of its own
+  redis.call('XACK', key, group, unpack(ARGV, first))
+  return {refused, known}
+elseif all then
+  kept = {unpack(ARGV, first)}
+else
+  local mine = {}
+  for i = 1, #held do
+    if held[i][4] == times then mine[held[i][1]] = true end
   end
-  if is_mine then kept[#kept + 1] = id else refused[#refused + 1] = id end
-end
-local known = 1
-if #refused > 0 then
-  known = 0
-  local consumers = redis.call('XINFO', 'CONSUMERS', key, group)
-  for i = 1, #consumers do
-    if consumers[i][2] == me then known = 1 end
+  kept = {}
+  for i = first, #ARGV do
+    local id = ARGV[i]
+    local is_mine = mine[id]
+    if not is_mine and #held == page then
+      local one = redis.call('XPENDING', key, group, id, id, 1, me)[1]
+      is_mine = one and one[4] == times
+    end
+    if is_mine then kept[#kept + 1] = id else refused[#refused + 1] = id end
+  end
+  if #refused > 0 then
+    known = 0
+    local consumers = redis.call('XINFO', 'CONSUMERS', key, group)
+    for i = 1, #consumers do
+      if consumers[i][2] == me then known = 1 end
+    end
   end
 end
 if #kept == 0 then return {refused, known} end
