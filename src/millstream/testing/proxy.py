@@ -1,108 +1,88 @@
-"""A TCP proxy that breaks connections on purpose: between a client and its server, at any byte, in either direction."""
+"""A TCP proxy that cuts connections, in the middle of a reply where that is asked for: what networks do."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import random
-import socket
-import threading
 from types import TracebackType
 from typing import Self
 
-from millstream.testing.servers import free_port
-
 
 class CuttingProxy:
-    """Forwards to ``port``. Each connection lives for a random number of bytes up to ``max_bytes``, then it is reset.
+    """``async with CuttingProxy(port) as proxy``: clients connect to ``proxy.url``.
 
-    ``seed`` makes the lives repeatable, though not what happens to be under way when they end.
+    Every piece of a reply is the last one of its connection with probability ``chance``; of that piece only a part is
+    delivered. ``cuts`` counts. The same seed makes the same choices, as far as the network's timing allows.
     """
 
-    def __init__(self, port: int, *, max_bytes: int | None = None, seed: int = 0) -> None:
-        self._target = port
-        self._max_bytes = max_bytes
-        self._random = random.Random(seed)  # noqa: S311  # chance, not secrecy
-        self.port = free_port()
+    def __init__(self, port: int, *, host: str = "127.0.0.1", chance: float = 0.0, seed: int = 0) -> None:
+        self._host = host
+        self._port = port
+        self.chance = chance
         self.cuts = 0
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
-        self._lock = threading.Lock()
+        self._random = random.Random(seed)  # noqa: S311  # repeatable, not secret
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._max_bytes = None
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        assert self._server is not None
+        self._server.close()
         self.cut_all()
-
-    def heal(self) -> None:
-        """From now on nothing is cut."""
-        self._max_bytes = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut_all(self) -> None:
-        with self._lock:
-            pairs = list(self._pairs)
-        for pair in pairs:
-            self._cut(pair)
+        """Every connection that is open now, as a crash does it: no goodbye."""
+        for writer in list(self._writers):
+            writer.transport.abort()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                return
-            pair = (client, server)
-            budget = _Budget(self._random.randint(1, self._max_bytes) if self._max_bytes else None)
-            with self._lock:
-                self._pairs.add(pair)
-            for source, sink in (pair, pair[::-1]):
-                threading.Thread(target=self._forward, args=(pair, source, sink, budget), daemon=True).start()
-
-    def _forward(
-        self, pair: tuple[socket.socket, socket.socket], source: socket.socket, sink: socket.socket, budget: _Budget
-    ) -> None:
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
-            while data := source.recv(65536):
-                allowed = budget.spend(len(data))
-                sink.sendall(data[:allowed])
-                if allowed < len(data):
-                    self.cuts += 1
-                    break
+            server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, server_writer}
+        try:
+            await asyncio.gather(
+                self._forward(reader, server_writer, may_cut=False), self._forward(server_reader, writer, may_cut=True)
+            )
+        except (ConnectionError, asyncio.IncompleteReadError):
             pass
-        self._cut(pair)
+        finally:
+            for one in (writer, server_writer):
+                self._writers.discard(one)
+                one.transport.abort()
 
-    def _cut(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        with self._lock:
-            self._pairs.discard(pair)
-        for one in pair:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-
-class _Budget:
-    """Bytes that a connection may still carry, both directions together."""
-
-    def __init__(self, left: int | None) -> None:
-        self._left = left
-        self._lock = threading.Lock()
-
-    def spend(self, wanted: int) -> int:
-        if self._left is None:
-            return wanted
-        with self._lock:
-            allowed = min(wanted, self._left)
-            self._left -= allowed
-            return allowed
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, may_cut: bool) -> None:
+        while piece := await reader.read(65536):
+            if may_cut and self.chance and self._random.random() < self.chance:
+                self.cuts += 1
+                writer.write(piece[: self._random.randrange(len(piece))])
+                await writer.drain()
+                raise ConnectionResetError("planted")
+            writer.write(piece)
+            await writer.drain()
+        raise ConnectionResetError("the other side closed")

@@ -1,0 +1,317 @@
+"""Messaging under fire. Every run ends with the ledger's verdict: nothing lost, nothing handled twice at the same time,
+and again only where the contract says so. Each harness is shown to fail on a planted fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream import Broker, open_broker
+from millstream.broker.keys import beside
+from millstream.errors import MillstreamError
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging.burial import original
+from millstream.messaging.codecs import codec
+from millstream.testing import RedisProcess, eventually
+from millstream.testing.handling_ledger import HandlingLedger, Verdict
+from millstream.testing.proxy import CuttingProxy
+
+TRIALS = int(os.environ.get("TRIALS", "2"))
+WORKER = Path(__file__).with_name("messaging_worker.py")
+TOPIC = "jobs"
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120 + 60 * TRIALS)]
+
+
+@pytest.fixture(params=range(TRIALS))
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6) * 100 + request.param
+    print(f"SEED={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> HandlingLedger:
+    return HandlingLedger(tmp_path / "ledger")
+
+
+class Crew:
+    """Worker processes. Whoever dies by itself is noted, and replaced."""
+
+    def __init__(self, url: str, ledger: HandlingLedger, directory: Path, **options: Any) -> None:
+        self._words = [sys.executable, str(WORKER), url, TOPIC, str(directory), json.dumps(options)]
+        self._ledger = ledger
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.deaths = 0
+
+    def hire(self, count: int = 1) -> None:
+        self.processes += [subprocess.Popen(self._words) for _ in range(count)]
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        self._bury(process)
+
+    def look_after(self) -> None:
+        """Notes the dead and hires others."""
+        for process in [one for one in self.processes if one.poll() is not None]:
+            self._bury(process)
+            self.hire()
+
+    def _bury(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._ledger.killed(process.pid)
+        self.processes.remove(process)
+        self.deaths += 1
+
+    def at_work(self) -> set[int]:
+        """Those that have started a handler."""
+        return {line.pid for line in self._ledger.lines() if line.event == "started"}
+
+    async def all_at_work(self) -> None:
+        await eventually(lambda: {one.pid for one in self.processes} <= self.at_work(), what="workers at work")
+
+    def dismiss(self) -> None:
+        """In good order: SIGTERM ends a worker with 0, unless it came too late to listen for signals."""
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        codes = {process.pid: process.wait(30) for process in self.processes}
+        assert {code for pid, code in codes.items() if pid in self.at_work()} <= {0}
+        assert set(codes.values()) <= {0, -signal.SIGTERM}
+
+
+@pytest.fixture
+def crews() -> Iterator[list[Crew]]:
+    """Whatever happens, no process is left."""
+    some: list[Crew] = []
+    yield some
+    for crew in some:
+        for process in crew.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def hire(crews: list[Crew], redis_server: RedisProcess, ledger: HandlingLedger, tmp_path: Path) -> Any:
+    def hire(count: int, url: str | None = None, **options: Any) -> Crew:
+        crew = Crew(url or redis_server.url, ledger, tmp_path / "ledger", **options)
+        crews.append(crew)
+        crew.hire(count)
+        return crew
+
+    return hire
+
+
+async def send(broker: Broker, ledger: HandlingLedger, tokens: list[str]) -> None:
+    async with Publisher(broker) as publisher:
+        for at in range(0, len(tokens), 20):
+            some = tokens[at : at + 20]
+            await publisher.publish(TOPIC, *(Message(token.encode()) for token in some))
+            ledger.sent(*some)
+
+
+async def finish(broker: Broker, ledger: HandlingLedger, crew: Crew, *, timeout_s: float = 60) -> Verdict:
+    """Waits until nothing is pending or unread, counts the buried, and lets the workers go."""
+
+    async def all_settled() -> bool:
+        crew.look_after()
+        try:
+            (group,) = await broker.group_info(TOPIC)
+        except (MillstreamError, ValueError):
+            return False
+        return group.pending == 0 and group.lag == 0
+
+    await eventually(all_settled, what="everything settled", timeout_s=timeout_s)
+    crew.dismiss()
+    ledger.buried(*[payload(one.fields) for one in await broker.xrange(beside(TOPIC, "dlq"))])
+    verdict = ledger.verdict()
+    print(verdict, f"deaths {crew.deaths}")
+    return verdict
+
+
+def payload(fields: dict[bytes, bytes]) -> str:
+    return codec("flat").decode(original(fields)).payload.decode()
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+
+def work(chance: random.Random, count: int) -> list[str]:
+    """Mostly plain jobs, and some that kill their worker before, during and after handling, or fail twice."""
+    deadly = ["die-before", "die-during", "die-after", "fails"]
+    tokens = [f"{kind}:{n}" for kind in deadly for n in range(2)] + [f"job:{n}" for n in range(count)]
+    chance.shuffle(tokens)
+    return tokens
+
+
+async def killing_spree(
+    broker: Broker, ledger: HandlingLedger, crew: Crew, chance: random.Random, tokens: list[str]
+) -> Verdict:
+    sending = asyncio.create_task(send(broker, ledger, tokens))
+    for _ in range(4):
+        await eventually(lambda: crew.look_after() or len(crew.at_work()) > crew.deaths, what="somebody at work")
+        await asyncio.sleep(chance.random() * 0.3)
+        crew.look_after()
+        crew.kill(chance.choice(crew.processes))
+        crew.hire()
+    await sending
+    return await finish(broker, ledger, crew)
+
+
+async def test_workers_are_killed(
+    redis_broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
+) -> None:
+    verdict = await killing_spree(redis_broker, ledger, hire(3), chance, work(chance, 400))
+
+    assert verdict.kept, verdict
+    assert not verdict.buried, "nobody was charged for a neighbour's death"
+    assert verdict.done >= 408
+
+
+async def test_the_harness_notices_an_acknowledgement_that_comes_too_early(
+    redis_broker: Broker, ledger: HandlingLedger, hire: Any
+) -> None:
+    crew = hire(3, ack_policy="ack_first")
+    verdict = await killing_spree(redis_broker, ledger, crew, random.Random(1), work(random.Random(1), 100))
+
+    assert verdict.lost, "planted: acknowledged before it was handled"
+
+
+async def test_one_killer_among_a_hundred(redis_broker: Broker, ledger: HandlingLedger, hire: Any) -> None:
+    tokens = [f"job:{n}" for n in range(99)]
+    tokens.insert(40, "killer:1")
+    await send(redis_broker, ledger, tokens)
+    crew = hire(1, claim_min_idle_ms=300, slow_s=0.005)
+    verdict = await finish(redis_broker, ledger, crew)
+
+    assert verdict.kept, verdict
+    assert verdict.buried == {"killer:1"}
+    assert crew.deaths == 4, "as often as max_deliveries allows"
+    assert len({line.token for line in ledger.lines() if line.event == "done"}) == 99
+
+
+# --- stopped ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_is_stopped_past_the_claim_time(
+    redis_broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
+) -> None:
+    crew = hire(2, slow_s=0.05)
+    sending = asyncio.create_task(send(redis_broker, ledger, [f"job:{n}" for n in range(3000)]))
+    await crew.all_at_work()
+    for _ in range(2):
+        victim = chance.choice(crew.processes)
+        ledger.stopped(victim.pid)
+        victim.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1.5)  # nearly twice the claim time
+        victim.send_signal(signal.SIGCONT)
+        await asyncio.sleep(chance.random() * 0.3)
+    await sending
+    verdict = await finish(redis_broker, ledger, crew)
+
+    assert verdict.kept, verdict
+    assert verdict.overtaken, "it was stopped in the middle of its work"
+    assert not verdict.buried
+
+
+# --- the server dies --------------------------------------------------------------------------------------------------
+
+
+async def test_redis_is_killed_and_restarted(ledger: HandlingLedger, hire: Any, chance: random.Random) -> None:
+    with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as server:
+        async with open_broker(server.url, deadline_ms=15_000) as broker:
+            crew = hire(2, url=server.url)
+            sending = asyncio.create_task(send(broker, ledger, [f"job:{n}" for n in range(3000)]))
+            await crew.all_at_work()
+            for _ in range(2):
+                await asyncio.sleep(chance.random() * 0.3)
+                ledger.outage()
+                server.kill()
+                await asyncio.sleep(chance.random() * 0.5)
+                server.start()
+                ledger.outage()
+            await sending
+            verdict = await finish(broker, ledger, crew)
+            stored = [payload(entry.fields) for entry in await broker.xrange(TOPIC)]
+
+    assert verdict.kept, verdict
+    assert not verdict.buried
+    assert len(stored) == len(set(stored)) == 3000, "publishing again added nothing"
+
+
+# --- connections are cut ----------------------------------------------------------------------------------------------
+
+
+async def cut_run(redis: RedisProcess, ledger: HandlingLedger, seed: int, *, planted: bool = False) -> list[str]:
+    """Publishes and handles through connections that break in mid-reply; gives what the stream holds."""
+    tokens = [f"job:{n}" for n in range(300)]
+    async with CuttingProxy(redis.port, seed=seed) as proxy, open_broker(redis.url) as direct:
+        async with open_broker(proxy.url) as broker:
+            await broker.ping()
+            proxy.chance = 0.08
+            subscriber = Subscriber(broker, group="g", group_start="0", block_ms=50, claim_interval_ms=50, count=10)
+
+            async def handle(message: Message) -> None:
+                ledger.started(message.payload.decode())
+                await asyncio.sleep(0)
+                ledger.done(message.payload.decode())
+
+            consuming = asyncio.create_task(subscriber.consume(TOPIC, handle))
+            async with Publisher(broker) as publisher:
+                for token in tokens:
+                    if planted:
+                        await add_until_answered(broker, token)
+                    else:
+                        await publisher.publish(TOPIC, Message(token.encode()))
+                    ledger.sent(token)
+
+            async def settled() -> bool:
+                groups = await direct.group_info(TOPIC)
+                return bool(groups) and groups[0].pending == 0 and not ledger.missing()
+
+            await eventually(settled, what="everything handled", timeout_s=60)
+            proxy.chance = 0.0
+            await subscriber.close()
+            await consuming
+            print(f"cuts {proxy.cuts}")
+            assert proxy.cuts > 10
+        return [payload(entry.fields) for entry in await direct.xrange(TOPIC)]
+
+
+async def add_until_answered(broker: Broker, token: str) -> None:
+    """The planted fault: what everybody writes first, a retry without a marker."""
+    while True:
+        try:
+            await broker.xadd(TOPIC, codec("flat").encode(Message(token.encode())))
+        except MillstreamError:
+            continue
+        return
+
+
+async def test_connections_are_cut_in_mid_reply(
+    redis_server: RedisProcess, ledger: HandlingLedger, chance: random.Random
+) -> None:
+    stored = await cut_run(redis_server, ledger, chance.randrange(10**6))
+    verdict = ledger.verdict()
+    print(verdict)
+
+    assert verdict.kept, verdict
+    assert not verdict.again
+    assert len(stored) == len(set(stored)) == 300, "publishing again added nothing"
+
+
+async def test_the_harness_notices_a_retry_that_adds_twice(redis_server: RedisProcess, ledger: HandlingLedger) -> None:
+    stored = await cut_run(redis_server, ledger, 1, planted=True)
+
+    assert len(stored) > len(set(stored)), "planted: no marker"
