@@ -1,4 +1,4 @@
-"""append_once for rows of one field each, the same field in all: the common shape, packed without a step for each row.
+"""append_once for rows with the same fields in all of them: the common shape, packed without a step for each row.
 
 The same protocol as ``Once``, the same digest, byte for byte: a replay may take the other way.
 """
@@ -16,42 +16,54 @@ from millstream.wire.commands import Command, Conversation, Packed
 
 
 class UniformRows(Sequence[list[bytes]]):
-    """Rows ``[name, value]``, kept as one name and a list of values."""
+    """Rows ``[name, value, name, value, ...]`` with the same names in all, kept as the names and a list for each."""
 
-    __slots__ = ("name", "values")
+    __slots__ = ("columns", "names")
 
-    def __init__(self, name: bytes, values: list[bytes]) -> None:
-        self.name = name
-        self.values = values
+    def __init__(self, names: Sequence[bytes], columns: Sequence[list[bytes]]) -> None:
+        self.names = tuple(names)
+        self.columns = tuple(columns)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.columns[0])
 
     def __getitem__(self, at: Any) -> Any:
-        return UniformRows(self.name, self.values[at]) if isinstance(at, slice) else [self.name, self.values[at]]
+        if isinstance(at, slice):
+            return UniformRows(self.names, [column[at] for column in self.columns])
+        return [word for name, column in zip(self.names, self.columns, strict=True) for word in (name, column[at])]
+
+    def size(self) -> int:
+        """The values' bytes."""
+        return sum(sum(map(len, column)) for column in self.columns)
 
     def packed(self) -> bytes:
-        """Each row as a RESP array of two words: what the digest is taken of."""
-        return self._joined(b"*2\r\n")
+        """Each row as a RESP array of its words: what the digest is taken of."""
+        return self._joined(b"*%d\r\n" % (2 * len(self.names)))
 
     def words(self) -> list[bytes]:
         """Each row as the script takes it: the number of its words, then those."""
-        flat = [b"2", self.name, b""] * len(self.values)
-        flat[2::3] = self.values
+        row = [b"%d" % (2 * len(self.names)), *(word for name in self.names for word in (name, b""))]
+        flat = row * len(self)
+        for at, column in enumerate(self.columns):
+            flat[2 * at + 2 :: len(row)] = column
         return flat
 
     def packed_words(self) -> bytes:
         """``words`` as bulk strings."""
-        return self._joined(b"$1\r\n2\r\n")
+        count = b"%d" % (2 * len(self.names))
+        return self._joined(b"$%d\r\n%b\r\n" % (len(count), count))
 
     def _joined(self, head: bytes) -> bytes:
         """Before each value a text that depends on nothing but the value's length: one join for all rows."""
-        before = b"%b$%d\r\n%b\r\n$" % (head, len(self.name), self.name)
-        lengths = list(map(len, self.values))
-        heads = {length: b"%b%d\r\n" % (before, length) for length in set(lengths)}
-        parts = [b"\r\n"] * (3 * len(lengths))
-        parts[0::3] = map(heads.__getitem__, lengths)
-        parts[1::3] = self.values
+        each = 2 * len(self.names) + 1
+        parts = [b"\r\n"] * (each * len(self))
+        for at, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
+            # The value before it, or the row's head, ends where this name begins.
+            before = b"%b$%d\r\n%b\r\n$" % (b"\r\n" if at else head, len(name), name)
+            lengths = list(map(len, column))
+            heads = {length: b"%b%d\r\n" % (before, length) for length in set(lengths)}
+            parts[2 * at :: each] = map(heads.__getitem__, lengths)
+            parts[2 * at + 1 :: each] = column
         return b"".join(parts)
 
 
@@ -117,6 +129,6 @@ def _first_chunk(rows: UniformRows, site: Site) -> UniformRows:
     """As many rows as one call of the script may carry."""
     most = site.limits.script_entries
     chunk: UniformRows = rows[:most]
-    while len(chunk) > 1 and sum(map(len, chunk.values)) > site.limits.script_bytes:
+    while len(chunk) > 1 and chunk.size() > site.limits.script_bytes:
         chunk = chunk[: len(chunk) // 2]
     return chunk

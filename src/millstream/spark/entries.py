@@ -131,7 +131,7 @@ def _rows(mapping: Mapping, batch: pa.RecordBatch) -> Sequence[Words]:
         values = _texts(batch.column("value"))
         if None in values:
             raise UnusableRow("a row's value is null. Filter such rows out, or use coalesce(value, '').")
-        return UniformRows(name, values)
+        return UniformRows([name], [values])
     if mapping.content == "fields":
         return _from_maps(batch.column("fields"))
     return _from_columns(mapping.columns, batch)
@@ -155,7 +155,7 @@ def _from_maps(column: pa.Array) -> Sequence[Words]:
     if offsets == list(range(len(values) + 1)) and None not in values:
         unique = pc.unique(column.keys)
         if len(unique) == 1:
-            return UniformRows(_texts(unique)[0], values)
+            return UniformRows(_texts(unique), [values])
     names = _texts(column.keys)
     rows: list[Words] = []
     for left, right in pairwise(offsets):
@@ -171,8 +171,10 @@ def _from_maps(column: pa.Array) -> Sequence[Words]:
     return rows
 
 
-def _from_columns(names: Sequence[str], batch: pa.RecordBatch) -> list[Words]:
+def _from_columns(names: Sequence[str], batch: pa.RecordBatch) -> Sequence[Words]:
     cells = [(name.encode("utf-8", "surrogateescape"), _texts(batch.column(name))) for name in names]
+    if not any(batch.column(name).null_count for name in names):
+        return UniformRows([name for name, _ in cells], [column for _, column in cells])
     rows: list[Words] = []
     for at in range(batch.num_rows):
         row = [word for name, column in cells if column[at] is not None for word in (name, column[at])]
