@@ -13,9 +13,10 @@ from two_servers import Step, Words
 
 SPEAKERS = 3
 
-KEYS = st.sampled_from([b"s", b"s", b"s", b"t", b"u"])
-GROUPS = st.sampled_from([b"g", b"g", b"h", b"none", b""])
-CONSUMERS = st.sampled_from([b"alice", b"bob", b"Carol", b"", b"al"])
+# Hypothesis picks evenly; what stands here more often makes commands meet each other more often.
+KEYS = st.sampled_from([b"s"] * 12 + [b"t"] * 2 + [b"u"])
+GROUPS = st.sampled_from([b"g"] * 12 + [b"h"] * 2 + [b"none", b""])
+CONSUMERS = st.sampled_from([b"alice"] * 4 + [b"bob"] * 4 + [b"Carol", b"", b"al"])
 NAMES = st.sampled_from([b"f", b"f", b"f", b"g", b"longer-name", b"", b"12", b"-5"])
 VALUES = st.sampled_from(
     [
@@ -25,7 +26,7 @@ VALUES = st.sampled_from(
         *(b"z" * 4096, b"z" * 17000, b"\x00\xff\r\n"),
     ]
 )
-PLAIN_IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 12), st.sampled_from([0, 0, 1, 2, 3]))
+PLAIN_IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 14), st.sampled_from([0] * 8 + [1, 2]))
 NEXT = st.just(b"@")
 """Stands for an id greater than all that stood here before."""
 ODD_IDS = st.sampled_from(
@@ -39,13 +40,13 @@ ODD_IDS = st.sampled_from(
         b"(18446744073709551615-18446744073709551615",
     ]
 )
-IDS = st.one_of(PLAIN_IDS, PLAIN_IDS, PLAIN_IDS, ODD_IDS)
-NEW_IDS = st.one_of(NEXT, NEXT, NEXT, NEXT, st.just(b"@*"), st.just(b"@*"), IDS.filter(lambda one: one != b"*"))
+IDS = st.one_of(*[PLAIN_IDS] * 8, ODD_IDS)
+NEW_IDS = st.one_of(*[NEXT] * 6, st.just(b"@*"), st.just(b"@*"), IDS.filter(lambda one: one != b"*"))
 STARTS = st.one_of(st.sampled_from([b"-", b"0", b"-", b"0-0", b"("]), IDS, IDS.map(lambda one: b"(" + one))
 ENDS = st.one_of(st.sampled_from([b"+", b"+", b"9", b"("]), IDS, IDS.map(lambda one: b"(" + one))
 NUMBERS = st.sampled_from([b"0", b"1", b"2", b"3", b"5", b"10", b"50", b"-1", b"x", b"", b"9223372036854775808", b"01"])
-COUNTS = st.sampled_from([b"1", b"2", b"3", b"5", b"50", b"0", b"-1", b"x", b"9223372036854775807"])
-IDLES = st.sampled_from([b"0", b"0", b"0", b"1000000", b"-5", b"x"])
+COUNTS = st.sampled_from([b"1", b"2", b"3", b"5", b"50"] * 2 + [b"0", b"-1", b"x", b"9223372036854775807"])
+IDLES = st.sampled_from([b"0"] * 6 + [b"1000000"] * 2 + [b"-5", b"x"])
 """What a claim asks for: nothing, or more than any entry has that was not made to look idle."""
 FAR_PAST = st.sampled_from([b"5000000", b"5000000", b"0", b"-1", b"x", b"9223372036854775807"])
 READS = st.sampled_from([b"0", b"1", b"3", b"100", b"-1", b"-2", b"x"])
@@ -123,16 +124,17 @@ READ_OPTIONS = several(
 ).map(lambda parts: tuple(word for part in parts for word in part))
 GROUP = words(b"GROUP", GROUPS, CONSUMERS)
 READ_IDS = st.one_of(PLAIN_IDS, st.sampled_from([b"0", b"$", b">"]), ODD_IDS)
-GROUP_IDS = st.one_of(st.sampled_from([b">", b">", b">", b"0", b"0-0"]), IDS)
+GROUP_IDS = st.one_of(*[st.sampled_from([b">", b">", b">", b"0", b"0-0"])] * 3, IDS)
 
 
 def streams(ids: st.SearchStrategy[bytes]) -> st.SearchStrategy[Words]:
     def flatten(pairs: list[tuple[bytes, bytes]]) -> Words:
         return (b"STREAMS", *(key for key, _ in pairs), *(one for _, one in pairs))
 
+    one = st.tuples(KEYS, ids).map(lambda pair: (b"STREAMS", *pair))
     return st.one_of(
+        *[one] * 4,
         st.lists(st.tuples(KEYS, ids), min_size=1, max_size=3).map(flatten),
-        st.tuples(KEYS, ids).map(lambda pair: (b"STREAMS", *pair)),
         several(KEYS, 0, 3).map(lambda keys: (b"streams", *keys)),
     )
 
@@ -211,8 +213,11 @@ AROUND = st.one_of(
     words(b"CONFIG", b"SET", b"stream-node-max-entries", st.sampled_from([b"1", b"2", b"3", b"10", b"0", b"200"])),
     words(b"CONFIG", b"SET", b"stream-node-max-bytes", st.sampled_from([b"0", b"40", b"100", b"300", b"4096"])),
 )
+ENDS_OF_WAITS = st.one_of(words(b"XGROUP", b"DESTROY", b"s", b"g"), words(b"DEL", b"s"), words(b"SET", b"s", b"x"))
 ONE = st.one_of(WRITING, WRITING, READING, GROUPING, DELIVERY, DELIVERY, CLAIMING, TELLING, AROUND).map(lambda w: (w,))
 WAITING = st.one_of(
+    ENDS_OF_WAITS,
+    words(b"XREADGROUP", b"GROUP", b"g", CONSUMERS, b"BLOCK", b"0", b"STREAMS", b"s", b">"),
     words(b"XREAD", maybe(b"COUNT", b"1"), b"BLOCK", b"0", b"STREAMS", KEYS, st.sampled_from([b"$", b"0", b"5"])),
     words(b"XREAD", b"BLOCK", b"0", streams(READ_IDS)),
     words(b"XREADGROUP", GROUP, maybe(b"NOACK"), maybe(b"COUNT", b"1"), b"BLOCK", b"0", b"STREAMS", KEYS, b">"),
@@ -226,22 +231,40 @@ IN_ONE_GO = st.lists(
 def _numbered(parts: list[tuple[int, tuple[Words, ...]]]) -> list[Step]:
     """Puts rising ids where a placeholder stands."""
     steps: list[Step] = []
-    rising = 12
+    rising = 0
     for speaker, group in parts:
         for said in group:
             flat = list(said)
             for at, word in enumerate(flat):
                 if word in (b"@", b"@*", b"@@"):
                     rising += word != b"@@" or rising % 7 == 0
-                    flat[at] = b"%d-%s" % (rising, b"5" if word == b"@" else b"*")
+                    flat[at] = b"%d-%s" % (rising, b"0" if word == b"@" else b"*")
             steps.append((speaker, tuple(flat)))
     return steps
 
 
-STEPS = st.lists(st.tuples(st.just(0), st.one_of(ONE, ONE, ONE, ONE, BULK)), min_size=5, max_size=40).map(_numbered)
-STEPS_WITH_WAITS = st.lists(
-    st.tuples(st.integers(0, SPEAKERS - 1), st.one_of(ONE, ONE, WAITING, WAITING, IN_ONE_GO)), min_size=5, max_size=40
-).map(_numbered)
+def _begun(count: int, group: bytes, consumers: list[bytes]) -> tuple[Words, ...]:
+    """Some entries, a group, and what its consumers have read."""
+    return (
+        *((b"XADD", b"s", b"@", b"f", b"v%d" % number) for number in range(count)),
+        (b"XGROUP", b"CREATE", b"s", b"g", group, b"MKSTREAM"),
+        *((b"XREADGROUP", b"GROUP", b"g", one, b"COUNT", b"3", b"STREAMS", b"s", b">") for one in consumers),
+    )
+
+
+BEGINNING = st.one_of(
+    *[st.builds(_begun, st.integers(0, 9), st.sampled_from([b"0", b"$", b"2"]), several(CONSUMERS, 0, 3))] * 4,
+    st.just(()),
+).map(lambda steps: [(0, steps)])
+
+
+def sequences(*steps: st.SearchStrategy[Any], speakers: int) -> st.SearchStrategy[list[Step]]:
+    rest = st.lists(st.tuples(st.integers(0, speakers - 1), st.one_of(*steps)), min_size=5, max_size=40)
+    return st.tuples(BEGINNING, rest).map(lambda parts: _numbered(parts[0] + parts[1]))
+
+
+STEPS = sequences(ONE, ONE, ONE, ONE, BULK, speakers=1)
+STEPS_WITH_WAITS = sequences(ONE, ONE, WAITING, WAITING, IN_ONE_GO, speakers=SPEAKERS)
 
 
 def ending() -> Iterator[Step]:

@@ -174,6 +174,17 @@ def test_lag_is_unknown_where_entries_were_deleted_ahead(driver: Driver) -> None
     assert group() == (None, None)
 
 
+def test_what_was_deleted_before_the_first_entry_does_not_disturb_the_lag(driver: Driver) -> None:
+    driver.say("XDEL s 1-1 2-1")
+    assert driver.say("XINFO GROUPS s")[0][9:] == [2, b"lag", 1]
+
+
+def test_the_last_id_may_go_back_behind_deleted_entries(driver: Driver) -> None:
+    driver.say("XDEL s 3-1")
+    assert driver.say("XSETID s 2-5") == b"OK"
+    assert driver.say("XADD s 3-0 f new") == b"3-0"
+
+
 def test_a_group_may_be_made_before_its_stream() -> None:
     driver = Driver()
     driver.say("XGROUP CREATE s g $ MKSTREAM")

@@ -230,8 +230,6 @@ def xsetid(session: Session, args: Sequence[bytes]) -> Reply:
     stream = db.find_as(key, Stream)
     if stream is None:
         raise ErrorReply("ERR no such key")
-    if last_id < stream.max_deleted_id:
-        raise ErrorReply("ERR The ID specified in XSETID is smaller than current max_deleted_entry_id")
     if stream.length:
         if last_id < stream.top_id:
             raise ErrorReply("ERR The ID specified in XSETID is smaller than the target stream top item")

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def has_tombstones_from(stream: Stream, entry_id: int) -> bool:
-    """Whether an entry at or behind ``entry_id`` was deleted singly, so that counting is no longer possible."""
-    return stream.length > 0 and stream.max_deleted_id > 0 and entry_id <= stream.max_deleted_id
+    """Whether an entry at or behind ``entry_id`` was deleted singly, so that counting is no longer possible. What was
+    deleted before the first entry that is there does not count."""
+    deleted_id = stream.max_deleted_id
+    return stream.length > 0 and deleted_id > 0 and entry_id <= deleted_id and stream.first_id <= deleted_id
 
 
 def reads_up_to(stream: Stream, entry_id: int) -> int:
