@@ -116,3 +116,28 @@ async def test_closing_wakes_waiters(name: str) -> None:
 
     with pytest.raises(BrokerClosed):
         await reader
+
+
+async def test_closing_while_the_journal_is_read_leaves_nothing_open(tmp_path: Path) -> None:
+    for _ in range(20):
+        broker = open_broker(f"local://{tmp_path}/data")
+        write = asyncio.create_task(broker.xadd("s", {"n": 1}))
+        await asyncio.sleep(0)  # it reads the journal now, in a thread
+        await broker.close()
+        with pytest.raises(BrokerClosed):
+            await write
+        async with open_broker(f"local://{tmp_path}/data") as again:
+            assert await again.xlen("s") == 0
+
+
+async def test_closed_while_it_was_being_opened_it_stays_closed(tmp_path: Path) -> None:
+    async with open_broker(f"local://{tmp_path}/data") as other:
+        assert await other.xlen("s") == 0
+        broker = open_broker(f"local://{tmp_path}/data")
+        first = asyncio.create_task(broker.xlen("s"))
+        await asyncio.sleep(0)
+        await broker.close()
+        with pytest.raises(BrokerClosed):
+            await first
+        with pytest.raises(BrokerClosed):
+            await broker.xlen("s")

@@ -59,6 +59,8 @@ class EngineLink:
     async def _open(self) -> Embedded:
         # Reading a journal takes a while: not on the loop's time.
         opened = await asyncio.to_thread(self._handle.open) if self._handle.durable else self._handle.open()
+        if self._handle.closed:
+            raise BrokerClosed("this broker was closed while it was being opened.")
         self._embedded, self._session = opened
         self.now = answering(*opened)
         return opened[0]

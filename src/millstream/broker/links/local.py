@@ -58,13 +58,16 @@ class _Shared:
 
 
 _shared: dict[tuple[str, str], _Shared] = {}
-_guard = threading.Lock()
+_guard = threading.RLock()
+"""Taken again by its own thread where the collector finds a forgotten handle in the middle of the work."""
 
 
 def _forget_all() -> None:
     """In a forked child nothing is open: what the parent has is the parent's."""
     global _guard  # noqa: PLW0603  # the parent's may have been held while it forked
-    _guard = threading.Lock()
+    _guard = threading.RLock()
+    for mine in _shared.values():
+        mine.opening = threading.Lock()
     _shared.clear()
 
 
@@ -90,9 +93,9 @@ class Handle:
 
     def open(self) -> tuple[Embedded, Session]:
         """The broker, and this handle's session for what does not wait. Blocks while a journal is read."""
-        if self.closed:
-            raise BrokerClosed("this broker was closed. Open another one with open_broker(url).")
         with self._mine.opening:
+            if self.closed:
+                raise BrokerClosed("this broker was closed. Open another one with open_broker(url).")
             if self._mine.embedded is None:
                 self._mine.embedded = self._make()
                 self._mine.appendfsync = self._address.appendfsync or "everysec"
@@ -131,5 +134,8 @@ def _let_go(place: tuple[str, str], mine: _Shared) -> None:
         last = mine.handles == 0
         if last and _shared.get(place) is mine:
             del _shared[place]
-    if last and mine.embedded is not None:
-        mine.embedded.close()
+    if last:
+        # Whoever is opening it at this moment ends first: left open, it would keep its directory locked for ever.
+        with mine.opening:
+            if mine.embedded is not None:
+                mine.embedded.close()
