@@ -92,6 +92,10 @@ def test_local_places() -> None:
         "nosuch://user:hunter2@h",
         "redis://user:hunter2@h:port",
         "redis://h/x?password=hunter2",
+        "redis://user:p@hunter2@h",
+        "nosuch://user:p@hunter2@h",
+        "redis://user:p/hunter2@h:1/0",
+        "redis://user:p?hunter2@h",
     ],
 )
 def test_no_secret_gets_out(url: str) -> None:

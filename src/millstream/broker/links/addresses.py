@@ -33,7 +33,8 @@ OPTIONS: dict[str, type] = {
 
 def redacted(url: str) -> str:
     """The URL without what is secret in it, fit for errors, logs and reprs."""
-    url = re.sub(r"(?<=://)[^/@]*@", "***@", url)
+    # Up to the last @: a password that was not quoted may hold any character, an @ or a slash among them.
+    url = re.sub(r"(?<=://).*@", "***@", url, flags=re.DOTALL)
     return re.sub(r"((?:^|[?&])[a-z_]*password=)[^&]*", r"\1***", url)
 
 
