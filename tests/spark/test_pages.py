@@ -70,6 +70,14 @@ def test_a_range_in_the_middle_that_was_trimmed_is_a_possible_loss(broker):
     assert [(gap.lost, gap.certain) for gap in gaps] == [(None, False)]
 
 
+def test_a_stream_that_was_deleted_before_it_was_read_is_a_possible_loss(broker):
+    gaps: list[Gap] = []
+    assert list(reading(broker, 0, 20, 0, gaps)) == []
+    fill(broker, 10)
+    assert list(reading(broker, 0, 20, 0, gaps)) == [list(range(1, 11))]
+    assert [(gap.lost, gap.certain) for gap in gaps] == [(None, False)] * 2
+
+
 def test_an_entry_deleted_at_the_place_of_reading_is_no_loss(broker):
     fill(broker, 30)
     gaps: list[Gap] = []

@@ -214,12 +214,15 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         value = given.text("maxOffsetsPerTrigger")
         raise InvalidOption("maxOffsetsPerTrigger", value, "it in streaming reads only (spark.readStream)")
     ending = given.text("endingOffsets")
+    names, starting = _stream_names(subscribe), _starting(given)
+    if isinstance(starting, Mapping) and names and (strange := set(starting) - set(names)):
+        raise InvalidOption("startingOffsets", sorted(strange), "streams that subscribe names")
     return SourceOptions(
         address=_address(given),
-        streams=_stream_names(subscribe),
+        streams=names,
         pattern=_pattern(pattern),
         value_field=given.text("valueField") or "event",
-        starting=_starting(given),
+        starting=starting,
         ending=None if ending is None or ending == "latest" else _per_stream("endingOffsets", ending, ("latest",)),
         max_rows=given.number("maxOffsetsPerTrigger", None),
         min_partitions=given.whole("minPartitions", 1),

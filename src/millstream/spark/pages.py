@@ -37,15 +37,15 @@ def read_range(broker: BlockingBroker, wanted: Range, page_size: int, on_gap: On
     while True:
         words = (b"XRANGE", key, bytes(place.id), last, b"COUNT", b"%d" % (size + 1))
         page: RawEntries = broker.link.call(Command(words, key, repeatable=True))
+        gap = None
+        if not page or page[0][0] != words[2]:
+            page, gap = _page_with_proof(broker, wanted, words, place)
+        if gap is not None:
+            on_gap(wanted.stream, gap)
+            place = place._replace(added=None)
         full = len(page) > size
-        if page and page[0][0] == bytes(place.id):
+        if page and page[0][0] == words[2]:
             del page[0]
-        else:
-            page, gap = _page_with_proof(broker, wanted.stream, words, place)
-            if gap is not None:
-                on_gap(wanted.stream, gap)
-                place = place._replace(added=None)
-            full = len(page) > size
         if page:
             yield page
             reached = EntryId.parse(page[-1][0])
@@ -56,7 +56,7 @@ def read_range(broker: BlockingBroker, wanted: Range, page_size: int, on_gap: On
 
 
 def _page_with_proof(
-    broker: BlockingBroker, stream: str, words: tuple[bytes, ...], place: Position
+    broker: BlockingBroker, wanted: Range, words: tuple[bytes, ...], place: Position
 ) -> tuple[RawEntries, Gap | None]:
     """The page again, in one atomic step with what the stream says about itself.
 
@@ -66,11 +66,11 @@ def _page_with_proof(
     replies = broker.link.call_many(Batch([(b"XINFO", b"STREAM", key), words], key, atomic=True, repeatable=True))
     if isinstance(replies[1], ErrorReply):
         raise typed(replies[1])
-    info = told(stream, replies[0])
-    page: RawEntries = replies[1]
-    if page and page[0][0] == words[2]:
-        del page[0]  # it was there after all: a stream that was gone for a moment, in a failover
-    return page, gap_after(stream, place, info)
+    info = told(wanted.stream, replies[0])
+    if info is None or info.last_generated < wanted.upto:
+        text = f"stream {wanted.stream!r} held entries up to {wanted.upto} and was deleted: they were possibly lost."
+        return replies[1], Gap(None, False, text)
+    return replies[1], gap_after(wanted.stream, place, info)
 
 
 def _next_size(page: RawEntries, page_size: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from millstream.broker.broker import BlockingBroker
+from millstream.model import MIN_ID
 from millstream.spark.offsets import Offset, Position
 
 log = logging.getLogger("millstream.spark")
@@ -23,8 +24,9 @@ class GroupProgress:
             if self._published.get(stream) == place:
                 continue
             entries_read = place.added if place.exact else None
-            broker.advance_group(stream, self._group, place.id, entries_read=entries_read)
-            self._published[stream] = place
+            moved = broker.advance_group(stream, self._group, place.id, entries_read=entries_read)
+            if moved or place.id > MIN_ID:  # else the stream may not exist yet: the group is made when it does
+                self._published[stream] = place
 
 
 def warn_without_group() -> None:

@@ -91,6 +91,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         super().__init__(options, schema, default_columns=default_columns)
         self._target: Offset | None = None
         self._reached = False
+        self._surveyor: RedisSurvey | None = None
         self._progress = GroupProgress(options.group) if options.group is not None else None
         self._planned: Offset | None = None
         self._gaps_told: set[tuple[str, str]] = set()
@@ -107,6 +108,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
+        self._surveyor = None  # a fresh look: streams that exist by now belong to this run
         self._target = plan.latest_offset(self._survey())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -158,7 +160,9 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             self._progress.publish(self._broker(), finished)
 
     def _survey(self) -> RedisSurvey:
-        return RedisSurvey(self._broker(), self._options)
+        if self._surveyor is None:
+            self._surveyor = RedisSurvey(self._broker(), self._options)
+        return self._surveyor
 
     def _broker(self) -> BlockingBroker:
         if self._reached:

@@ -55,7 +55,7 @@ def _flat(page: Page) -> _Cells:
     lists = [item[1] for item in page]
     flat = list(chain.from_iterable(lists))
     count = len(page)
-    if len(flat) == 2 * count and all(len(each) == 2 for each in lists[:1]):
+    if len(flat) == 2 * count:
         # One field each (an entry has at least one, so the sum decides): nothing can be there twice.
         return _Cells(list(range(count + 1)), flat[0::2], flat[1::2])
     cells = _Cells([0, *accumulate(len(each) // 2 for each in lists)], flat[0::2], flat[1::2])

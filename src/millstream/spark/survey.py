@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from millstream.wire.names import to_bytes
 from millstream.wire.replies import ErrorReply
 
 _SITE = Site()
+LISTING_S = 1.0
+"""A pattern costs a scan over all keys, and an idle query polls a hundred times a second: once in this time will do."""
 
 
 def told(stream: str, reply: Any) -> StreamInfo | None:
@@ -54,12 +57,16 @@ class RedisSurvey:
     def __init__(self, broker: BlockingBroker, options: SourceOptions) -> None:
         self._broker = broker
         self._options = options
+        self._listed: tuple[float, list[str]] | None = None
 
     def streams(self) -> list[str]:
         if self._options.pattern is None:
             return list(self._options.streams)
-        matches = re.compile(self._options.pattern).fullmatch
-        return [name for name in self._broker.list_streams("*") if matches(name)]
+        now = time.monotonic()
+        if self._listed is None or now - self._listed[0] > LISTING_S:
+            matches = re.compile(self._options.pattern).fullmatch
+            self._listed = now, [name for name in self._broker.list_streams("*") if matches(name)]
+        return list(self._listed[1])
 
     def look(self, streams: Iterable[str]) -> dict[str, StreamInfo | None]:
         """XINFO STREAM of each: one trip for all of them, except on a cluster."""

@@ -36,7 +36,7 @@ def test_the_source_reads_kafkas_names_in_any_case():
     assert options.streams == ("orders", "payments")
     assert options.start_of("orders", "latest") == EntryId(5, 1)
     assert options.start_of("payments", "latest") == "earliest"
-    assert options.start_of("another", "latest") == "latest"
+    assert source().start_of("orders", "latest") == "latest"
     assert (options.max_rows, options.min_partitions, options.fail_on_data_loss) == (1000, 4, False)
     assert options.group == "spark"
 
@@ -71,6 +71,7 @@ def test_the_scala_connectors_names_are_understood():
         ({"subscribe": "a", "startingOffsets": "yesterday"}, "startingOffsets"),
         ({"subscribe": "a", "startingOffsets": '{"a": "no-id"}'}, "startingOffsets"),
         ({"subscribe": "a", "startingOffsets": "[]"}, "startingOffsets"),
+        ({"subscribe": "a", "startingOffsets": '{"b": "latest"}'}, "startingOffsets"),
         ({"subscribe": "a", "startingOffsets": "latest", "startingTimestamp": "5"}, "startingTimestamp"),
         ({"subscribe": "a", "startingTimestamp": "noon"}, "startingTimestamp"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger"),
