@@ -63,8 +63,8 @@ class Line:
         self._topic = topic
         self._writer = writer
         self._durability = durability
-        # Each durability has a line of its own, and counts its own rows.
-        self._partition = str(durability) if durability is not None else "0"
+        # Each durability has a line of its own, and counts its own rows; its time to wait is a part of it.
+        self._partition = f"{durability} {durability.timeout_ms}" if durability is not None else "0"
         self._max_batch = max_batch
         self._max_batch_bytes = max_batch_bytes
         self._retry_ms = retry_ms

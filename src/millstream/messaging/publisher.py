@@ -110,7 +110,7 @@ class Publisher:
         if not messages:
             return []
         if delay_ms is not None:
-            return await self._publish_later(topic, messages, delay_ms, idempotency_key)
+            return await self._publish_later(topic, messages, delay_ms, idempotency_key, level)
         if idempotency_key is not None:
             return await self._publish_unique(topic, messages, idempotency_key, level)
         rows = []
@@ -172,7 +172,7 @@ class Publisher:
         return appended.ids
 
     async def _publish_later(
-        self, topic: str, messages: Sequence[Message], delay_ms: int, key: str | None
+        self, topic: str, messages: Sequence[Message], delay_ms: int, key: str | None, level: Durability | None
     ) -> list[EntryId | None]:
         if type(delay_ms) is not int or delay_ms < 0:
             raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative")
@@ -180,7 +180,7 @@ class Publisher:
             self._tokens += 1
             key = f"{self.id}.{self._tokens}"
         tokens = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        await self._broker.publish_later(topic, tokens, delay_ms=delay_ms)
+        await self._broker.publish_later(topic, tokens, delay_ms=delay_ms, durability=level)
         self._mover.due_in(topic, delay_ms)
         self._tell("messaging.published_later", topic, messages=len(tokens), delay_ms=delay_ms)
         return [None] * len(messages)
@@ -247,8 +247,9 @@ class Publisher:
 
 
 def _numbered(key: str, at: int) -> str:
-    """One call, one key; several messages of the call are told apart by their place."""
-    return key if at == 0 else f"{key}#{at}"
+    """One call, one key; several messages of the call are told apart by their place. The first has its number too:
+    without it, the second message of ``a`` would be taken for the first of a call whose key is ``a#1``."""
+    return f"{key}#{at}"
 
 
 def _level(durability: Durability | str | None) -> Durability | None:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from millstream.broker.keys import beside, slot_of
 from millstream.broker.operations.answers import entry_id, entry_ids, fields_of
 from millstream.broker.operations.arguments import Fields, Id, Name, count_word, field_words, id_word, name_word
+from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
+from millstream.broker.operations.once import ROW_WORDS
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import run_script, script
 from millstream.broker.site import Site
@@ -246,7 +248,7 @@ def take_due(
 
 
 def publish_later(
-    site: Site, stream: Name, messages: Sequence[tuple[Name, Fields]], *, delay_ms: int
+    site: Site, stream: Name, messages: Sequence[tuple[Name, Fields]], *, delay_ms: int, durability: Wanted = None
 ) -> Conversation[int]:
     """Keeps entries beside the stream until they are due; ``publish_due`` adds them. Idempotent by token.
 
@@ -255,10 +257,13 @@ def publish_later(
     key = name_word(stream, "stream")
     argv = [count_word(delay_ms, "delay_ms", least=0)]
     for token, fields in messages:
-        word = name_word(token, "token")
-        argv += (word, b"".join(b"%d:%b" % (len(part), part) for part in (word, *field_words(fields, site.limits))))
+        word, words = name_word(token, "token"), field_words(fields, site.limits)
+        if len(words) > ROW_WORDS:  # when it is due a script could not add it, nor any message behind it
+            raise InvalidArgument("messages", "a message", f"at most {ROW_WORDS // 2} fields a message")
+        argv += (word, b"".join(b"%d:%b" % (len(part), part) for part in (word, *words)))
     keys = (beside(key, "later"), beside(key, "later.done"))
-    kept: int = yield from run_script(script("later_add"), keys, argv, repeatable=True)
+    wanted = durability_of(durability)
+    kept: int = yield from run_script_durably(site, script("later_add"), keys, argv, wanted, repeatable=True)
     return kept
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.broker.limits import Limits
-from millstream.errors import BrokerUnavailable, InvalidArgument, PayloadTooLarge
+from millstream.errors import BrokerUnavailable, DurabilityUnavailable, InvalidArgument, PayloadTooLarge
 from millstream.messaging import Message, Publisher, PublisherClosed
 from millstream.messaging.codecs import codec
+from millstream.model.durability import replicated
 from millstream.testing.faulty import Fault, FaultyLink
 from millstream.testing.messaging_conformance.chapter import Chapter, Seen, numbered, running
 from millstream.testing.waiting import eventually
@@ -125,6 +126,40 @@ class PublishingChapter(Chapter):
             (third,) = await other.publish(topic, Message(b"pay"), idempotency_key="order 8")
 
         assert [entry.id for entry in await broker.xrange(topic)] == [first, third]
+
+    async def test_keys_of_calls_with_several_messages_meet_no_other_key(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker) as publisher:
+            await publisher.publish(topic, Message(b"a"), Message(b"b"), idempotency_key="order")
+            assert await publisher.publish(topic, Message(b"c"), idempotency_key="order#1") != [None]
+
+        assert await stored(broker, topic) == [b"a", b"b", b"c"]
+
+    async def test_a_delayed_message_is_as_durable_as_asked(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker) as publisher:
+            with pytest.raises(DurabilityUnavailable):
+                await publisher.publish(topic, Message(b"later"), delay_ms=0, durability=replicated(7, timeout_ms=1))
+
+    async def test_two_durabilities_that_differ_in_time_alone_count_their_own_rows(
+        self, broker: Broker, topic: str
+    ) -> None:
+        async with Publisher(broker, retry_ms=1) as publisher:
+            for timeout_ms in (1, 2):
+                with pytest.raises(DurabilityUnavailable):
+                    await publisher.publish(topic, Message(b""), durability=replicated(7, timeout_ms=timeout_ms))
+
+        assert await broker.xlen(topic) in (0, 2)  # 0: where it is known before that there are no replicas
+
+    async def test_a_delayed_message_with_too_many_fields_is_refused_at_once(self, broker: Broker, topic: str) -> None:
+        wide = Message(b"wide", {f"field {n}": "" for n in range(4000)})
+        async with Publisher(broker) as publisher:
+            with pytest.raises(InvalidArgument):
+                await publisher.publish(topic, wide, delay_ms=0)
+            await publisher.publish(topic, Message(b"narrow"), delay_ms=0)
+
+            async def there() -> bool:
+                return await broker.xlen(topic) == 1
+
+            await eventually(there)
 
     async def test_a_delayed_message_comes_when_it_is_due(
         self, broker: Broker, publisher: Publisher, topic: str
