@@ -96,6 +96,8 @@ class RequestParser:
             while (request := gets()) is not False:
                 requests.append(request)
             packed = b"".join([pack_command(tuple(request)) for request in requests])
+            if not all(requests):  # an array of nothing is no request
+                requests = [request for request in requests if request]
         except (hiredis.ProtocolError, TypeError, ValueError, MemoryError, RecursionError):
             packed = b""
         if len(packed) == len(data) and packed == data:

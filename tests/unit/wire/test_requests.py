@@ -33,6 +33,8 @@ def test_requests_and_inline_commands_may_be_mixed():
 
 def test_empty_arrays_are_skipped_as_redis_does():
     assert fed(b"*0\r\n*-1\r\n" + STREAM + b"*0\r\n") == (REQUESTS, None)
+    assert fed(b"*0\r\n" + STREAM) == (REQUESTS, None)
+    assert fed(b"*0\r\n") == ([], None)
 
 
 @pytest.mark.parametrize(
