@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from millstream.broker.operations.settling import Output, Settled, shares_slot
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
@@ -51,6 +52,7 @@ class Settler:
         self._charges: list[Message] = []
         self._resting: dict[EntryId, tuple[asyncio.TimerHandle, Message, float]] = {}
         """Messages that wait for a retry inside this process, because they hold their key back."""
+        self._steps: set[asyncio.Task[None]] = set()
         self._wanted = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -109,18 +111,29 @@ class Settler:
             self.acks.clear()
             others, self._others = self._others, []
             charges, self._charges = self._charges, []
-            if others or charges:
-                await asyncio.gather(
-                    self._insist(self._ack, acks), *self._plan(others), self._insist(self._start, charges)
-                )
-            else:
-                await self._insist(self._ack, acks)
+            for step in self._plan(others):
+                self._begin(step)
+            if charges:
+                self._begin(self._insist(self._start, charges))
+            await self._insist(self._ack, acks)
             if not self._wanted.is_set():
                 self._idle.set()
 
     async def drained(self) -> None:
         """Waits until everything that was said is done."""
         await self._idle.wait()
+        while self._steps:
+            await asyncio.wait(self._steps)
+
+    def stop(self) -> None:
+        for task in self._steps:
+            task.cancel()
+
+    def _begin(self, step: Coroutine[Any, Any, None]) -> None:
+        """Beside the loop: a burial that a full server refuses for an hour must not hold acknowledgements up."""
+        task = asyncio.get_running_loop().create_task(step, name=f"millstream settler of {self._desk.topic}")
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
 
     async def _insist(self, step: Step, messages: Sequence[Message]) -> None:
         """Until it is done: a broker that is away for a while costs nobody an outcome."""
@@ -139,7 +152,7 @@ class Settler:
                 self._release([message.id for message in messages if message.id is not None])
                 return
             except BrokerClosed:
-                raise
+                return  # the reader ends because of it, and tells
             except MillstreamError as error:
                 if not error.retryable:
                     self._give_up(messages, error)
@@ -156,10 +169,10 @@ class Settler:
 
     # --- the steps --------------------------------------------------------------------------------------------------
 
-    def _plan(self, others: Sequence[tuple[Message, Outcome]]) -> list[Awaitable[None]]:
+    def _plan(self, others: Sequence[tuple[Message, Outcome]]) -> list[Coroutine[Any, Any, None]]:
         outputs: dict[Message, Sequence[Message]] = {}
         retries: dict[int, list[Message]] = {}
-        steps: list[Awaitable[None]] = []
+        steps: list[Coroutine[Any, Any, None]] = []
         for message, outcome in others:
             if isinstance(outcome, Ack):
                 outputs[message] = outcome.outputs

@@ -186,6 +186,7 @@ class Subscription:
         finally:
             await self._stop("keeper")
             await self._stop("settler")
+            self._settler.stop()
             self._ended.set()
 
     async def _stop(self, name: str) -> None:

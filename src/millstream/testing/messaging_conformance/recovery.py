@@ -8,6 +8,8 @@ from typing import Any
 
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
+from millstream.broker.scripts import script
+from millstream.errors import OutOfMemory
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber.pace import MAX_SCAN
 from millstream.testing.faulty import Fault, FaultyLink
@@ -125,6 +127,31 @@ class RecoveryChapter(Chapter):
             away = False
             await nothing_pending(broker, topic)
         assert len(seen.messages) == 20
+
+    async def test_a_burial_that_must_wait_holds_nobody_up(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(30))
+        full = True
+
+        def refuses(request: Command | Batch) -> Fault | None:
+            buries = isinstance(request, Command) and script("settle_bury").sha in request.args
+            return Fault(before=OutOfMemory("OOM planted")) if buries and full else None
+
+        async def rejects(message: Message) -> None:
+            if message.payload == b"3":
+                await message.reject("no")
+
+        async def one_left() -> bool:
+            return (await broker.xpending(topic, "g")).count == 1
+
+        seen = Seen(rejects)
+        async with running(Broker(FaultyLink(broker.link, refuses), broker.site), topic, seen):
+            await seen.have(30)
+            await eventually(one_left)
+            full = False
+            await nothing_pending(broker, topic)
+        assert await broker.xlen(beside(topic, "dlq")) == 1
 
     async def test_after_a_crash_entries_are_handled_one_at_a_time(
         self, broker: Broker, publisher: Publisher, topic: str
