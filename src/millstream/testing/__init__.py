@@ -5,7 +5,9 @@ The kit is in ``millstream.testing.conformance``, and needs pytest; everything e
 
 from millstream.testing.faulty import Fault, FaultyBlockingLink, FaultyLink
 from millstream.testing.fragile import FragileProxy
+from millstream.testing.handling_ledger import HandlingLedger
 from millstream.testing.ledger import DeliveryLedger
+from millstream.testing.proxy import CuttingProxy
 from millstream.testing.proxy import CuttingProxy
 from millstream.testing.served import ServedBroker
 from millstream.testing.servers import RedisProcess, free_port, redis_server_installed
@@ -15,10 +17,12 @@ from millstream.testing.waiting import eventually, wait_until
 __all__ = [
     "ClusterSetup",
     "CuttingProxy",
+    "CuttingProxy",
     "DeliveryLedger",
     "Fault",
     "FaultyBlockingLink",
     "FaultyLink",
+    "HandlingLedger",
     "FragileProxy",
     "RedisProcess",
     "SentinelSetup",

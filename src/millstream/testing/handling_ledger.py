@@ -89,8 +89,7 @@ class HandlingLedger:
 
     def missing(self) -> set[str]:
         """Sent, and neither done nor buried yet: what a test waits for to become empty."""
-        verdict = self.verdict()
-        return set(verdict.lost)
+        return set(self.verdict().lost)
 
     def verdict(self) -> Verdict:
         return judge(self.lines())
@@ -166,17 +165,17 @@ def judge(lines: list[Line]) -> Verdict:
 
 
 def _attempts(lines: list[Line], killed: dict[int, float]) -> dict[str, list[Attempt]]:
-    open_: dict[tuple[str, int], float] = {}
+    open_: dict[tuple[str, int], list[float]] = defaultdict(list)
     attempts: dict[str, list[Attempt]] = defaultdict(list)
     for line in lines:
         key = (line.token, line.pid)
         if line.event == "started":
-            open_[key] = line.at
-        elif line.event in ("done", "failed") and key in open_:
-            attempts[line.token].append(Attempt(*key, open_.pop(key), line.at, line.event))
-    for (token, pid), started in open_.items():
+            open_[key].append(line.at)
+        elif line.event in ("done", "failed") and open_[key]:
+            attempts[line.token].append(Attempt(*key, open_[key].pop(0), line.at, line.event))
+    for (token, pid), starts in open_.items():
         ended, how = (killed[pid], "killed") if pid in killed else (FOR_EVER, "open")
-        attempts[token].append(Attempt(token, pid, started, ended, how))
+        attempts[token] += [Attempt(token, pid, started, ended, how) for started in starts]
     return {token: sorted(some, key=lambda one: one.started) for token, some in attempts.items()}
 
 

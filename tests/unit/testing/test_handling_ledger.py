@@ -1,0 +1,116 @@
+"""The ledger that judges chaos runs is judged first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.testing.handling_ledger import HandlingLedger, Line, Verdict, judge
+
+
+def verdict(*events: tuple[float, int, str, str]) -> Verdict:
+    return judge(sorted(Line(*event) for event in events))
+
+
+SENT = (0.0, 1, "sent", "a")
+
+
+def test_all_is_well() -> None:
+    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"))
+
+    assert found.kept
+    assert (found.sent, found.starts, found.done, found.again) == (1, 1, 1, {})
+
+
+def test_neither_done_nor_buried_is_lost() -> None:
+    assert verdict(SENT).lost == {"a"}
+    assert verdict(SENT, (1, 2, "started", "a"), (9, 1, "killed", "2")).lost == {"a"}
+    assert verdict(SENT, (1, 1, "buried", "a")).kept
+
+
+def test_what_nobody_sent_is_invented() -> None:
+    assert verdict((1, 2, "started", "b"), (2, 2, "done", "b")).invented == {"b"}
+
+
+def test_two_at_the_same_time() -> None:
+    found = verdict(SENT, (1, 2, "started", "a"), (2, 3, "started", "a"), (3, 2, "done", "a"), (4, 3, "done", "a"))
+    assert found.together == {"a"}
+    assert not found.kept
+
+
+def test_one_process_twice_at_the_same_time() -> None:
+    """Its first start is still open when the second begins."""
+    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "started", "a"), (3, 2, "done", "a"), (4, 2, "done", "a"))
+    assert found.together == {"a"}
+
+
+def test_again_after_the_process_was_killed_is_excused() -> None:
+    found = verdict(
+        *(SENT, (1, 2, "started", "a"), (1.5, 1, "killed", "2")),
+        *((3, 3, "started", "a"), (4, 3, "done", "a")),
+    )
+    assert found.kept
+
+    found = verdict(
+        *(SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"), (1.5, 1, "killed", "2")),
+        *((3, 3, "started", "a"), (4, 3, "done", "a")),
+    )
+    assert found.kept
+    assert found.again == {"a": 2}
+
+
+def test_again_long_before_the_death_is_not_excused() -> None:
+    found = verdict(
+        *(SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"), (9, 1, "killed", "2")),
+        *((10, 3, "started", "a"), (11, 3, "done", "a")),
+    )
+    assert found.unexcused == {"a"}
+
+
+def test_again_without_any_reason_is_not_excused() -> None:
+    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"))
+    assert found.unexcused == {"a"}
+
+
+def test_a_failed_handler_comes_again() -> None:
+    found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "failed", "a"), (3, 2, "started", "a"), (4, 2, "done", "a"))
+    assert found.kept
+
+
+def test_a_stopped_process_is_overtaken() -> None:
+    found = verdict(
+        *(SENT, (1, 2, "started", "a"), (1.5, 1, "stopped", "2"), (3, 3, "started", "a"), (4, 3, "done", "a")),
+        (5, 2, "done", "a"),
+    )
+    assert found.kept
+    assert found.overtaken == {"a"}
+
+
+def test_done_during_an_outage_may_come_again() -> None:
+    found = verdict(
+        *(SENT, (1, 2, "started", "a"), (5, 2, "done", "a"), (2, 1, "outage", "-"), (8, 1, "outage", "-")),
+        *((9, 2, "started", "a"), (10, 2, "done", "a")),
+    )
+    assert found.kept
+
+
+def test_processes_share_a_directory(tmp_path: Path) -> None:
+    one, other = HandlingLedger(tmp_path), HandlingLedger(tmp_path)
+    one.sent("a", "b with spaces")
+    other.started("b with spaces")
+    other.done("b with spaces")
+
+    assert one.missing() == {"a"}
+    other.buried("a")
+    assert one.verdict().kept
+    assert "lost 0" in str(one.verdict())
+
+
+@pytest.mark.parametrize("event", ["started", "done", "failed"])
+def test_lines_survive_in_order(tmp_path: Path, event: str) -> None:
+    ledger = HandlingLedger(tmp_path)
+    for n in range(5):
+        getattr(ledger, event)(str(n))
+
+    assert [line.token for line in ledger.lines()] == list("01234")
