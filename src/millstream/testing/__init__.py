@@ -8,7 +8,6 @@ from millstream.testing.fragile import FragileProxy
 from millstream.testing.handling_ledger import HandlingLedger
 from millstream.testing.ledger import DeliveryLedger
 from millstream.testing.proxy import CuttingProxy
-from millstream.testing.proxy import CuttingProxy
 from millstream.testing.served import ServedBroker
 from millstream.testing.servers import RedisProcess, free_port, redis_server_installed
 from millstream.testing.topologies import ClusterSetup, SentinelSetup
@@ -17,13 +16,12 @@ from millstream.testing.waiting import eventually, wait_until
 __all__ = [
     "ClusterSetup",
     "CuttingProxy",
-    "CuttingProxy",
     "DeliveryLedger",
     "Fault",
     "FaultyBlockingLink",
     "FaultyLink",
-    "HandlingLedger",
     "FragileProxy",
+    "HandlingLedger",
     "RedisProcess",
     "SentinelSetup",
     "ServedBroker",
