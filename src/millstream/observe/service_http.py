@@ -41,6 +41,8 @@ def service_app(*, metrics: Text, health: Answer, ready: Answer, token: str | No
     With a token, metrics are for those who bring it (as bearer, or as the password of basic authentication). Probes
     need none: they get the status, and the names of what is not well only with the token.
     """
+    if token is not None and not token:
+        raise InvalidArgument("token", token, "a text that is not empty, or None")
 
     async def show_metrics(request: Request) -> Response:
         if not allowed(request, token):
@@ -83,15 +85,16 @@ def allowed(request: Request, token: str | None) -> bool:
     """In constant time, so that nobody learns the token letter by letter."""
     if token is None:
         return True
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "basic":
+    # Headers are bytes; the framework reads them as Latin-1.
+    scheme, _, given = request.headers.get("authorization", "").encode("latin-1").partition(b" ")
+    if scheme.lower() == b"basic":
         try:
-            given = base64.b64decode(given, validate=True).decode("utf-8", "replace").partition(":")[2]
-        except (binascii.Error, ValueError):
+            given = base64.b64decode(given, validate=True).partition(b":")[2]
+        except binascii.Error:
             return False
-    elif scheme.lower() != "bearer":
+    elif scheme.lower() != b"bearer":
         return False
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+    return hmac.compare_digest(given, token.encode())
 
 
 class _Quiet(uvicorn.Server):
@@ -108,8 +111,6 @@ class LoopServer:
     def __init__(self, app: Starlette, *, host: str, port: int, token: str | None) -> None:
         if type(port) is not int or not 0 <= port <= 65535:
             raise InvalidArgument("port", port, "a port, 0 for any free one, or None for no HTTP at all")
-        if token is not None and not token:
-            raise InvalidArgument("token", "", "a text that is not empty, or None")
         self._addresses = resolve(host, port)
         strangers = [at for _, (at, _) in self._addresses if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
         if strangers and token is None:

@@ -1,0 +1,333 @@
+"""A service and its monitor, asked over real HTTP, on the embedded broker and on a real server that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from millstream import Broker, Message, Publisher, Router, Subscriber, open_broker
+from millstream.assignment import AssignmentClient, Settings, StreamAdded, assigned_subscriber
+from millstream.observe import ServiceMonitor
+from millstream.server.listening import CannotListen
+from millstream.testing import RedisProcess, eventually, free_port
+
+QUICK = {"block_ms": 100, "grace_ms": 200, "claim_interval_ms": 100}
+
+
+class Asked:
+    """The monitor as the network sees it."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def status(self, path: str) -> int:
+        return (await self.http.get(path)).status_code
+
+    async def samples(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        text = (await self.http.get("/metrics")).text
+        return {
+            (sample.name.removeprefix("millstream_"), tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    async def value(self, name: str, **labels: str) -> float | None:
+        return (await self.samples()).get((name, tuple(sorted(labels.items()))))
+
+
+@asynccontextmanager
+async def asking(monitor: ServiceMonitor) -> AsyncIterator[Asked]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{monitor.port}", timeout=10) as http:
+        yield Asked(http)
+
+
+async def ignore(message: Message) -> None:
+    pass
+
+
+async def test_a_router_is_not_ready_then_ready_and_its_messages_are_counted() -> None:
+    monitor = ServiceMonitor(port=0)
+    async with open_broker("local://monitored", observer=monitor) as broker, Publisher(broker) as publisher:
+        router = Router(broker)
+        router.use(monitor.timings())
+
+        @router.on("orders", group="billing", group_start="0", max_deliveries=1)
+        async def bill(message: Message) -> None:
+            if message.payload == b"bad":
+                raise ValueError("card number 4711")
+
+        monitor.survey(broker, "orders*", every_s=0)
+        async with monitor.watch(router, publisher, broker), asking(monitor) as asked:
+            answered = await asked.http.get("/ready")
+            assert answered.status_code == 503
+            assert answered.json() == {
+                "status": "not ready",
+                "not_ready": [{"name": "router", "ready": False}],
+                "watched": ["router", "publisher", "broker"],
+            }
+            assert await asked.status("/health") == 200
+            async with router:
+                assert await asked.status("/ready") == 200
+                await publisher.publish("orders", *[Message(b"good")] * 9, Message(b"bad"))
+                of = {"topic": "orders", "group": "billing"}
+
+                async def settled() -> bool:
+                    buried = await asked.value("messages_buried_total", **of)
+                    return buried == 1 and await asked.value("messages_acked_total", **of) == 9
+
+                await eventually(settled, what="nine acknowledgements and a burial")
+                assert await asked.value("messages_published_total", topic="orders") == 10
+                assert await asked.value("messages_received_total", **of) == 10
+                assert await asked.value("messages_failed_total", error_type="ValueError", **of) == 1
+                assert await asked.value("handler_seconds_count", handler="bill", **of) == 10
+                assert await asked.value("handler_calls_total", handler="bill", error="ValueError", **of) == 1
+                group = {"stream": "orders", "group": "billing"}
+                assert await asked.value("stream_length", stream="orders") == 10
+                assert await asked.value("stream_group_lag", **group) == 0
+                assert await asked.value("stream_group_messages_pending", **group) == 0
+                assert await asked.value("stream_group_consumers", **group) == 1
+                assert await asked.value("ready", what="router") == 1
+                text = (await asked.http.get("/metrics")).text
+                assert "4711" not in text
+                assert "consumer=" not in text
+            assert await asked.status("/ready") == 503
+    with pytest.raises(httpx.ConnectError):
+        async with asking(monitor) as asked:
+            await asked.status("/health")
+
+
+async def test_series_by_consumer_come_on_request() -> None:
+    monitor = ServiceMonitor(port=None, per_consumer=True)
+    async with open_broker("local://by-consumer", observer=monitor) as broker:
+        await broker.create_group("orders", "g", start="0")
+        await broker.xadd_many("orders", [{"n": n} for n in range(3)])
+        await broker.xreadgroup("orders", "g", "host-1", count=2)
+        await broker.xreadgroup("orders", "g", "host-2", count=2)
+        monitor.survey(broker, "orders")
+        text = (await monitor.exposition())[0].decode()
+    assert 'stream_group_consumer_messages_pending{consumer="host-1",group="g",stream="orders"} 2.0' in text
+    assert 'stream_group_consumer_idle_seconds{consumer="host-2",group="g",stream="orders"}' in text
+
+
+async def test_a_survey_is_bounded_escaped_and_says_what_it_left_out() -> None:
+    monitor = ServiceMonitor(port=None)
+    async with open_broker("local://surveyed") as broker:
+        for number in range(30):
+            await broker.xadd(f"s{number:02}", {"n": 1})
+        await broker.xadd(b"a\xff\x1b[2J\n", {"n": 1})
+        monitor.survey(broker, "*", max_streams=20)
+        text = (await monitor.exposition())[0].decode()
+    lengths = [line for line in text.splitlines() if line.startswith("millstream_stream_length{")]
+    assert len(lengths) == 20
+    assert r'millstream_stream_length{stream="a\\xff\\x1b[2J\\x0a"} 1.0' in lengths
+    assert 'millstream_survey_left_out{what="streams"} 11.0' in text
+
+
+async def test_scrapers_share_a_survey(redis_url: str) -> None:
+    monitor = ServiceMonitor(port=None)
+    async with open_broker(redis_url) as broker:
+        monitor.survey(broker, "s", every_s=3600)
+        await broker.xadd("s", {"n": 1})
+        first = (await monitor.exposition())[0]
+        await broker.xadd("s", {"n": 2})
+        (again, _), (third, _) = await asyncio.gather(monitor.exposition(), monitor.exposition())
+    for text in (first, again, third):
+        assert b'millstream_stream_length{stream="s"} 1.0' in text
+
+
+@pytest.mark.usefixtures("shared_redis")
+async def test_while_the_server_is_gone_nothing_is_ready_and_then_everything_again() -> None:
+    monitor = ServiceMonitor(port=0)
+    with RedisProcess(["--requirepass", "s3cret"]) as server:
+        url = server.url.replace("redis://", "redis://:s3cret@")
+        async with open_broker(url, observer=monitor, deadline_ms=300) as broker:
+            subscriber = Subscriber(broker, group="billing", group_start="0", **QUICK)
+            consuming = asyncio.create_task(subscriber.consume("orders", ignore), name="orders")
+            monitor.survey(broker, "orders", every_s=0)
+            async with monitor.watch(subscriber, broker, consuming), asking(monitor) as asked:
+
+                async def is_ready() -> bool:
+                    return await asked.status("/ready") == 200
+
+                async def is_not_ready() -> bool:
+                    return await asked.status("/ready") == 503
+
+                await eventually(is_ready, what="the first read")
+                await broker.xadd("orders", {"n": 1})
+                assert await asked.value("survey_up") == 1
+                server.kill()
+                await eventually(is_not_ready, what="finding out that the server is gone")
+                answered = await asked.http.get("/ready")
+                names = {one["name"] for one in answered.json()["not_ready"]}
+                assert "broker" in names
+                await eventually(lambda: not subscriber.ready, what="the subscriber to give up")
+                answered = await asked.http.get("/ready")
+                (found,) = [o for o in answered.json()["not_ready"] if o["name"] == "subscriber of billing"]
+                assert found["not_ready"] == ["orders"]
+                assert await asked.status("/health") == 200, "a restart would not bring the server back"
+                gone = await asked.samples()
+                assert gone["survey_up", ()] == 0
+                assert not [name for name, _ in gone if name == "stream_length"], "no old figures"
+                assert gone["broker_retries_total", ()] > 0
+                text = (await asked.http.get("/metrics")).text
+                assert "s3cret" not in text + answered.text
+                server.start()
+                await eventually(is_ready, what="reading again", timeout_s=30)
+                assert subscriber.ready
+                await subscriber.close()
+            await consuming
+
+
+async def test_a_subscription_that_cannot_go_on_is_ill() -> None:
+    monitor = ServiceMonitor(port=0)
+    async with open_broker("local://ill", observer=monitor) as broker:
+        subscriber = Subscriber(broker, group="billing", group_start="0", **QUICK)
+        consuming = asyncio.create_task(subscriber.consume("orders", ignore), name="orders")
+        async with monitor.watch(subscriber, consuming), asking(monitor) as asked:
+
+            async def is_ready() -> bool:
+                return await asked.status("/ready") == 200
+
+            await eventually(is_ready)
+            await broker.delete_stream("orders")
+            await broker.set("orders", b"not a stream")
+            await asyncio.wait([consuming])
+            answered = await asked.http.get("/health")
+            assert (answered.status_code, answered.json()["status"]) == (503, "failed")
+            assert {one["name"]: one["error"] for one in answered.json()["failed"]} == {
+                "task orders": "WrongKeyType",
+                "subscription orders of group billing": "WrongKeyType",
+            }
+            assert await asked.value("failed") == 2
+        assert consuming.exception() is not None
+
+
+async def test_members_and_their_streams() -> None:
+    monitor = ServiceMonitor(port=0)
+    quick = Settings(lease_ms=400, renew_interval_ms=50, sweep_interval_ms=20)
+    async with open_broker("local://fleet", observer=monitor) as broker:
+        client = AssignmentClient(broker, "sessions", member="pod-7", settings=quick)
+        for name in ("s1", "s2", "s3"):
+            await client.announce(name)
+        async with monitor.watch(client), asking(monitor) as asked:
+            assert (await asked.http.get("/ready")).json()["not_ready"] == [
+                {"name": "assignment client", "ready": False}
+            ]
+            added = []
+            notifications = client.start()
+            async for one in notifications:
+                assert isinstance(one, StreamAdded)
+                added.append(one.stream)
+                if len(added) == 3:
+                    break
+            assert await asked.status("/ready") == 200
+            of = {"service": "sessions"}
+            assert await asked.value("assignment_owned_streams") == 3
+            assert await asked.value("assignment_leases_acquired_total", **of) == 3
+            assert await asked.value("assignment_notifications_received_total", kind="StreamAdded", **of) == 3
+
+            async def renewed() -> bool:
+                return (await asked.value("assignment_leases_extended_total", **of) or 0) >= 3
+
+            await eventually(renewed, what="a renewal")
+
+            async def started() -> bool:
+                return await asked.value("assignment_startup_recovery_streams", **of) == 3
+
+            await eventually(started, what="the end of the first placing")
+            await client.finish("s1")
+            await client.close()
+            assert await asked.value("assignment_streams_finished_total", **of) == 1
+            assert await asked.value("assignment_leases_released_total", **of) == 2
+            assert await asked.value("assignment_stream_processing_seconds_count", ended="finished", **of) == 1
+            assert await asked.value("assignment_stream_processing_seconds_count", ended="released", **of) == 2
+            assert await asked.status("/ready") == 503
+            assert "pod-7" not in (await asked.http.get("/metrics")).text
+
+
+async def test_an_assigned_subscriber_counts_for_its_member_and_its_streams() -> None:
+    monitor = ServiceMonitor(port=0)
+    quick = Settings(lease_ms=400, renew_interval_ms=50, sweep_interval_ms=20)
+    handled = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        handled.set()
+
+    async with open_broker("local://assigned", observer=monitor) as broker, Publisher(broker) as publisher:
+        subscriber = assigned_subscriber(broker, "fleet", handle, group="g", settings=quick)
+        await subscriber.client.announce("s1")
+        running = asyncio.create_task(subscriber.run())
+        async with monitor.watch(subscriber), asking(monitor) as asked:
+            await publisher.publish("s1", Message(b"x"))
+            await handled.wait()
+
+            async def is_ready() -> bool:
+                return await asked.status("/ready") == 200
+
+            await eventually(is_ready)
+            assert await asked.value("assignment_owned_streams") == 1
+            assert await asked.value("messages_received_total", topic="s1", group="g") == 1
+            await subscriber.close()
+        await running
+
+
+@pytest.mark.usefixtures("shared_redis")
+async def test_a_publisher_that_tries_again_is_not_ready() -> None:
+    monitor = ServiceMonitor(port=0)
+    with RedisProcess() as server:
+        broker = open_broker(server.url, observer=monitor, deadline_ms=200)
+        async with broker, Publisher(broker) as publisher, monitor.watch(publisher), asking(monitor) as asked:
+            await publisher.publish("orders", Message(b"1"))
+            assert await asked.status("/ready") == 200
+            server.kill()
+            publishing = asyncio.create_task(publisher.publish("orders", Message(b"2")))
+            await eventually(lambda: not publisher.ready, what="the first failed try")
+            answered = await asked.http.get("/ready")
+            assert answered.json()["not_ready"] == [{"name": "publisher", "ready": False, "not_ready": ["orders"]}]
+            assert await asked.value("publisher_buffered_messages") == 1
+            server.start()
+            await publishing
+            assert await asked.status("/ready") == 200
+            assert (await asked.value("publish_retries_total", topic="orders") or 0) > 0
+
+
+async def test_the_port_is_the_services_own_and_signals_stay_where_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    port = free_port()
+    async with ServiceMonitor(port=port) as first:
+        assert first.port == port
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+        with pytest.raises(CannotListen, match="Choose another port"):
+            await ServiceMonitor(port=port).start()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+async def test_metrics_cost_a_subscriber_no_message(redis_broker: Broker) -> None:
+    """An observer that raises inside would break the reading; the monitor swallows what it cannot count."""
+    monitor = ServiceMonitor(port=None)
+
+    def tells_nonsense(name: str, /, **facts: object) -> None:
+        monitor(name, **dict.fromkeys(facts))
+
+    redis_broker.site.observer = tells_nonsense
+    seen: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(message.payload)
+
+    async with Publisher(redis_broker) as publisher:
+        await publisher.publish("orders", *[Message(str(n).encode()) for n in range(100)])
+    async with Subscriber(redis_broker, group="g", group_start="0", **QUICK) as subscriber:
+        consuming = asyncio.create_task(subscriber.consume("orders", handle))
+        await eventually(lambda: len(seen) == 100)
+        await subscriber.close()
+        await consuming

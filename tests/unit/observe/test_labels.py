@@ -1,0 +1,64 @@
+"""Names become labels that no scraper and no terminal trips over, and there is an end to their number."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from millstream.observe.labels import MAX_LABEL, OTHER, Series, label
+from millstream.wire.names import to_name
+
+
+def test_plain_names_stay_as_they_are() -> None:
+    assert label("orders.eu-1") == "orders.eu-1"
+    assert label("größe 東京 {a}") == "größe 東京 {a}"
+    assert label(None) == ""
+
+
+def test_escape_sequences_newlines_and_foreign_bytes_are_shown_not_sent() -> None:
+    assert label("a\x1b[31mred\nb") == r"a\x1b[31mred\x0ab"
+    assert label(to_name(b"caf\xe9")) == r"caf\xe9"
+    assert label("a\u202eb") == r"a\u202eb"
+
+
+def test_long_names_are_cut_and_stay_different() -> None:
+    one, other = label("x" * 5000 + "1"), label("x" * 5000 + "2")
+    assert len(one) == len(other) == MAX_LABEL
+    assert one != other
+    assert one == label("x" * 5000 + "1")
+
+
+@given(st.binary(max_size=300))
+def test_any_name_survives_the_exposition(raw: bytes) -> None:
+    registry = CollectorRegistry()
+    Counter("seen_total", "Seen.", ["topic"], registry=registry).labels(label(to_name(raw))).inc()
+    text = generate_latest(registry).decode()
+    assert all(line.isprintable() for line in text.split("\n"))
+    (sample,) = [s for f in text_string_to_metric_families(text) for s in f.samples if s.name == "seen_total"]
+    assert sample.labels == {"topic": label(to_name(raw))}
+
+
+def test_beyond_the_maximum_everything_is_counted_together_and_remembered_nowhere() -> None:
+    registry = CollectorRegistry()
+    names = ["topic", "group"]
+    series = Series(Counter("seen_total", "Seen.", names, registry=registry), names, max_series=3)
+    for number in range(100):
+        series.of({"topic": f"t{number}", "group": "g"}).inc()
+        series.of({"topic": "t1", "group": "g"}).inc()
+    samples = {
+        sample.labels["topic"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "seen_total"
+    }
+    assert samples == {"t0": 1, "t1": 101, "t2": 1, OTHER: 97}
+    assert len(series._children) == 3
+
+
+def test_a_label_that_the_fact_does_not_have_is_empty() -> None:
+    registry = CollectorRegistry()
+    names = ["topic", "group"]
+    Series(Counter("seen_total", "Seen.", names, registry=registry), names).of({"topic": "t"}).inc()
+    assert registry.get_sample_value("seen_total", {"topic": "t", "group": ""}) == 1
