@@ -41,6 +41,12 @@ HardMaxBytes = Annotated[
 Config = Annotated[
     Path | None, typer.Option("--config", help="YAML: a mapping from streams or globs to their limits.", exists=True)
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", min=1, max=65535, help="Show /metrics, /health and /ready on this port of 127.0.0.1."
+    ),
+]
 DeadAfter = Annotated[str, typer.Option("--dead-after", help="A group that was silent for longer looks dead.")]
 
 
@@ -84,6 +90,7 @@ def run(
     config: Config = None,
     every: Annotated[str, typer.Option("--every", help="How often.")] = "60s",
     dead_after: DeadAfter = "1h",
+    metrics_port: MetricsPort = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Apply the policies again and again, until it is stopped. Several at once do no harm."""
@@ -92,10 +99,16 @@ def run(
     policies = read_policies(streams or [], limits, config)
     times = {"interval": parse_ms(every, "--every") / 1000, "dead_after": parse_ms(dead_after, "--dead-after") / 1000}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the metrics' port has nothing to say
 
     async def work() -> None:
-        async with open_broker(url) as broker:
-            task = asyncio.ensure_future(Janitor(broker, policies, observer=_log_trims, **times).run())
+        from millstream.observe.metrics import together
+        from millstream.observe.service import ServiceMonitor
+
+        monitor = ServiceMonitor(port=metrics_port)
+        observer = together([monitor, _log_trims])
+        async with open_broker(url, observer=observer) as broker, monitor.watch(broker):
+            task = asyncio.ensure_future(Janitor(broker, policies, observer=observer, **times).run())
 
             async def stop() -> None:
                 task.cancel()
