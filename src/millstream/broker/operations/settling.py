@@ -5,12 +5,22 @@ So a consumer that was paused, and whose entries others took over, changes nothi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from millstream.broker.keys import beside, slot_of
 from millstream.broker.operations.answers import entry_id, entry_ids, fields_of
-from millstream.broker.operations.arguments import Fields, Id, Name, count_word, field_words, id_word, name_word
+from millstream.broker.operations.arguments import (
+    Fields,
+    Id,
+    Name,
+    add_fields,
+    count_word,
+    field_words,
+    id_word,
+    name_word,
+)
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.once import ROW_WORDS
 from millstream.broker.operations.trimming import added
@@ -19,7 +29,7 @@ from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Delivery
 from millstream.model.entry_id import EntryId
-from millstream.wire.commands import Conversation
+from millstream.wire.commands import Command, Conversation
 
 CHUNK = 1000
 """Ids in one call: a script holds up everybody else, and Lua passes some thousands of words at most."""
@@ -162,13 +172,40 @@ def bury(
     """
     key = name_word(stream, "stream")
     target = beside(key, "dlq") if dlq is None else name_word(dlq, "dlq")
-    argv = (
-        *(name_word(group, "group"), name_word(consumer, "consumer"), b"%d" % times_delivered, id_word(id)),
-        *field_words(letter, site.limits),
-    )
+    # The entry is in its stream already, however large it is: refused here, it would come back for ever.
+    words = add_fields([], letter, sys.maxsize)
+    if len(words) > ROW_WORDS:
+        return (
+            yield from _bury_wide(
+                site, key, group, consumer, id, times_delivered=times_delivered, target=target, words=words
+            )
+        )
+    argv = (name_word(group, "group"), name_word(consumer, "consumer"), b"%d" % times_delivered, id_word(id), *words)
     # Repeatable: once the entry is acknowledged, a second call writes nothing.
     reply = yield from run_script(script("settle_bury"), (key, target), argv, repeatable=True, guard=site.guard)
     return None if reply is None else entry_id(reply)
+
+
+def _bury_wide(
+    site: Site,
+    key: bytes,
+    group: Name,
+    consumer: Name,
+    id: EntryId,
+    *,
+    times_delivered: int,
+    target: bytes,
+    words: Sequence[bytes],
+) -> Conversation[EntryId | None]:
+    """More fields than a script can take apart: written first, acknowledged after. A crash in between buries twice."""
+    one = id_word(id)
+    look = (b"XPENDING", key, name_word(group, "group"), one, one, b"1", name_word(consumer, "consumer"))
+    held = yield Command(look, key, repeatable=True)
+    if not held or held[0][3] != times_delivered:
+        return None
+    letter = yield Command((b"XADD", target, b"*", *words), target)
+    yield from ack_held(site, key, group, consumer, [id], times_delivered=times_delivered)
+    return entry_id(letter)
 
 
 def ack_with_outputs(
