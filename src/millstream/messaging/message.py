@@ -48,6 +48,7 @@ class Message:
         "payload",
         "times_delivered",
         "valid_until",
+        "weight",
     )
 
     def __init__(self, payload: bytes, metadata: dict[str, str] | None = None, uuid: str | None = None) -> None:
@@ -63,6 +64,8 @@ class Message:
         self.fields: dict[bytes, bytes] | None = None
         self.valid_until = 0.0
         """Until then (monotonic seconds) nobody can have taken the entry over. Kept by the subscription."""
+        self.weight = 0
+        """Bytes that it counts for in the subscription's book, whatever a handler makes of its payload."""
         self.begun = True
         """False while middleware makes it wait for its handler: handed back like that, it is not charged."""
         self._origin: Origin | None = None

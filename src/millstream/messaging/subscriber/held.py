@@ -30,7 +30,7 @@ class Held:
     def add(self, message: Message) -> int:
         """Enters a message; returns what it weighs."""
         self.entries[message.id] = message  # type: ignore[index]  # received: it has an id
-        size = len(message.payload)
+        size = message.weight = len(message.payload)
         self.weight += size
         return size
 
@@ -39,7 +39,7 @@ class Held:
         for entry_id in ids:
             message = self.entries.pop(entry_id, None)
             if message is not None:
-                self.weight -= len(message.payload)
+                self.weight -= message.weight
 
     def room(self) -> int:
         """How many entries more may be held. Bytes bound it too, but an empty book always has room for one."""

@@ -51,8 +51,9 @@ class Intake:
             message.times_delivered = times or 1
             message.fields = fields
             message.valid_until = valid_until
+            message.weight = weight = len(message.payload)
             entries[entry_id] = message
-            size += len(message.payload)
+            size += weight
             if lanes is None or lanes.enter(message):
                 ready.append(message)
         desk.held.weight += size
@@ -144,6 +145,7 @@ class Intake:
         self._suspects.discard(message.id)
         fresh = self._desk.codec.decode(unmarked(message.fields))
         fresh.receive(self._origin, message.id, times_delivered, message.fields, valid_until)
+        fresh.weight = message.weight
         self._desk.held.entries[message.id] = fresh
         return fresh
 

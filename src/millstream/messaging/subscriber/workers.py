@@ -11,6 +11,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from millstream.broker.operations.arguments import field_words
+from millstream.broker.operations.once import ROW_WORDS
 from millstream.errors import InvalidArgument
 from millstream.messaging.errors import HandlerCancelled
 from millstream.messaging.ground import log
@@ -131,7 +133,7 @@ class Workers:
         if self._policy is AckPolicy.ACK_FIRST and not await self._ack_first(message):
             return  # somebody else has it
         output = await self._handler(message)
-        outputs = _messages(output) if self._publish is not None else ()
+        outputs = self._outputs(output) if self._publish is not None else ()
         if message.settled is not None:
             # Acknowledged before, by the policy or by the handler: the output can only follow.
             if outputs and self._publish is not None:
@@ -140,6 +142,16 @@ class Workers:
             message.settle(Ack(outputs))
         elif self._policy is not AckPolicy.MANUAL:
             message.settle(ACKED)
+
+    def _outputs(self, output: object) -> Sequence[Message]:
+        """What the handler put out. Encoded here to see that it can be: what cannot is this handler's error, and not
+        one of all messages that are settled together with it."""
+        outputs = _messages(output)
+        for one in outputs:
+            words = field_words(self._desk.codec.encode(one), self._desk.broker.site.limits)
+            if len(words) > ROW_WORDS:
+                raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
+        return outputs
 
     def _failed(self, message: Message, error: Exception) -> None:
         desk = self._desk

@@ -281,6 +281,54 @@ class HandlingChapter(Chapter):
             await nothing_pending_after(broker, topic, 1)
         assert await broker.xlen(output) == 1
 
+    async def test_an_output_that_cannot_be_encoded_is_one_handlers_error(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(6))
+        output = beside(topic, "out").decode()
+        bad: dict[bytes, dict[str, Any]] = {
+            b"1": {"number": 1},
+            b"3": {"half a character": "\ud800"},
+            b"5": {f"field {n}": "" for n in range(5000)},
+        }
+
+        async def put_out(message: Message) -> Message:
+            return Message(message.payload, bad.get(message.payload))
+
+        seen = Seen(put_out)
+        async with running(broker, topic, seen, publish_to=output, max_deliveries=2):
+            await nothing_pending_after(broker, topic, 6)
+        flat = codec("flat")
+        got = [flat.decode(entry.fields).payload for entry in await broker.xrange(output)]
+        assert sorted(got) == [b"0", b"2", b"4"]
+        assert sorted(seen.payloads) == [b"0", b"1", b"1", b"2", b"3", b"3", b"4", b"5", b"5"]
+        assert await broker.xlen(beside(topic, "dlq")) == 3
+
+    async def test_what_a_handler_makes_of_its_payload_does_not_count(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """Room is bounded in bytes: if the book lost count of them, reading would stop for ever."""
+        await publisher.publish(topic, *(Message(b"x" * 400) for _ in range(20)))
+
+        async def empties(message: Message) -> None:
+            message.payload = b""
+
+        seen = Seen(empties)
+        async with running(broker, topic, seen, max_bytes_in_flight=1000):
+            await seen.have(20)
+
+    async def test_an_entry_of_many_fields_can_be_buried(self, broker: Broker, topic: str) -> None:
+        wide = {f"field {n}": "" for n in range(5000)}
+        await broker.xadd(topic, wide)
+
+        async def fails(message: Message) -> None:
+            raise Rejected("no")
+
+        async with running(broker, topic, fails):
+            await nothing_pending_after(broker, topic, 1)
+        (letter,) = await broker.xrange(beside(topic, "dlq"))
+        assert letter.fields.keys() >= {name.encode() for name in wide}
+
     async def test_dead_letters_may_lie_elsewhere(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"x"))
 
