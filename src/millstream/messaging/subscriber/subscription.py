@@ -182,6 +182,8 @@ class Subscription:
                 await self._workers.close(lambda: self._deadline - time.monotonic())
             await self._wait_for_the_unsettled()
             await self._say(self._settler.drained())
+            # No sign of life after the hand-back: it would make others wait for what we have let go.
+            await self._stop("keeper")
             await self._say(self._let_go())
         finally:
             await self._stop("keeper")
