@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -331,3 +332,73 @@ async def test_metrics_cost_a_subscriber_no_message(redis_broker: Broker) -> Non
         await eventually(lambda: len(seen) == 100)
         await subscriber.close()
         await consuming
+
+
+async def test_a_route_that_is_begun_again_is_well_again() -> None:
+    monitor = ServiceMonitor(port=0)
+    async with open_broker("local://mended", observer=monitor) as broker:
+        router = Router(broker, **QUICK)
+        router.add(ignore, "orders", group="billing", group_start="0", name="bill")
+        async with router, monitor.watch(router), asking(monitor) as asked:
+            assert await asked.status("/health") == 200
+            await broker.delete_stream("orders")
+            await broker.set("orders", b"not a stream")
+
+            async def is_ill() -> bool:
+                return await asked.status("/health") == 503
+
+            await eventually(is_ill, what="the failure to be seen")
+            answered = await asked.http.get("/ready")
+            assert {"name": "router", "ready": False, "not_ready": ["bill on orders"]} in answered.json()["not_ready"]
+            await broker.delete("orders")
+
+            async def is_well() -> bool:
+                return await asked.status("/health") == 200 and await asked.status("/ready") == 200
+
+            await eventually(is_well, what="the router to begin again", timeout_s=30)
+            assert (await asked.value("route_failures_total", handler="bill", topic="orders") or 0) > 0
+
+
+SERVICE = """
+import asyncio, sys
+from millstream import Message, Router, open_broker
+from millstream.observe import ServiceMonitor
+
+
+async def main(url: str, port: int) -> None:
+    monitor = ServiceMonitor(port=port)
+    async with open_broker(url, observer=monitor) as broker:
+        router = Router(broker)
+
+        @router.on("orders", group="billing", group_start="0")
+        async def bill(message: Message) -> None:
+            pass
+
+        async with monitor.watch(router, broker):
+            await router.run()
+
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+async def test_a_service_with_a_monitor_still_ends_on_sigterm(redis_url: str) -> None:
+    port = free_port()
+    service = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVICE, redis_url, str(port))
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+
+            async def is_ready() -> bool:
+                try:
+                    return (await http.get("/ready")).status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            await eventually(is_ready, what="the service", timeout_s=30)
+            service.send_signal(signal.SIGTERM)  # with a connection that is kept open
+            async with asyncio.timeout(20):
+                assert await service.wait() == 0
+    finally:
+        if service.returncode is None:
+            service.kill()
+            await service.wait()
