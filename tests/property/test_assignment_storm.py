@@ -147,6 +147,8 @@ class Storm:
         streams = sorted(self.announced)
         records, _ = await self.broker.read_leases(streams)
         living = {member.steps.name for member in self.members if not member.paused}
+        if not living:  # nobody is there to take anything: the time counts from when somebody is
+            self.unowned_since = dict.fromkeys(self.announced, self.clock.now_ms())
         for stream, record in zip(streams, records, strict=True):
             if OwnerRecord.parse(record).member in living:
                 self.unowned_since.pop(stream, None)

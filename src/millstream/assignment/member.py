@@ -348,8 +348,13 @@ class AssignmentMember:
         mine = [lease for lease, ok in zip(leases, released, strict=True) if ok]
         self._tell("assignment.released", streams=[lease.stream for lease in leases])
         parked = await self._park([lease.lbs_id for lease in mine])
-        # What the server does not know of any more was known to its owner alone: say it once more.
-        await self._announce_again([lease for lease in leases if lease.lbs_id not in parked])
+        # What the server does not know of any more was known to its owner alone: say it once more. A record that is
+        # another's, or was released, means the opposite: the stream went its way while this member slept.
+        others = [lease for lease, ok in zip(leases, released, strict=True) if not ok]
+        records, _ = await self._read([lease.stream for lease in others], [lease.lbs_id for lease in others], False)
+        unknown = [lease for lease in mine if lease.lbs_id not in parked]
+        unknown += [lease for lease, record in zip(others, records, strict=True) if record is None]
+        await self._announce_again(unknown)
 
     async def _read(
         self, streams: Sequence[str], ids: Sequence[EntryId], renew: bool
