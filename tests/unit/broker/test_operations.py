@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from millstream.broker.limits import Limits
+from millstream.broker.once import Digest
 from millstream.broker.operations import groups, reading, trimming, writing
 from millstream.broker.operations.durable import REMEMBER_MS
+from millstream.broker.operations.once import Once
 from millstream.broker.scripts import script
 from millstream.broker.site import Site
-from millstream.errors import DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
+from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, Conversation
 
@@ -143,3 +145,19 @@ def test_replicas_are_waited_for_once_for_a_batch() -> None:
     assert ids == [EntryId(1, 1), EntryId(1, 2)]
     assert isinstance(asked, Batch)
     assert asked.after == (b"WAIT", b"2", b"1000")
+
+
+def test_after_an_error_a_once_writer_takes_the_same_rows_again() -> None:
+    site = Site(limits=Limits(script_entries=2))
+    writer = Once("s", "w", 1, digest=Digest())
+    rows: list[Any] = [{"n": n} for n in range(4)]
+    with pytest.raises(BrokerUnavailable):
+        talk(writer.append(site, rows), [b"OK", b"1-0", b"1-1"], BrokerUnavailable("gone"))
+
+    assert writer.position == 0
+    digest = Digest()
+    digest.add([[b"n", b"0"], [b"n", b"1"]])
+    answers = ([b"ROWS", b"2", digest.word(), b"1-1"], [b"OK", b"1-2", b"1-3"])
+    appended, _ = talk(writer.append(site, rows), *answers)
+
+    assert (appended.added, appended.skipped, writer.position) == (2, 2, 4)

@@ -102,7 +102,18 @@ class Once:
         return (yield from self.append_rows(site, [field_words(fields, site.limits) for fields in entries]))
 
     def append_rows(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
-        """``append`` for bulk writers, who have each row as words already: names and values in turn."""
+        """``append`` for bulk writers, who have each row as words already: names and values in turn.
+
+        After an error the same rows may be given again: the writer stands where it stood before them.
+        """
+        position, digest = self.position, self.digest.copy() if self.digest is not None else None
+        try:
+            return (yield from self._append_rows(site, rows))
+        except BaseException:
+            self.position, self.digest = position, digest
+            raise
+
+    def _append_rows(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
         if max(map(len, rows), default=0) > ROW_WORDS:
             raise InvalidArgument("entries", "a row", f"at most {ROW_WORDS // 2} fields a row")
         ids: list[EntryId | None] = []
