@@ -44,6 +44,10 @@ class Parcel(NamedTuple):
     size: int
 
 
+_new = tuple.__new__
+"""Makes a named tuple in half the time of its own constructor."""
+
+
 class Line:
     """Batches leave one at a time, each from the row where the last one ended: sent again, it is stored once."""
 
@@ -81,7 +85,7 @@ class Line:
     def add(self, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
         """Puts them in line; ``stored`` gets their ids once they are stored."""
         if len(rows) == 1 or (len(rows) <= self._max_batch and size <= self._max_batch_bytes):
-            self._parcels.append(Parcel(stored, rows, size))
+            self._parcels.append(_new(Parcel, (stored, rows, size)))
         else:
             self._add_in_pieces(rows, stored)
         self._rows += len(rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -69,6 +70,7 @@ class Publisher:
         self._codec = codec_named(codec)
         self._durability = _level(durability)
         # A batch is one atomic step of the broker: half a batch stored could not be told from none.
+        self._max_entry_bytes = broker.site.limits.max_entry_bytes
         self._max_batch = min(max_batch, broker.site.limits.script_entries)
         self._max_batch_bytes = min(max_batch_bytes, broker.site.limits.script_bytes)
         self._max_buffered = max_buffered
@@ -113,12 +115,13 @@ class Publisher:
             return await self._publish_later(topic, messages, delay_ms, idempotency_key, level)
         if idempotency_key is not None:
             return await self._publish_unique(topic, messages, idempotency_key, level)
-        rows = []
-        size = 0
-        for message in messages:
-            row, weight = self._row(message)
-            rows.append(row)
-            size += weight
+        if len(messages) == 1:
+            row, size = self._row(messages[0])
+            rows = [row]
+        else:
+            weighed = [self._row(message) for message in messages]
+            rows = [row for row, _ in weighed]
+            size = sum(weight for _, weight in weighed)
         stored: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
         if self._waiting or not self._has_room(size):
             self._waiting.append(Waiting(line, rows, size, stored))
@@ -193,12 +196,10 @@ class Publisher:
     def _row(self, message: Message) -> tuple[Row, int]:
         """The message as words, and their bytes. A message that is too large is its publisher's error: found out here,
         it is not the error of all who happen to travel with it."""
-        row: Row = []
-        for pair in self._codec.encode(message).items():
-            row += pair
+        row: Row = list(chain.from_iterable(self._codec.encode(message).items()))
         size = sum(map(len, row))
-        if size > self._broker.site.limits.max_entry_bytes:
-            raise PayloadTooLarge("message", size, self._broker.site.limits.max_entry_bytes)
+        if size > self._max_entry_bytes:
+            raise PayloadTooLarge("message", size, self._max_entry_bytes)
         if len(row) > ROW_WORDS:
             raise InvalidArgument("metadata", f"{len(message.metadata)} keys", f"at most {ROW_WORDS // 2} fields")
         return row, size
