@@ -153,6 +153,7 @@ def test_documents_of_others(spark: SparkSession) -> None:
         ('{"op":"c"}', "native", "neither before nor after"),
         ('{"after":{"a":1}}', "native", "op is missing"),
         ('{"data":{"a":1}}', "cloudevents", "specversion"),
+        ('{"op":"c","after":{"a":1},"ts_ms":9000000000000000000}', "auto", "ts_ms is no time"),
     ],
 )
 def test_what_cannot_be_understood_says_why_and_keeps_its_text(
@@ -161,3 +162,9 @@ def test_what_cannot_be_understood_says_why_and_keeps_its_text(
     [row] = read(spark, [text], form)
     assert why in row["error"]
     assert (row["payload"], row["stage"], row["id"]) == (text, "source", "p:0")
+
+
+def test_a_time_that_is_none_is_replaced_by_the_entry_s_own(spark: SparkSession) -> None:
+    document = {"specversion": "1.0", "id": "9", "source": "/x", "type": "t", "time": "yesterday", "data": {"b": 1}}
+    [row] = read(spark, [document])
+    assert (row["error"], row["ts_ms"]) == (None, 77)
