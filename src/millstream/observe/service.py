@@ -75,11 +75,11 @@ class ServiceMonitor:
     # --- what it is told, and what it looks at ----------------------------------------------------------------------
 
     def __call__(self, name: str, /, **facts: Any) -> None:
-        self._metrics(name, **facts)
-        self._failures(name, **facts)
+        self._metrics.count(name, facts)
+        self._failures.note(name, facts)
 
     def timings(self) -> Middleware:
-        """For ``router.use``: how long each handler takes, and how it ends. It costs each message a few microseconds,
+        """For ``router.use``: how long each handler takes, and how it ends. It costs each message some microseconds,
         so it is there for those who ask."""
         return metrics(self)
 

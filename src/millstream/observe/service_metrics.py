@@ -204,6 +204,10 @@ class ServiceMetrics:
         self._on["assignment.finished"].append(lambda facts: self._end_stream(facts, facts["stream"], "finished"))
 
     def __call__(self, name: str, /, **facts: Any) -> None:
+        self.count(name, facts)
+
+    def count(self, name: str, facts: Mapping[str, Any]) -> None:
+        """The same for facts that are a mapping already."""
         for handle in self._on.get(name, ()):
             try:
                 handle(facts)

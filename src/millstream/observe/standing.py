@@ -117,6 +117,10 @@ class Failures:
         self._failed: dict[tuple[str, str, str], str] = {}
 
     def __call__(self, name: str, /, **facts: Any) -> None:
+        self.note(name, facts)
+
+    def note(self, name: str, facts: Mapping[str, Any]) -> None:
+        """The same for facts that are a mapping already."""
         if name == "messaging.subscription_failed":
             if len(self._failed) < MAX_FAILURES:
                 self._failed[_subscription(facts)] = str(facts.get("error_type", MillstreamError.__name__))

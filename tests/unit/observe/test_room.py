@@ -1,0 +1,23 @@
+"""What the room shows to the outside, and that looking at it costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from millstream import observe
+
+
+def test_the_public_names() -> None:
+    assert sorted(observe.__all__) == ["ServiceMetrics", "ServiceMonitor", "StreamSurveyor"]
+    assert {getattr(observe, name).__name__ for name in observe.__all__} == set(observe.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        observe.Nothing  # noqa: B018  # asking is the test
+
+
+def test_the_room_needs_no_http_server_until_one_is_asked_for() -> None:
+    code = "import sys, millstream.observe, millstream.observe.watch; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"starlette", "uvicorn", "prometheus_client"} & set(loaded)
