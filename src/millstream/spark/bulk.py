@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.broker.operations.once import Once
+from millstream.broker.operations.once import ROW_WORDS, Once
 from millstream.broker.scripts import load_script, script
 from millstream.broker.site import Site
 from millstream.errors import ServerError
@@ -72,7 +72,7 @@ class BulkOnce(Once):
 
     def append_uniform(self, site: Site, rows: UniformRows) -> Conversation[tuple[int, int]]:
         """Rows added and rows skipped. Raises as ``append`` does."""
-        if self._durability is not None:
+        if self._durability is not None or 2 * len(rows.names) > ROW_WORDS:
             appended = yield from self.append_rows(site, list(rows))
             return appended.added, appended.skipped
         skipped = self._skip(rows, [])

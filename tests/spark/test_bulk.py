@@ -1,0 +1,82 @@
+"""The short way and the long way of append_once are one protocol: a replay may take the other, with other chunks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from millstream import BlockingBroker, open_blocking_broker
+from millstream.broker.limits import DEFAULT_LIMITS
+from millstream.broker.once import Digest
+from millstream.broker.operations.once import Once
+from millstream.errors import NonDeterministicReplay, StaleWriter
+from millstream.spark.bulk import BulkOnce, UniformRows
+from millstream.testing.served import ServedBroker
+
+VALUES = [b"x" * (n % 7) + b"%d\r\n" % n for n in range(500)]
+
+
+@pytest.fixture(params=["redis", "millstream serve"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "redis":
+        yield request.getfixturevalue("redis_url")
+    else:
+        with ServedBroker() as server:
+            yield server.url
+
+
+def opened(url: str, chunk: int) -> BlockingBroker:
+    return open_blocking_broker(url, limits=replace(DEFAULT_LIMITS, script_entries=chunk, script_bytes=3000))
+
+
+def write(url: str, values: list[bytes], *, chunk: int, short: bool, epoch: int = 1) -> tuple[int, int]:
+    kind = BulkOnce if short else Once
+    once = kind("out", "w", epoch, digest=Digest())
+    added = skipped = 0
+    with opened(url, chunk) as broker:
+        for first in range(0, len(values), 130):
+            part = UniformRows([b"event"], [values[first : first + 130]])
+            if isinstance(once, BulkOnce):
+                new, known = broker.run(once.append_uniform, part)
+            else:
+                appended = broker.run(once.append_rows, list(part))
+                new, known = appended.added, appended.skipped
+            added, skipped = added + new, skipped + known
+        broker.run(once.finish)
+    return added, skipped
+
+
+def stored(url: str) -> list[bytes]:
+    with open_blocking_broker(url) as broker:
+        return [entry.fields[b"event"] for entry in broker.xrange("out")]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replays_by_either_way_add_what_is_missing_and_nothing_else(url: str, seed: int):
+    chance = random.Random(seed)
+    reached = 0
+    for short in (chance.random() < 0.5, True, False, True):
+        count = 500 if reached == 500 else chance.randrange(reached, 501)
+        if count < reached:
+            continue
+        added, skipped = write(url, VALUES[:count], chunk=chance.choice([1, 7, 90, 1000]), short=short)
+        assert (added, skipped) == (count - reached, reached)
+        reached = count
+        assert stored(url) == VALUES[:reached]
+
+
+def test_other_rows_fewer_rows_and_older_versions_are_refused(url: str):
+    write(url, VALUES, chunk=100, short=True, epoch=5)
+    other = [*VALUES[:250], b"other", *VALUES[251:]]
+    for short in (True, False):
+        with pytest.raises(NonDeterministicReplay):
+            write(url, other, chunk=60, short=short, epoch=5)
+        with pytest.raises(NonDeterministicReplay):
+            write(url, VALUES[:400], chunk=60, short=short, epoch=5)
+        with pytest.raises(StaleWriter):
+            write(url, VALUES, chunk=60, short=short, epoch=4)
+    assert stored(url) == VALUES
+    assert write(url, VALUES[:3], chunk=60, short=True, epoch=6) == (3, 0)
