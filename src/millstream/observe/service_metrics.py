@@ -72,6 +72,7 @@ MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
         Count("messages_published_total", "Messages stored.", ("topic",), "messages"),
         Count("messages_deduplicated_total", "Messages whose key was published before.", ("topic",), "skipped"),
     ),
+    "messaging.outputs_published": (Count("messages_published_total", "Messages stored.", ("topic",), "messages"),),
     "messaging.published_later": (
         Count("messages_delayed_total", "Messages stored to be published later.", ("topic",), "messages"),
     ),

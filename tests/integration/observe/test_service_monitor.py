@@ -59,10 +59,11 @@ async def test_a_router_is_not_ready_then_ready_and_its_messages_are_counted() -
         router = Router(broker)
         router.use(monitor.timings())
 
-        @router.on("orders", group="billing", group_start="0", max_deliveries=1)
-        async def bill(message: Message) -> None:
+        @router.on("orders", group="billing", group_start="0", max_deliveries=1, publish_to="bills")
+        async def bill(message: Message) -> Message:
             if message.payload == b"bad":
                 raise ValueError("card number 4711")
+            return Message(b"bill")
 
         monitor.survey(broker, "orders*", every_s=0)
         async with monitor.watch(router, publisher, broker), asking(monitor) as asked:
@@ -85,6 +86,7 @@ async def test_a_router_is_not_ready_then_ready_and_its_messages_are_counted() -
 
                 await eventually(settled, what="nine acknowledgements and a burial")
                 assert await asked.value("messages_published_total", topic="orders") == 10
+                assert await asked.value("messages_published_total", topic="bills") == 9
                 assert await asked.value("messages_received_total", **of) == 10
                 assert await asked.value("messages_failed_total", error_type="ValueError", **of) == 1
                 assert await asked.value("handler_seconds_count", handler="bill", **of) == 10

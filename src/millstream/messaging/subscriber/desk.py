@@ -48,5 +48,9 @@ class Desk:
         """Until when what the broker said is certain, if it was asked at ``asked_at`` (monotonic seconds)."""
         return asked_at + self.settings.trusted_ms / 1000
 
+    def tell_outputs(self, topic: str, messages: int) -> None:
+        if messages:
+            self.broker.site.observer("messaging.outputs_published", topic=topic, messages=messages)
+
     def tell(self, name: str, **facts: Any) -> None:
         self.broker.site.observer(name, topic=self.topic, group=self.group, consumer=self.consumer, **facts)

@@ -84,6 +84,7 @@ class Fanout:
                 if output is not None and publish_to is not None:
                     outputs = (output,) if isinstance(output, Message) else output
                     await self._broker.xadd_many(publish_to, [self._codec.encode(one) for one in outputs])
+                    self._broker.site.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
             except Exception as error:
                 log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
                 self._tell(

@@ -96,6 +96,7 @@ class Settler:
         desk = self._desk
         assert self.publish_to is not None
         await desk.broker.xadd_many(self.publish_to, [desk.codec.encode(output) for output in outputs])
+        desk.tell_outputs(self.publish_to, len(outputs))
 
     def wake(self) -> None:
         self._idle.clear()
@@ -276,12 +277,14 @@ class Settler:
             answers = await desk.broker.ack_with_outputs(desk.topic, desk.group, desk.consumer, step)
             refused = sum(answer is None for answer in answers)
             desk.tell("messaging.acked", entries=len(answers) - refused)
+            desk.tell_outputs(target, sum(len(ids) for ids in answers if ids is not None))
             if refused:
                 desk.tell("messaging.ack_refused", entries=refused)
         else:
             # The output first: the other way round a crash in between would lose it.
             for message in messages:
                 await desk.broker.xadd_many(target, [encode(one) for one in outputs[message]])
+                desk.tell_outputs(target, len(outputs[message]))
             for times, ids in ids_by_count(messages).items():
                 settled = await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
                 desk.tell("messaging.acked", entries=len(ids) - len(settled.refused))
