@@ -18,6 +18,7 @@ from stream_pair import StreamPair, comparable
 from two_servers import RealConnection, Step, Words, decoded
 
 from millstream.engine import Engine
+from millstream.engine.stream.node import OpenNode
 from millstream.testing import RedisProcess
 from millstream.wire.resp import encode
 
@@ -109,4 +110,44 @@ def test_nodes_end_where_those_of_redis_end(redis: RedisProcess, seed: int) -> N
             limit()
         both(b"XINFO", b"STREAM", b"s")
     both(b"XRANGE", b"s", b"-", b"+")
+    theirs.close()
+
+
+TEXT_LENGTHS = [0, 1, 19, 20, 21, 62, 63, 64, 124, 125, 126, 4094, 4095, 4096, 16377, 16378, 16379, 20000]
+NUMBERS = [0, 127, 128, 4095, 4096, 32767, 32768, 8388607, 8388608, 2**31 - 1, 2**31, 2**63 - 1, 2**63]
+VALUES = [
+    *(b"x" * length for length in TEXT_LENGTHS),
+    *(b"%d" % number for number in NUMBERS),
+    *(
+        b"%d" % -number
+        for number in (1, 4096, 4097, 32768, 32769, 8388608, 8388609, 2**31, 2**31 + 1, 2**63, 2**63 + 1)
+    ),
+    *(b"-0", b"01", b"+1", b" 1", b"-", b"1.0"),
+]
+SECOND_IDS = ["5-1", "5-127", "5-128", "5-4097", "132-0", "133-0", "40000-0", "9000000-5", "9223372036854775900-0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "second_id"),
+    [((b"f", value), "5-1") for value in VALUES]
+    + [((b"f", b"v"), second_id) for second_id in SECOND_IDS]
+    + [((b"f", b"v", name, b"w"), "6-0") for name in VALUES[:6]],
+)
+def test_a_node_is_full_at_the_same_byte(redis: RedisProcess, words: Words, second_id: str) -> None:
+    """Two entries, and a third that fits by one byte or does not: it tells the size of the first two exactly."""
+    node = OpenNode(5, 0, (b"f", b"v"))
+    ms, seq = map(int, second_id.split("-"))
+    node.add(ms, seq, words, sum(map(len, words)))
+    third = (b"f", b"vv")
+    size = node.redis_bytes() + 3
+    theirs = RealConnection(redis.port)
+    theirs.ask(b"CONFIG", b"SET", b"stream-node-max-entries", b"100")
+    for limit, nodes in ((size, 2), (size + 1, 1)):
+        theirs.ask(b"FLUSHALL")
+        theirs.ask(b"CONFIG", b"SET", b"stream-node-max-bytes", b"0")
+        assert theirs.ask(b"XADD", b"s", b"5-0", b"f", b"v") == b"5-0"
+        assert theirs.ask(b"XADD", b"s", second_id.encode(), *words) == second_id.encode()
+        theirs.ask(b"CONFIG", b"SET", b"stream-node-max-bytes", b"%d" % limit)
+        theirs.ask(b"XADD", b"s", b"9223372036854775999-0", *third)
+        assert theirs.ask(b"XINFO", b"STREAM", b"s")[3] == nodes
     theirs.close()

@@ -179,6 +179,12 @@ def test_what_was_deleted_before_the_first_entry_does_not_disturb_the_lag(driver
     assert driver.say("XINFO GROUPS s")[0][9:] == [2, b"lag", 1]
 
 
+def test_a_group_behind_everything_that_was_deleted_knows_its_lag(driver: Driver) -> None:
+    driver.say("XGROUP CREATE s late 1-1")
+    driver.say("XDEL s 1-1 2-1")
+    assert driver.say("XINFO GROUPS s")[1][9:] == [None, b"lag", 1]
+
+
 def test_the_last_id_may_go_back_behind_deleted_entries(driver: Driver) -> None:
     driver.say("XDEL s 3-1")
     assert driver.say("XSETID s 2-5") == b"OK"

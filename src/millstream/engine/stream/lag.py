@@ -25,8 +25,6 @@ def reads_up_to(stream: Stream, entry_id: int) -> int:
         return 0
     if not stream.length and entry_id <= stream.last_id:
         return added
-    if entry_id and entry_id < stream.max_deleted_id:
-        return UNKNOWN_READS
     if entry_id == stream.last_id:
         return added
     if entry_id > stream.last_id:

@@ -209,7 +209,7 @@ class OpenNode(Node):
             return False
         if self.used + length < max_bytes:
             return True
-        return self._count_bytes() + length < max_bytes
+        return self.redis_bytes() + length < max_bytes
 
     def add(self, ms: int, seq: int, words: Words, length: int) -> None:
         """``length`` is that of all words together."""
@@ -231,7 +231,7 @@ class OpenNode(Node):
         super().kill_first(count)
         self.used += 2
 
-    def _count_bytes(self) -> int:
+    def redis_bytes(self) -> int:
         """The size of Redis's listpack."""
         if self._measured < len(self.rows):
             self._measure()
@@ -297,7 +297,7 @@ class OpenNode(Node):
 
     def clamp(self, last_id: int) -> None:
         """Deleted entries behind ``last_id`` take its place, so that ids stay in order whatever comes next."""
-        self._count_bytes()
+        self.redis_bytes()
         ms, seq = last_id >> SEQ_BITS, last_id & SEQ_MAX
         for index in range(self.locate(last_id + 1), self.total):
             self.times[index], self.seqs[index] = ms, seq
@@ -311,5 +311,5 @@ class OpenNode(Node):
         for ms, seq, words in list(zip(times, seqs, rows, strict=True))[1:]:
             opened.add(base + ms, seq, words, 0)
         opened.gone, opened.skip, opened.dead = node.gone, node.skip, node.dead
-        opened._count_bytes()
+        opened.redis_bytes()
         return opened
