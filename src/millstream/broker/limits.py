@@ -16,9 +16,11 @@ class Limits:
     max_atomic_bytes: int = 256 * MIB
     """What one MULTI/EXEC may carry: the server holds all of it in memory before it begins."""
     chunk_commands: int = 1000
-    """A batch travels in chunks of so many commands; two chunks at most are under way unanswered."""
+    """A batch travels in chunks of so many commands."""
     chunk_bytes: int = 512 * 1024
     """A chunk ends here too, so that big entries do not fill both sides' socket buffers."""
+    chunks_ahead: int = 4
+    """Chunks that may be under way unanswered: enough to keep the server busy while the next is packed."""
     script_entries: int = 1000
     """Entries in one call of an appending script: a script holds up everybody else while it runs."""
     script_bytes: int = 4 * MIB

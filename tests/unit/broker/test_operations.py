@@ -58,6 +58,22 @@ def test_a_script_that_the_server_does_not_know_is_given_to_it() -> None:
     assert asked[1].args[2] == script("trim_safely").source  # type: ignore[union-attr]  # a Command
 
 
+def test_a_script_that_went_to_a_primary_that_was_replaced_is_given_to_the_next() -> None:
+    unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
+
+    result, asked = talk(trimming.trim_safely(Site(), "s", max_len=1), unknown, b"sha", unknown, b"sha", 3)
+
+    assert result == 3
+    assert len(asked) == 5
+
+
+def test_a_server_that_never_learns_a_script_is_believed_in_the_end() -> None:
+    unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
+
+    with pytest.raises(ServerError):
+        talk(trimming.trim_safely(Site(), "s", max_len=1), *[unknown, b"sha"] * 50)
+
+
 def test_long_streams_are_trimmed_now_and_then() -> None:
     """At the first add, so that short-lived writers trim too, and then after each tenth of the limit."""
     site = Site(max_stream_len=100)

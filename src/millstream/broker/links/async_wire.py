@@ -93,21 +93,20 @@ class AsyncWire(asyncio.Protocol):
         return await self._send_in_chunks(requests, wait_s)
 
     async def _send_in_chunks(self, requests: Sequence[Args], wait_s: float | None) -> list[Any]:
-        """Two chunks under way: the server works on one while the next is packed, and no side's buffers fill up."""
+        """A few chunks under way: the server works while the next is packed, and no side's buffers fill up."""
         replies: list[Any] = []
-        under_way: asyncio.Future[list[Any]] | None = None
+        under_way: deque[asyncio.Future[list[Any]]] = deque()
         try:
             for data, count in chunks_of(requests, self._limits):
-                following = self._send(data, count, wait_s)
-                if under_way is not None:
-                    replies += await under_way
-                under_way = following
+                if len(under_way) == self._limits.chunks_ahead:
+                    replies += await under_way.popleft()
                 if self._writable is not None:
                     await self._drained()
-            if under_way is not None:
-                replies += await under_way
+                under_way.append(self._send(data, count, wait_s))
+            while under_way:
+                replies += await under_way.popleft()
         except NotSent as error:
-            if replies or under_way is not None:
+            if replies or under_way:
                 raise NoAnswer(str(error), replies) from error
             raise
         except NoAnswer as error:
@@ -219,7 +218,7 @@ class AsyncWire(asyncio.Protocol):
         for place in places:
             if not place.future.done():
                 place.future.set_exception(NoAnswer(reason, place.replies))
-                place.future.exception()  # seen: of a batch's two chunks only the first is waited for
+                place.future.exception()  # seen: of a batch's chunks only the first is waited for
         self.resume_writing()
         if self.on_lost is not None:
             self.on_lost()

@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -83,13 +84,16 @@ class BlockingWire:
         return replies
 
     def _send_in_chunks(self, requests: Sequence[Args], replies: list[Any]) -> None:
-        """Two chunks under way: the server works on one while the next is packed, and no side's buffers fill up."""
-        due = 0
+        """A few chunks under way: the server works while the next is packed, and no side's buffers fill up."""
+        due: deque[int] = deque()
+        sent = 0
         for data, count in chunks_of(requests, self._limits):
+            if len(due) == self._limits.chunks_ahead:
+                self._read(replies, due.popleft())
             self._sock.sendall(data)
-            self._read(replies, due)
-            due += count
-        self._read(replies, due)
+            sent += count
+            due.append(sent)
+        self._read(replies, sent)
 
     def _read(self, replies: list[Any], total: int) -> None:
         """Until there are ``total`` of them."""

@@ -8,7 +8,7 @@ from typing import Any
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
-from millstream.broker.scripts import Script, load_script, run_script
+from millstream.broker.scripts import TRIES, Script, load_script, run_script
 from millstream.broker.site import Site
 from millstream.errors import DurabilityUnavailable, PermissionDenied, ServerError
 from millstream.model.durability import Durability
@@ -105,7 +105,7 @@ def run_script_durably(
     """A script's reply; DurabilityUnavailable where what it wrote was not confirmed. ``reply`` is then a fact of it."""
     if wanted is None:
         return (yield from run_script(chosen, keys, argv, repeatable=repeatable))
-    while True:
+    for _ in range(TRIES + 1):
         (reply,), unconfirmed = yield from send_durably(
             site, keys[0], [chosen.words(keys, argv)], wanted, repeatable=repeatable
         )
@@ -114,6 +114,8 @@ def run_script_durably(
         if code_of(reply) != "NOSCRIPT":
             raise typed(reply)
         yield from load_script(chosen, keys[0])
+    else:
+        raise typed(reply)
     if unconfirmed is not None:
         unconfirmed.__dict__["reply"] = reply
         raise unconfirmed

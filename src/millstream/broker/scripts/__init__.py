@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from millstream.errors import ServerError
 from millstream.wire.commands import Args, Command, Conversation
 
+TRIES = 4
+"""How often a server that does not know a script is given it before it is believed."""
+
 
 class Script(NamedTuple):
     name: str
@@ -75,12 +78,14 @@ def run_script(
     if guard is not None:
         chosen, keys, argv = guarded_form(chosen), (*keys, guard.key), (*argv, guard.record)
     call = Command(chosen.words(keys, argv), keys[0], repeatable)
-    try:
-        return (yield call)
-    except ServerError as error:
-        if error.code != "NOSCRIPT":
-            raise
-    yield from load_script(chosen, keys[0])
+    # More than once: after a failover the script may have been given to the old primary, and be asked of the new one.
+    for _ in range(TRIES):
+        try:
+            return (yield call)
+        except ServerError as error:
+            if error.code != "NOSCRIPT":
+                raise
+        yield from load_script(chosen, keys[0])
     return (yield call)
 
 
