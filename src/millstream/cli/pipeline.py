@@ -97,9 +97,10 @@ def run(
     try:
         if server is not None:
             server.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: runner.ask_to_stop())
         with runner, display(quiet=quiet) as show:
+            # After Spark has started: it installs a handler of its own.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: runner.ask_to_stop())
             fine = runner.wait(show)
             ended = runner.standings()
     finally:

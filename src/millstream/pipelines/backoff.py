@@ -24,6 +24,9 @@ FATAL = (
     "AnalysisException",
     "DATA_SOURCE_NOT_FOUND",
 )
+# Spark wraps what its writer meets in errors of its own: where one of these is inside, waiting may help after all.
+PASSING = ("BrokerUnavailable", "OutOfMemory", "ServerLoading", "ReadOnlyReplica", "DeadLettersFull")
+_PASSING = re.compile(rf"\b({'|'.join(PASSING)})\b")
 _FATAL = re.compile(rf"\b({'|'.join(FATAL)})\b")
 
 
@@ -37,7 +40,8 @@ def delay_ms(settings: RetrySettings, attempt: int, chance: float | None = None)
 def is_fatal(error: BaseException) -> bool:
     if isinstance(error, MillstreamError):
         return type(error).__name__ in FATAL
-    return _FATAL.search(f"{type(error).__name__} {error}") is not None
+    text = f"{type(error).__name__} {error}"
+    return _PASSING.search(text) is None and _FATAL.search(text) is not None
 
 
 def short(error: BaseException, limit: int = 300) -> str:

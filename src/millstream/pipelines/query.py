@@ -58,6 +58,8 @@ class PipelineRun:
     ) -> None:
         # A session of its own: views, settings and data sources of one pipeline are invisible to the others.
         self._session = session.newSession()
+        # A document may carry one name twice: the last one counts, as in most parsers; an error would stop everything.
+        self._session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
         self.plan = plan
         self._once = once
         self._observer = observer

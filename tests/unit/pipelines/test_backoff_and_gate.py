@@ -31,6 +31,8 @@ def test_waits_double_up_to_the_maximum_with_jitter_around_them() -> None:
         (RuntimeError("... millstream.errors.NonDeterministicReplay: other rows ..."), True),
         (RuntimeError("... millstream.errors.OutOfMemory: OOM ..."), False),
         (RuntimeError("Connection refused"), False),
+        (RuntimeError("AnalysisException: no such column"), True),
+        (RuntimeError("AnalysisException: ... millstream.errors.BrokerUnavailable: no answer"), False),
     ],
 )
 def test_what_waiting_cannot_mend(error: Exception, fatal: bool) -> None:

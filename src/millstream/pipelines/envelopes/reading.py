@@ -18,6 +18,7 @@ _DOCUMENT = (
     f"{_CHANGE}, id string, payload struct<{_CHANGE}>, specversion string, type string, time string, subject string, "
     f"data struct<{_CHANGE}>, _corrupt string"
 )
+_LAST_MS = 253_402_300_799_999  # the end of the year 9999, beyond which dates cannot be written
 _SOURCE = "name string, db string, schema string, table string"
 
 
@@ -67,7 +68,7 @@ def read_documents(frame: DataFrame, text: Column, at: Position, form: Format, *
         "op": F.when(is_row, F.lit("c")).otherwise(F.col("_c.op")),
         "before": F.when(fine & ~is_row, F.to_json(F.col("_c.before"))),
         "after": F.when(fine, F.when(is_row, row).otherwise(F.to_json(F.col("_c.after")))),
-        "ts_ms": F.coalesce(F.col("_c.ts_ms"), F.col("_ts")),
+        "ts_ms": F.coalesce(F.when(fine, F.col("_c.ts_ms")), F.col("_ts")),
         "payload": F.when(~fine, F.col("_text")),
         "error": error,
         "stage": F.when(~fine, F.lit("source")),
@@ -107,7 +108,7 @@ def _change() -> Column:
     by_type = F.lit("c")
     for op, word in HAPPENED.items():
         by_type = F.when(happened == word, F.lit(op)).otherwise(by_type)
-    by_time = F.unix_millis(F.to_timestamp(F.col("_d.time")))
+    by_time = F.unix_millis(F.try_to_timestamp(F.col("_d.time")))
     is_change = F.coalesce(F.col("_d.data.op"), F.col("_d.data.source")).isNotNull() | (
         F.col("_d.data.before").isNotNull() | F.col("_d.data.after").isNotNull()
     )
@@ -144,5 +145,6 @@ def _error(row: Column) -> Column:
         .when((form == "cloudevents") & F.col("_d.specversion").isNull(), F.lit("specversion is missing"))
         .when(op.isNull(), F.lit("op is missing"))
         .when(~op.isin(*OPS), F.concat(F.lit("unknown op "), F.substring(op, 1, 20)))
+        .when(~F.coalesce(F.col("_c.ts_ms"), F.lit(0)).between(0, _LAST_MS), F.lit("ts_ms is no time"))
         .when(no_row & (op != "t"), F.lit("neither before nor after is an object"))
     ).cast("string")

@@ -59,10 +59,14 @@ class RedisSource(Source):
 
         c = self.config
         fields = F.transform_values(F.col("fields"), lambda _, value: value.cast("string"))
-        text = F.coalesce(F.col("value").cast("string"), F.to_json(fields))
+        value = F.col("value").cast("string")
+        # Bytes that are no UTF-8 are no JSON either; as base64 they survive the way into the dead letters.
+        legible = F.when(F.is_valid_utf8(value), value)
+        shown = legible.otherwise(F.concat(F.lit("base64:"), F.base64(F.col("value").cast("binary"))))
+        text = F.when(F.col("value").isNotNull(), shown).otherwise(F.to_json(fields))
         position = Position(
             id=F.concat_ws(":", F.col("stream"), F.col("id")),
-            ts_ms=F.split_part(F.col("id"), F.lit("-"), F.lit(1)).cast("bigint"),
+            ts_ms=F.split_part(F.col("id"), F.lit("-"), F.lit(1)).try_cast("bigint"),
             name=F.lit(c.id) if c.id else F.col("stream"),
             table=F.lit(c.table) if c.table else F.col("stream"),
             key=F.try_element_at(fields, F.lit("key")),
