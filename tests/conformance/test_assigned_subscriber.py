@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream import open_broker
+from millstream import Broker, open_broker
 from millstream.assignment import (
     AssignedSubscriber,
     PartitionedPublisher,
@@ -20,6 +20,7 @@ from millstream.assignment import (
     partition_streams,
 )
 from millstream.assignment.client import announce
+from millstream.assignment.tokens import OwnerRecord
 from millstream.broker.keys import beside
 from millstream.broker.scripts import Guard
 from millstream.errors import InvalidArgument, StaleOwner
@@ -41,6 +42,11 @@ async def worker(url: str, name: str, handler: Handler, **options: Any) -> Async
         finally:
             await running.close()
             await asyncio.wait_for(task, 10)
+
+
+async def owner_records(broker: Broker, *streams: str) -> list[OwnerRecord]:
+    records, _ = await broker.read_leases(streams)
+    return [OwnerRecord.parse(record) for record in records]
 
 
 async def test_every_message_of_every_owned_stream_is_handled(broker_url: str) -> None:
@@ -148,3 +154,43 @@ async def test_partitions_are_checked_and_stable(broker_url: str) -> None:
             await PartitionedPublisher(publisher, 2).publish("orders", Message(b"x"))
         with pytest.raises(InvalidArgument, match="partitions"):
             PartitionedPublisher(publisher, 0)
+
+
+async def test_a_stream_that_cannot_be_read_is_released_and_the_others_go_on(broker_url: str) -> None:
+    handled: list[bytes] = []
+    released: list[str] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    def observe(name: str, /, **facts: Any) -> None:
+        if name == "assignment.released":
+            released.extend(facts["streams"])
+
+    async with open_broker(broker_url) as broker:
+        await broker.set("no stream", "but a string")
+        await announce(broker, "svc", "no stream")
+        await announce(broker, "svc", "good")
+        async with worker(broker_url, "a", handle, observer=observe) as running:
+            await eventually(lambda: released.count("no stream") >= 2, what="released, taken again, released again")
+            await Publisher(broker).publish("good", Message(b"still here"))
+            await eventually(lambda: handled == [b"still here"], what="handled")
+            assert running.client.ready
+        assert [record.member for record in await owner_records(broker, "no stream", "good")] == ["", ""]
+
+
+async def test_what_went_back_before_its_owner_heard_of_it_is_not_started(broker_url: str) -> None:
+    async def handle(message: Message) -> None:
+        raise AssertionError("this member does not own the stream any more")
+
+    async with open_broker(broker_url) as broker:
+        await announce(broker, "svc", "s")
+        await Publisher(broker).publish("s", Message(b"for the next owner"))
+        running = assigned_subscriber(broker, "svc", handle, group="g", member="a", settings=QUICK)
+        notifications = running.client.start()
+        await eventually(lambda: "s" in running.client.owned, what="taken, and nobody has listened yet")
+        await running.client.close()
+
+        running.client.start = lambda: notifications  # type: ignore[method-assign]  # heard only now
+        await asyncio.wait_for(running.run(), 10)
+        assert running.streams == []

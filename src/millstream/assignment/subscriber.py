@@ -62,6 +62,9 @@ class AssignedSubscriber:
             broker, service, member=member, settings=settings, observer=observer, before_release=self._stop_many
         )
         self._running: dict[str, tuple[Subscriber, asyncio.Task[None]]] = {}
+        self._given_back: dict[str, Token] = {}
+        """The last token of each stream that went back, until we are told so: an older StreamAdded, which was still
+        waiting to be heard, must not start it."""
 
     @property
     def streams(self) -> list[str]:
@@ -84,9 +87,13 @@ class AssignedSubscriber:
             await announce_partitions(self._broker, self._service, *self._partitioned)
         async for one in self.client.start():
             if isinstance(one, StreamAdded) and one.token is not None:
-                self._start(one.token)
+                back = self._given_back.get(one.stream)
+                if back is None or one.token.number > back.number:
+                    self._start(one.token)
             elif isinstance(one, (StreamDisowned, StreamTerminated)):
                 await self._stop(one.stream, patience_ms=0)
+                if self._given_back.get(one.stream) == one.token:
+                    del self._given_back[one.stream]
 
     async def close(self) -> None:
         """Finishes what is in flight, hands back the rest, and then the streams: nothing has to time out."""
@@ -104,8 +111,18 @@ class AssignedSubscriber:
             await subscriber.consume(token.stream, self._handler, publish_to=self._publish_to)
         except MillstreamError as error:
             if self.client.owned.get(token.stream) == token:
-                log.error("cannot read %r, releasing it: %s", token.stream, error)
-                await self.client.release(token.stream)
+                await self._give_up(token, error)
+
+    async def _give_up(self, token: Token, error: MillstreamError) -> None:
+        log.error("cannot read %r, releasing it: %s", token.stream, error)
+        # Not at once: where there is nobody else, it comes back to us.
+        await asyncio.sleep(self.client.settings.renew_interval_ms / 1000)
+        # Off the list first: releasing stops what is on it, and would wait for this very task.
+        self._running.pop(token.stream, None)
+        try:
+            await self.client.release(token.stream)
+        except MillstreamError as trouble:
+            log.info("%r was not released: %s", token.stream, trouble)
 
     async def _inherit(self, stream: str) -> None:
         """Takes what former owners left pending, with their delivery counts; their names go."""
@@ -126,6 +143,7 @@ class AssignedSubscriber:
     async def _stop_many(self, streams: Sequence[str]) -> None:
         """Before leases are given back: what is in flight may still be acknowledged, after that it is refused."""
         patience_ms = self.client.settings.lease_ms // 2
+        self._given_back |= {stream: token for stream, token in self.client.owned.items() if stream in set(streams)}
         await asyncio.gather(*(self._stop(stream, patience_ms=patience_ms) for stream in streams))
 
     async def _stop(self, stream: str, *, patience_ms: int) -> None:
