@@ -17,7 +17,7 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """``entries_read`` and ``lag`` are None where Redis says null: it cannot know them (after SETID, after deletions)."""
+    """``entries_read`` and ``lag`` are None where Redis cannot know them (after SETID, after deletions)."""
 
     name: str
     pending: int
