@@ -16,15 +16,16 @@ Fields = Mapping[str, Value] | Mapping[bytes, Value] | Mapping[str | bytes, Valu
 Id = EntryId | str | bytes
 
 JSON_HINT = "bytes, str, int or float; for anything richer encode it first, for instance with the json codec"
+UNICODE_HINT = "text without halves of characters (lone surrogates), which have no encoding"
 
 
 def name_word(name: Name, argument: str) -> bytes:
     """A name as it travels. The empty name is refused: it is always a mistake of the caller."""
     if isinstance(name, str):
         try:
-            word = name.encode()
-        except UnicodeEncodeError:
             word = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidArgument(argument, name, UNICODE_HINT) from None
     elif isinstance(name, bytes):
         word = name
     else:
@@ -60,7 +61,10 @@ def add_fields(words: list[bytes], fields: Fields, most: int) -> list[bytes]:
 
 def _field_name(name: object) -> bytes:
     if isinstance(name, str):
-        return name.encode("utf-8", "surrogateescape")
+        try:
+            return name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidArgument("fields", name, UNICODE_HINT) from None
     if isinstance(name, bytes):
         return bytes(name)
     raise InvalidArgument("fields", name, "field names of type str or bytes")
@@ -68,7 +72,10 @@ def _field_name(name: object) -> bytes:
 
 def value_word(field: bytes, value: object) -> bytes:
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")
+        try:
+            return value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"fields[{field.decode(errors='replace')!r}]", value, UNICODE_HINT) from None
     if isinstance(value, bytes):
         return bytes(value)
     if isinstance(value, bool):

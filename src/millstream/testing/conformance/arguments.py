@@ -36,6 +36,19 @@ class ArgumentChapter(Chapter):
             assert caught.value.argument == "fields"
         assert not await broker.exists(stream)
 
+    async def test_half_a_character_has_no_bytes(self, broker: Any, stream: str) -> None:
+        for call, argument in (
+            (broker.xadd("\ud800", {"n": 1}), "stream"),
+            (broker.xadd(stream, {"\ud800": 1}), "fields"),
+            (broker.xadd(stream, {"bad": "\ud800"}), "fields['bad']"),
+            (broker.xadd_many(stream, [{"ok": 1}, {"bad": "\ud800"}]), "fields['bad']"),
+            (broker.create_group(stream, "\ud800", start="0"), "group"),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                await call
+            assert caught.value.argument == argument
+        assert not await broker.exists(stream)
+
     @pytest.mark.parametrize("bad", ["", "x", "1-", "-1", "1-x", "1-2-3", "*-1", "99999999999999999999", 5, None, 1.5])
     async def test_malformed_ids(self, broker: Any, stream: str, bad: Any) -> None:
         await broker.xadd(stream, {"n": 1}, id="1-1")
