@@ -46,6 +46,10 @@ class Announcement:
         stream, info = data.get("DataStreamName"), data.get("Info")
         if not isinstance(stream, str) or not stream:
             raise MalformedAnnouncement("DataStreamName is not a text, or empty")
+        try:
+            to_bytes(stream)
+        except UnicodeEncodeError:
+            raise MalformedAnnouncement("DataStreamName holds half a character") from None
         if not (info is None or isinstance(info, dict)):
             raise MalformedAnnouncement("Info is not a JSON object")
         return cls(stream, info or {})

@@ -144,6 +144,10 @@ class AssignmentClient:
             except MillstreamError as error:
                 log.warning("member %r: %s", self.id, error)
                 self._tell("assignment.step_failed", step=step.__name__, error=str(error))
+            except Exception as error:
+                # Whatever it was: a member that stops renewing or placing, and says nothing, is the worst of all.
+                log.exception("member %r: %s failed", self.id, step.__name__)
+                self._tell("assignment.step_failed", step=step.__name__, error=str(error))
             try:
                 await asyncio.wait_for(sooner.wait(), interval_ms / 1000)
             except TimeoutError:

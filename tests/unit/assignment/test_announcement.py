@@ -40,6 +40,7 @@ def test_a_go_announcement_without_info_is_understood() -> None:
         {b"lbs-input": b"[1]"},
         {b"lbs-input": b'{"DataStreamName": ""}'},
         {b"lbs-input": b'{"DataStreamName": 7}'},
+        {b"lbs-input": rb'{"DataStreamName": "\ud800"}'},
         {b"lbs-input": b'{"DataStreamName": "x", "Info": 7}'},
         {b"lbs-input": b"\xff\xfe"},
         {b"lbs-input": b"[" * 100_000},
