@@ -64,6 +64,8 @@ def _stream(ask: Ask, key: bytes) -> Iterator[Any]:
     start = b"-"
     while entries := ask(b"XRANGE", key, start, b"+", b"COUNT", b"%d" % PAGE):
         yield entries
+        if len(entries) < PAGE:
+            break  # after the greatest id of all there is no other, and to ask for it is an error
         start = b"(" + entries[-1][0]
     for group in ask(b"XINFO", b"GROUPS", key):
         fields = _fields(group)
@@ -74,6 +76,8 @@ def _stream(ask: Ask, key: bytes) -> Iterator[Any]:
         start = b"-"
         while held := ask(b"XPENDING", key, name, start, b"+", b"%d" % PAGE):
             yield [[entry_id, consumer, deliveries] for entry_id, consumer, _, deliveries in held]
+            if len(held) < PAGE:
+                break
             start = b"(" + held[-1][0]
     full = _fields(ask(b"XINFO", b"STREAM", key, b"FULL", b"COUNT", b"%d" % PAGE))
     yield [_fields(group)[b"pending"] for group in full[b"groups"]]

@@ -145,3 +145,20 @@ def test_the_command(source, redis_server):
     assert again.returncode == 1
     assert "Nothing was changed" in again.stderr
     assert json.loads(run("--skip-existing", "--output", "json").stdout)["skipped"] == 10
+
+
+def test_the_greatest_id_of_all_arrives(tmp_path, redis_server):
+    embedded = Embedded(directory=tmp_path / "data")
+    session = embedded.session()
+    greatest = b"%d-%d" % (2**64 - 1, 2**64 - 1)
+    for words in (
+        (b"XADD", b"s", greatest, b"a", b"b"),
+        (b"XGROUP", b"CREATE", b"s", b"g", b"0"),
+        (b"XREADGROUP", b"GROUP", b"g", b"c", b"STREAMS", b"s", b">"),
+    ):
+        embedded.execute(session, words)
+    embedded.close()
+
+    report = migrate(f"local://{tmp_path}/data", redis_server.url)
+    assert (report.entries, report.pending) == (1, 1)
+    assert redis.Redis(port=redis_server.port).xrange("s") == [(greatest, {b"a": b"b"})]
