@@ -16,6 +16,7 @@ from millstream.broker.site import Site
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, Conversation
+from millstream.wire.replies import ErrorReply
 
 
 def talk(conversation: Conversation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:
@@ -177,3 +178,10 @@ def test_after_an_error_a_once_writer_takes_the_same_rows_again() -> None:
     appended, _ = talk(writer.append(site, rows), *answers)
 
     assert (appended.added, appended.skipped, writer.position) == (2, 2, 4)
+
+
+def test_a_batch_that_was_stored_in_part_says_how_much() -> None:
+    full = ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
+    with pytest.raises(OutOfMemory, match="2 of 3 entries were stored") as caught:
+        talk(writing.xadd_many(Site(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
+    assert caught.value.ids == [EntryId(1, 0), EntryId(1, 1), None]  # type: ignore[attr-defined]  # a fact of this one

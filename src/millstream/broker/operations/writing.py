@@ -24,7 +24,7 @@ from millstream.broker.operations.arguments import (
 from millstream.broker.operations.durable import Wanted, durability_of, send_durably
 from millstream.broker.operations.trimming import added
 from millstream.broker.site import Site
-from millstream.errors import DurabilityUnavailable, MillstreamError, PayloadTooLarge
+from millstream.errors import DurabilityUnavailable, MillstreamError, OutOfMemory, PayloadTooLarge
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Args, Batch, Command, Conversation
@@ -148,7 +148,13 @@ def entry_commands(head: Args, entries: Sequence[Fields], limits: Limits) -> Seq
 def _first_failure(replies: Sequence[Any]) -> tuple[MillstreamError, list[EntryId | None]]:
     errors = [reply for reply in replies if isinstance(reply, ErrorReply)]
     ids = [None if isinstance(reply, ErrorReply) else entry_id(reply) for reply in replies]
-    return typed(errors[0]), ids
+    error = typed(errors[0])
+    if isinstance(error, OutOfMemory) and len(errors) < len(ids):
+        error = OutOfMemory(
+            f"{errors[0].text.rstrip('.')}. {len(ids) - len(errors)} of {len(ids)} entries were stored before it: "
+            "``ids`` tells which. Trim streams, or raise maxmemory."
+        )
+    return error, ids
 
 
 def _with_ids(error: MillstreamError, ids: Sequence[EntryId | None]) -> MillstreamError:
