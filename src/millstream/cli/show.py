@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from millstream.cli.exits import DECLINED
 from millstream.cli.options import OutputKind
@@ -37,27 +36,36 @@ def _escaped(char: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """Numbers to the right, everything else to the left; cells are taken as they are, never as markup."""
+    """Numbers to the right, everything else to the left. Plain lines: a thousand of them must not be felt."""
     rows = [list(row) for row in rows]
-    shown = Table(title=title, title_justify="left", header_style="bold", pad_edge=False, box=None)
-    for index, column in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], (int, float, type(None))) for row in rows)
-        shown.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*[_cell(value) for value in row])
-    console().print(shown)
+    texts = [[_cell(value) for value in row] for row in rows]
+    numeric = [all(isinstance(row[n], (int, float, type(None))) for row in rows) for n in range(len(columns))]
+    widths = [max(cell_len(text) for text in column) for column in zip(columns, *texts, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = []
+        for text, width, right in zip(cells, widths, numeric, strict=True):
+            space = " " * (width - cell_len(text))
+            padded.append(space + text if right else text + space)
+        return "  ".join(padded).rstrip()
+
+    if title:
+        typer.secho(title, italic=True)
+    if any(columns):
+        typer.secho(line(columns), bold=True)
+    typer.echo("\n".join(map(line, texts)))
 
 
-def _cell(value: Any) -> Text:
+def _cell(value: Any) -> str:
     if value is None:
-        return Text("-", style="dim")
+        return "-"
     if isinstance(value, bool):
-        return Text("yes" if value else "no")
+        return "yes" if value else "no"
     if isinstance(value, int):
-        return Text(f"{value:,}")
+        return f"{value:,}"
     if isinstance(value, float):
-        return Text(f"{value:,.2f}")
-    return Text(printable(value) if isinstance(value, (str, bytes)) else printable(str(value)))
+        return f"{value:,.2f}"
+    return printable(value) if isinstance(value, (str, bytes)) else printable(str(value))
 
 
 def as_json(value: Any) -> None:
