@@ -1,9 +1,10 @@
-"""advance_group and append_once_at with their twins, against each other on random streams."""
+"""The scripts of the Spark room with their twins, against each other on random streams."""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,5 +115,49 @@ def test_append_once_at(sides: tuple[Side, Side], seed: int) -> None:
             rows = int(both(b"HGET", keys[1], b"0").split(b" ")[1])
         if isinstance(before, int) and answer[0] != b"OK":
             assert both(b"XLEN", b"s") == before
+        both(b"XRANGE", b"s", b"-", b"+")
+        both(b"HGETALL", keys[1])
+
+
+def shapes_of_ids(reply: Any) -> Any:
+    """Ids that the servers make are times, and differ: their form must not."""
+    if isinstance(reply, list):
+        return [shapes_of_ids(one) for one in reply]
+    if isinstance(reply, bytes) and re.fullmatch(rb"[1-9]\d{12}-\d+", reply):
+        return b"ID"
+    return re.sub(rb"[1-9]\d{12}-\d+$", b"ID", reply) if isinstance(reply, bytes) else reply
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_append_once_uniform(sides: tuple[Side, Side], seed: int) -> None:
+    chance = random.Random(seed)
+
+    def both(*words: bytes) -> Any:
+        theirs, ours = (shapes_of_ids(plain(side(words))) for side in sides)
+        assert ours == theirs, (seed, words)
+        return theirs
+
+    for side in sides:
+        side((b"FLUSHALL",))
+    keys = (b"s", b"{s}.once:w")
+    rows, version = 0, 1
+    for _ in range(60):
+        if chance.random() < 0.05:
+            both(b"DEL", b"s")
+        if chance.random() < 0.02:
+            both(b"SET", b"s", b"no stream")
+        if chance.random() < 0.02:
+            both(b"XADD", b"s", b"18446744073709551615-1", b"a", b"b")
+        version = max(version + chance.choice((0, 0, 0, 0, 1, -1)), 0)
+        argv = [b"0", b"%d" % version, b"%d" % chance.choice((rows, rows, rows, 0, rows + 1))]
+        argv += [chance.choice((b"-", b"aa")), chance.choice((b"-", b"aa", b"bb")), b"100000"]
+        width = chance.choice((1, 1, 2, 3))
+        argv += [b"%d" % width, *(b"name%d" % n for n in range(width))]
+        argv += [b"%d" % chance.randrange(100) for _ in range(width * chance.randint(0, 5))]
+        answer = both(b"EVALSHA", script("append_once_uniform").sha, b"2", *keys, *argv)
+        if answer[0] == b"ROWS":
+            rows = int(answer[1])
+        elif answer[0] == b"OK":
+            rows = int(both(b"HGET", keys[1], b"0").split(b" ")[1])
         both(b"XRANGE", b"s", b"-", b"+")
         both(b"HGETALL", keys[1])

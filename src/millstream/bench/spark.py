@@ -101,7 +101,8 @@ class _Bench:
         self._source(stream).write.format("noop").mode("overwrite").save()
 
     def _copy(self, stream: str) -> None:
-        self._source(stream).write.format("redis_streams").mode("append").options(url=self._url, stream="copy").save()
+        rows = self._source(stream).select("value")
+        rows.write.format("redis_streams").mode("append").options(url=self._url, stream="copy").save()
 
     def _timed_copy(self, work: Any) -> float:
         self._broker.delete("copy")

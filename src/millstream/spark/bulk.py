@@ -1,6 +1,6 @@
 """append_once for rows with the same fields in all of them: the common shape, packed without a step for each row.
 
-The same protocol as ``Once``, the same digest, byte for byte: a replay may take the other way.
+The same marker as ``Once``, the same digest, byte for byte: a replay may take the other way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from millstream.broker.operations.once import ROW_WORDS, Once
 from millstream.broker.scripts import load_script, script
 from millstream.broker.site import Site
 from millstream.errors import ServerError
+from millstream.spark.errors import RowsMiscounted
 from millstream.wire.commands import Command, Conversation, Packed
+
+NO_TRIM = (b"0",)
 
 
 class UniformRows(Sequence[list[bytes]]):
@@ -40,18 +43,25 @@ class UniformRows(Sequence[list[bytes]]):
         """Each row as a RESP array of its words: what the digest is taken of."""
         return self._joined(b"*%d\r\n" % (2 * len(self.names)))
 
-    def words(self) -> list[bytes]:
-        """Each row as the script takes it: the number of its words, then those."""
-        row = [b"%d" % (2 * len(self.names)), *(word for name in self.names for word in (name, b""))]
-        flat = row * len(self)
+    def values(self) -> list[bytes]:
+        """Row by row, each row's in the order of the names: as the script takes them."""
+        width = len(self.columns)
+        if width == 1:
+            return self.columns[0]
+        flat = [b""] * (width * len(self))
         for at, column in enumerate(self.columns):
-            flat[2 * at + 2 :: len(row)] = column
+            flat[at::width] = column
         return flat
 
-    def packed_words(self) -> bytes:
-        """``words`` as bulk strings."""
-        count = b"%d" % (2 * len(self.names))
-        return self._joined(b"$%d\r\n%b\r\n" % (len(count), count))
+    def packed_values(self) -> bytes:
+        """``values`` as bulk strings."""
+        values = self.values()
+        lengths = list(map(len, values))
+        heads = {length: b"$%d\r\n" % length for length in set(lengths)}
+        parts = [b"\r\n"] * (3 * len(values))
+        parts[0::3] = map(heads.__getitem__, lengths)
+        parts[1::3] = values
+        return b"".join(parts)
 
     def _joined(self, head: bytes) -> bytes:
         """Before each value a text that depends on nothing but the value's length: one join for all rows."""
@@ -72,7 +82,7 @@ class BulkOnce(Once):
 
     def append_uniform(self, site: Site, rows: UniformRows) -> Conversation[tuple[int, int]]:
         """Rows added and rows skipped. Raises as ``append`` does."""
-        if self._durability is not None or 2 * len(rows.names) > ROW_WORDS:
+        if self._durability is not None or self._trim != NO_TRIM or 2 * len(rows.names) > ROW_WORDS:
             appended = yield from self.append_rows(site, list(rows))
             return appended.added, appended.skipped
         skipped = self._skip(rows, [])
@@ -81,7 +91,8 @@ class BulkOnce(Once):
             chunk = _first_chunk(todo, site)
             reply, ahead = yield from self._send(chunk)
             if reply[0] == b"OK":
-                assert len(reply) == len(chunk) + 1
+                if int(reply[1]) != len(chunk):
+                    raise RowsMiscounted(len(chunk), int(reply[1]))
                 self.position += len(chunk)
                 self.digest = ahead
                 todo = todo[len(chunk) :]
@@ -96,17 +107,18 @@ class BulkOnce(Once):
         assert self.digest is not None
         ahead = self.digest.copy()
         ahead.add_packed(rows.packed())
-        chosen = script("append_once")
+        chosen = script("append_once_uniform")
         head = chosen.words(
             (self._stream, self._markers),
             (
                 *(self._partition, self._version, b"%d" % self.position),
-                *(self.digest.word(), ahead.word(), self._ttl, *self._trim),
+                *(self.digest.word(), ahead.word(), self._ttl),
+                *(b"%d" % len(rows.names), *rows.names),
             ),
         )
-        words = Packed((*head, *rows.words()))
+        words = Packed((*head, *rows.values()))
         start = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in head)
-        words.data = b"*%d\r\n%b%b" % (len(words), start, rows.packed_words())
+        words.data = b"*%d\r\n%b%b" % (len(words), start, rows.packed_values())
         call = Command(words, self._stream, repeatable=True)
         try:
             reply: list[Any] = yield call
