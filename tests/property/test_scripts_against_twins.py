@@ -230,7 +230,8 @@ def test_append_unique(sides: tuple[Side, Side], seed: int) -> None:
             for side in trial._sides:
                 began = side((b"GET", keys[3]))
                 if began:
-                    side((b"SET", keys[3], b"%d" % (int(began) - age), b"KEEPTTL"))
+                    since, promised = map(int, began.split(b" "))
+                    side((b"SET", keys[3], b"%d %d" % (since - age, promised), b"KEEPTTL"))
         entries: list[bytes] = []
         for _ in range(trial.random.randint(0, 5)):
             entries += (b"e%d" % trial.random.randint(0, 20), b"2", b"n", b"%d" % step)
@@ -238,7 +239,7 @@ def test_append_unique(sides: tuple[Side, Side], seed: int) -> None:
         trial.script(
             "append_unique",
             keys,
-            b"%d" % window,
+            b"%d" % trial.random.choice((window, window, window // 3, 3 * window)),
             *trim,
             *entries,
             shape=lambda reply: [bool(one) for one in reply] if isinstance(reply, list) else reply,

@@ -30,7 +30,7 @@ LEGEND: Final = (
     ),
     Legend("seen.a", "set of event ids that append_unique saw in the window that is open", "two windows"),
     Legend("seen.b", "set of event ids of the window before", "two windows"),
-    Legend("seen.t", "string: the millisecond at which seen.a was opened", "two windows"),
+    Legend("seen.t", "string: the millisecond at which seen.a was opened, and the window", "two windows"),
     Legend("dlq", "stream of dead letters: the entry's fields, and what happened under dlq.*", "never: people decide"),
     Legend(
         "due:*",

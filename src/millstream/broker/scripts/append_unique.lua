@@ -3,9 +3,10 @@
 -- KEYS[1]  the stream; entries are added at its end
 -- KEYS[2]  set of the event ids seen in the window that is open
 -- KEYS[3]  set of the event ids seen in the window before
--- KEYS[4]  string: the millisecond at which the open window began
+-- KEYS[4]  string: the millisecond at which the open window began, and how long it is
 -- ARGV     the window in ms, number of words of a trim policy, those words,
 --          and for each entry: its event id, its number of words, those words
+-- Whoever asks for a shorter window than the open one does not cut it short: others were promised the longer one.
 -- Returns for each entry its id, or false where the event had been seen.
 local stream, seen, seen_before, began = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local window = tonumber(ARGV[1])
@@ -26,16 +27,23 @@ end
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local since = redis.call('GET', began)
+local since, promised = string.match(redis.call('GET', began) or '', '^(%d+) (%d+)$')
+local longer = since and window > tonumber(promised)
+if since and not longer then
+  window = tonumber(promised)
+end
 local age = since and now - tonumber(since)
 if not age or age >= window then
   if age and age < 2 * window and redis.call('EXISTS', seen) == 1 then
     redis.call('RENAME', seen, seen_before)
-    redis.call('PEXPIRE', seen_before, ARGV[1])
+    redis.call('PEXPIRE', seen_before, string.format('%.0f', window))
   else
     redis.call('DEL', seen, seen_before)
   end
-  redis.call('SET', began, string.format('%.0f', now), 'PX', 2 * window)
+  since = string.format('%.0f', now)
+  redis.call('SET', began, since .. ' ' .. string.format('%.0f', window), 'PX', 2 * window)
+elseif longer then
+  redis.call('SET', began, since .. ' ' .. string.format('%.0f', window), 'PX', 2 * window)
 end
 
 local words = tonumber(ARGV[2])

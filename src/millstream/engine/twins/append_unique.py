@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from millstream.engine.scripts import Call
 from millstream.wire.replies import ErrorReply, Reply
 
@@ -21,15 +23,20 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
 
     seconds, micros = call(b"TIME")
     now = int(seconds) * 1000 + int(micros) // 1000
-    since = call(b"GET", began)
-    age = None if since is None else now - int(since)
+    known = re.fullmatch(rb"(\d+) (\d+)", call(b"GET", began) or b"")
+    since, promised = (int(known[1]), int(known[2])) if known else (0, 0)
+    longer = known is not None and window > promised
+    window = max(window, promised)
+    age = None if known is None else now - since
     if age is None or age >= window:
         if age is not None and age < 2 * window and call(b"EXISTS", seen) == 1:
             call(b"RENAME", seen, seen_before)
-            call(b"PEXPIRE", seen_before, argv[0])
+            call(b"PEXPIRE", seen_before, b"%d" % window)
         else:
             call(b"DEL", seen, seen_before)
-        call(b"SET", began, b"%d" % now, b"PX", b"%d" % (2 * window))
+        call(b"SET", began, b"%d %d" % (now, window), b"PX", b"%d" % (2 * window))
+    elif longer:
+        call(b"SET", began, b"%d %d" % (since, window), b"PX", b"%d" % (2 * window))
 
     words = int(argv[1])
     at = 2 + words

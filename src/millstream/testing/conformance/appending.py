@@ -174,18 +174,32 @@ class AppendUniqueChapter(Chapter):
 
     async def test_what_is_older_than_two_windows_is_forgotten(self, broker: Any, stream: str) -> None:
         await broker.append_unique(stream, [("a", {"n": 1})])
-        opened = int(await broker.get(beside(stream, "seen.t")))
-        await broker.set(beside(stream, "seen.t"), opened - 2 * 86_400_000 - 1)
+        await self._goes_by(broker, stream, 2 * 86_400_000 + 1)
 
         assert (await broker.append_unique(stream, [("a", {"n": 2})])).added == 1
 
     async def test_the_window_before_still_counts(self, broker: Any, stream: str) -> None:
         await broker.append_unique(stream, [("a", {"n": 1})])
-        opened = int(await broker.get(beside(stream, "seen.t")))
-        await broker.set(beside(stream, "seen.t"), opened - 86_400_000 - 1)
+        await self._goes_by(broker, stream, 86_400_000 + 1)
 
         assert (await broker.append_unique(stream, [("a", {"n": 2}), ("b", {"n": 3})])).added == 1
         assert (await broker.append_unique(stream, [("a", {"n": 2}), ("b", {"n": 3})])).added == 0
+
+    async def test_who_asks_for_less_does_not_cut_the_window_of_others_short(self, broker: Any, stream: str) -> None:
+        await broker.append_unique(stream, [("a", {"n": 1})], window_ms=1000)
+        await broker.append_unique(stream, [("b", {"n": 2})], window_ms=86_400_000)
+        await self._goes_by(broker, stream, 3_600_000)
+        await broker.append_unique(stream, [("c", {"n": 3})], window_ms=1000)
+        await self._goes_by(broker, stream, 3_600_000)
+        await broker.append_unique(stream, [("d", {"n": 4})], window_ms=1000)
+
+        assert (await broker.append_unique(stream, [("b", {"n": 5})], window_ms=86_400_000)).added == 0
+
+    @staticmethod
+    async def _goes_by(broker: Any, stream: str, ms: int) -> None:
+        """As if the window that is open had begun earlier."""
+        since, window = (await broker.get(beside(stream, "seen.t"))).split()
+        await broker.set(beside(stream, "seen.t"), f"{int(since) - ms} {window.decode()}")
 
     async def test_many_events(self, broker: Any, stream: str) -> None:
         events = [(f"e{n}", {"n": n}) for n in range(1500)]
