@@ -78,8 +78,14 @@ class Crew:
         """Those that have started a handler."""
         return {line.pid for line in self._ledger.lines() if line.event == "started"}
 
+    def somebody_at_work(self) -> list[subprocess.Popen[bytes]]:
+        """Living workers that have started a handler; the dead are noted and replaced."""
+        self.look_after()
+        at_work = self.at_work()
+        return [one for one in self.processes if one.pid in at_work]
+
     async def all_at_work(self) -> None:
-        await eventually(lambda: {one.pid for one in self.processes} <= self.at_work(), what="workers at work")
+        await eventually(lambda: len(self.somebody_at_work()) == len(self.processes), what="all at work", timeout_s=30)
 
     def dismiss(self) -> None:
         """In good order: SIGTERM ends a worker with 0, unless it came too late to listen for signals."""
@@ -160,10 +166,10 @@ async def killing_spree(
 ) -> Verdict:
     sending = asyncio.create_task(send(broker, ledger, tokens))
     for _ in range(4):
-        await eventually(lambda: crew.look_after() or len(crew.at_work()) > crew.deaths, what="somebody at work")
+        await eventually(crew.somebody_at_work, what="somebody at work", timeout_s=30)
         await asyncio.sleep(chance.random() * 0.3)
         crew.look_after()
-        crew.kill(chance.choice(crew.processes))
+        crew.kill(chance.choice(crew.somebody_at_work() or crew.processes))
         crew.hire()
     await sending
     return await finish(broker, ledger, crew)

@@ -148,7 +148,7 @@ def judge(lines: list[Line]) -> Verdict:
                 if later.started < one.ended:
                     (overtaken if frozen else together).add(token)
             follows = at + 1 < len(some)
-            if follows and one.how == "done" and not frozen and not _excused(one, killed, outages):
+            if follows and one.how == "done" and not frozen and not _excused(one, killed, stops, outages):
                 unexcused.add(token)
     return Verdict(
         sent=len(sent),
@@ -179,9 +179,10 @@ def _attempts(lines: list[Line], killed: dict[int, float]) -> dict[str, list[Att
     return {token: sorted(some, key=lambda one: one.started) for token, some in attempts.items()}
 
 
-def _excused(one: Attempt, killed: dict[int, float], outages: list[float]) -> bool:
-    died = killed.get(one.pid)
-    if died is not None and died - one.ended <= MOMENT_S:
+def _excused(one: Attempt, killed: dict[int, float], stops: dict[int, list[float]], outages: list[float]) -> bool:
+    """Whether the acknowledgement may have been cut off: by the death, by a stop, or by an outage."""
+    ends = [*stops.get(one.pid, []), *([killed[one.pid]] if one.pid in killed else [])]
+    if any(0 <= end - one.ended <= MOMENT_S for end in ends):
         return True
     return any(abs(outage - one.ended) <= MOMENT_S for outage in outages) or any(
         start <= one.ended <= end for start, end in zip(outages[::2], outages[1::2], strict=False)

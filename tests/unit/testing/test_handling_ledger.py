@@ -87,6 +87,14 @@ def test_a_stopped_process_is_overtaken() -> None:
     assert found.overtaken == {"a"}
 
 
+def test_done_a_moment_before_the_stop_may_come_again() -> None:
+    again = ((4, 3, "started", "a"), (5, 3, "done", "a"))
+    first = (SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"))
+
+    assert verdict(*first, (1.5, 1, "stopped", "2"), *again).kept
+    assert not verdict(*first, (3.5, 1, "stopped", "2"), *again).kept
+
+
 def test_done_during_an_outage_may_come_again() -> None:
     found = verdict(
         *(SENT, (1, 2, "started", "a"), (5, 2, "done", "a"), (2, 1, "outage", "-"), (8, 1, "outage", "-")),
