@@ -149,14 +149,14 @@ class Line:
         parcels: list[Parcel] = []
         rows: list[Row] = []
         size = 0
-        while self._parcels:
-            parcel = self._parcels[0]
-            if rows and (len(rows) + len(parcel.rows) > limit or size + parcel.size > self._max_batch_bytes):
+        waiting = self._parcels
+        while waiting:
+            _, some, weight = waiting[0]
+            if rows and (len(rows) + len(some) > limit or size + weight > self._max_batch_bytes):
                 break
-            self._parcels.popleft()
-            parcels.append(parcel)
-            rows += parcel.rows
-            size += parcel.size
+            parcels.append(waiting.popleft())
+            rows += some
+            size += weight
         self._rows -= len(rows)
         self._last = len(rows)
         return parcels, rows, size
@@ -212,7 +212,7 @@ class Line:
 def _tell(parcels: Sequence[Parcel], ids: Ids) -> None:
     at = 0
     for stored, rows, _ in parcels:
-        count = len(rows)
+        following = at + len(rows)
         if not stored.done():
-            stored.set_result(ids[at : at + count])
-        at += count
+            stored.set_result(ids[at:following])
+        at = following
