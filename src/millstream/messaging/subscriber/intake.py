@@ -62,11 +62,13 @@ class Intake:
         return size
 
     def accept_taken(self, deliveries: Sequence[Delivery], valid_until: float) -> None:
-        """What a sweep took over. What was handed back in good order is like new; the rest goes through probation."""
-        self.accept([delivery for delivery in deliveries if not delivery.times_delivered], valid_until)
+        """What a sweep took over, in its order, which a key's messages keep. What was handed back in good order is
+        like new; the rest goes through probation."""
         desk = self._desk
-        for entry_id, fields, times in deliveries:
+        for delivery in deliveries:
+            entry_id, fields, times = delivery
             if not times:
+                self.accept([delivery], valid_until)
                 continue
             if entry_id in desk.held.entries:
                 # Our sign of life was late; or others had it in between, and a handler here is at work on it still.

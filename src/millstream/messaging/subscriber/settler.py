@@ -50,7 +50,7 @@ class Settler:
         """Acknowledgements that gather. Workers append here themselves, and call ``wake`` before the first."""
         self._others: list[tuple[Message, Outcome]] = []
         self._charges: list[Message] = []
-        self._resting: dict[EntryId, tuple[asyncio.TimerHandle, Message, float]] = {}
+        self._resting: dict[EntryId, tuple[asyncio.TimerHandle, Message]] = {}
         """Messages that wait for a retry inside this process, because they hold their key back."""
         self._steps: set[asyncio.Task[None]] = set()
         self._wanted = asyncio.Event()
@@ -297,28 +297,23 @@ class Settler:
         assert message.id is not None
         entry_id = message.id
         timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._rested, entry_id)
-        self._resting[entry_id] = (timer, message, monotonic_ms() + delay_ms)
+        self._resting[entry_id] = (timer, message)
         self._desk.tell("messaging.retried", entries=1, delay_ms=delay_ms)
 
     def _rested(self, entry_id: EntryId) -> None:
-        _, message, _ = self._resting.pop(entry_id)
+        _, message = self._resting.pop(entry_id)
         if entry_id in self._desk.held.entries:
             self.charge(message)
 
     async def let_go(self) -> None:
-        """On closing: what rests here goes on resting where other members see it."""
+        """On closing: what rests here is free at once. Resting on elsewhere, it would let the rest of its key pass."""
         desk = self._desk
         resting, self._resting = self._resting, {}
-        for timer, message, due_ms in resting.values():
+        for timer, message in resting.values():
             timer.cancel()
             assert message.id is not None
-            left = max(0, round(due_ms - monotonic_ms()))
-            await desk.broker.delay(
-                desk.topic,
-                desk.group,
-                desk.consumer,
-                [message.id],
-                times_delivered=message.times_delivered,
-                delay_ms=left,
+            times = message.times_delivered
+            await desk.broker.hand_back(
+                desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times, leaving=times
             )
             self._release([message.id])

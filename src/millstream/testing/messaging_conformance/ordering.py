@@ -79,6 +79,24 @@ class OrderingChapter(Chapter):
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"0", b"1", b"2", b"3"]
 
+    async def test_a_key_keeps_its_order_when_its_reader_closes_before_a_retry(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """As when a stream is handed over to another member of a fleet."""
+        await publisher.publish(topic, *(keyed("k", n) for n in range(5)))
+
+        async def fails(message: Message) -> None:
+            if message.payload == b"1" and message.times_delivered == 1:
+                await message.nack(delay_ms=300_000)
+
+        seen = Seen(fails)
+        async with running(broker, topic, seen, ordered_by_key=True):
+            await seen.have(2)
+        async with running(broker, topic, seen, ordered_by_key=True):
+            await seen.have(6)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"0", b"1", b"1", b"2", b"3", b"4"]
+
     async def test_a_function_may_name_the_key(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *(Message(b"%d" % n) for n in range(20)))
 
