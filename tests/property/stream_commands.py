@@ -52,6 +52,11 @@ FAR_PAST = st.sampled_from([b"5000000", b"5000000", b"0", b"-1", b"x", b"9223372
 READS = st.sampled_from([b"0", b"1", b"3", b"100", b"-1", b"-2", b"x"])
 
 
+def words_of(line: str) -> Words:
+    """The words of a line as people would type it; '' is an empty one."""
+    return tuple(b"" if word == "''" else word.encode() for word in line.split())
+
+
 def words(*parts: Any) -> st.SearchStrategy[Words]:
     """Each part is a word, a strategy for a word, or a strategy for several words (a tuple)."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from stream_commands import SPEAKERS, STEPS, STEPS_WITH_WAITS
+from stream_walk import Walk
 from two_servers import RealConnection, Step, Words
 
 from millstream.engine import Engine
@@ -77,6 +78,14 @@ def test_recorded_effects_lead_to_the_same_streams(steps: list[Step]) -> None:
     assert shown(replay(effects, engine.now_ms)) == shown(engine)
 
 
+@pytest.mark.parametrize("seed", range(EXAMPLES // 10))
+def test_a_long_walk_can_be_replayed(seed: int) -> None:
+    engine = run(Walk(seed, speakers=SPEAKERS).steps(300), recording=True)
+    effects = [words for unit in engine.take_units() for _, words in unit]
+    assert shown(replay(effects, engine.now_ms)) == shown(engine)
+    assert shown(replay(effects_of(engine), engine.now_ms)) == shown(engine)
+
+
 @PROFILE
 @given(steps=STEPS)
 @example(steps=[(0, (b"XGROUP", b"CREATE", b"s", b"g", b"0", b"MKSTREAM"))])
@@ -94,11 +103,9 @@ def effects_of(engine: Engine) -> Iterator[Words]:
             yield b"SET", key, value
 
 
-@pytest.mark.timeout(0)
-@PROFILE
-@given(steps=STEPS)
-def test_a_real_redis_makes_the_same_stream_of_it(shared_redis: RedisProcess, steps: list[Step]) -> None:
-    engine = run(steps)
+@pytest.mark.parametrize("seed", range(EXAMPLES // 10))
+def test_a_real_redis_makes_the_same_stream_of_it(shared_redis: RedisProcess, seed: int) -> None:
+    engine = run(Walk(seed, speakers=1).steps(300))
     redis = RealConnection(shared_redis.port)
     try:
         redis.ask(b"FLUSHALL")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from stream_commands import SPEAKERS, STEPS, STEPS_WITH_WAITS, ending
 from stream_pair import StreamPair, comparable
+from stream_walk import Walk
 from two_servers import RealConnection, Step, Words, decoded
 
 from millstream.engine import Engine
@@ -58,6 +59,24 @@ def test_the_same_waits(redis: RedisProcess, protocol: int, steps: list[Step]) -
         pair.end_waits()
         for at, words in ending():
             pair.step(at, words)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("speakers", [1, SPEAKERS])
+def test_long_walks(redis: RedisProcess, protocol: int, speakers: int) -> None:
+    """``MILLSTREAM_FUZZ_SEED=n`` replays the one walk that a failure names."""
+    seeds = [int(os.environ["MILLSTREAM_FUZZ_SEED"])] if "MILLSTREAM_FUZZ_SEED" in os.environ else range(EXAMPLES // 20)
+    for seed in seeds:
+        with StreamPair(redis.port, connections=speakers, protocol=protocol) as pair:
+            for number, (at, words) in enumerate(Walk(seed, speakers=speakers).steps(300)):
+                try:
+                    pair.step(at, words)
+                except AssertionError as error:
+                    raise AssertionError(f"seed {seed}, step {number}: {error}") from error
+            pair.end_waits()
+            for at, words in ending():
+                pair.step(at, words)
 
 
 # --- where nodes end ------------------------------------------------------------------------------------------------
