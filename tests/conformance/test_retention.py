@@ -396,3 +396,13 @@ async def test_under_load_nothing_is_dropped_before_every_group_has_handled_it(b
         await eventually(empty, what="what everybody has handled is gone")
     for got in handled.values():
         assert sorted(got, key=int) == [b"%d" % n for n in range(2000)]
+
+
+async def test_a_group_that_has_read_the_greatest_id_of_all(broker: Broker) -> None:
+    await broker.xadd("orders", {"n": 1}, id=f"{2**64 - 1}-{2**64 - 1}")
+    await broker.create_group("orders", "g", start="0")
+    (delivery,) = await broker.xreadgroup("orders", "g", "c")
+
+    assert (await broker.retain("orders", max_len=0)).dropped == 0
+    await broker.xack("orders", "g", [delivery.id])
+    assert (await broker.retain("orders", max_len=0)).dropped == 1

@@ -53,7 +53,9 @@ local safe = nil
 for _, flat in ipairs(redis.call('XINFO', 'GROUPS', key)) do
   local info = as_map(flat)
   local group = {name = info['name'], last = info['last-delivered-id'], holds = 0, undelivered = 0, unacked = 0}
-  local unread = redis.call('XRANGE', key, '(' .. group.last, '+', 'COUNT', 1)
+  -- After the greatest id of all there is no other, and to ask for it is an error.
+  local at_end = group.last == '18446744073709551615-18446744073709551615'
+  local unread = at_end and {} or redis.call('XRANGE', key, '(' .. group.last, '+', 'COUNT', 1)
   if #unread > 0 then group.needs = unread[1][1] end
   if info['pending'] > 0 then
     local smallest = redis.call('XPENDING', key, group.name)[2]

@@ -76,7 +76,9 @@ def look(call: Call, key: bytes, flat: list[bytes]) -> Group:
     """The oldest entry that the group still needs: unread, or pending and still there."""
     info = dict_of(flat)
     group = Group(info[b"name"], order(info[b"last-delivered-id"]))
-    unread = call(b"XRANGE", key, b"(" + info[b"last-delivered-id"], b"+", b"COUNT", b"1")
+    # After the greatest id of all there is no other, and to ask for it is an error.
+    at_end = info[b"last-delivered-id"] == b"18446744073709551615-18446744073709551615"
+    unread = [] if at_end else call(b"XRANGE", key, b"(" + info[b"last-delivered-id"], b"+", b"COUNT", b"1")
     if unread:
         group.needs = unread[0][0]
     if info[b"pending"] > 0:
