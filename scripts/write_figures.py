@@ -1,4 +1,4 @@
-"""Puts measured figures into the README: ``millstream bench --json > f.json; python scripts/write_figures.py f.json``."""
+"""Puts the output of ``millstream bench --json`` into the README: ``python scripts/write_figures.py FILE...``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
             one["peer"] or "-",
             peers,
             ratio,
-            one["goal"].replace(" x", " ×"),
+            one["goal"],
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
