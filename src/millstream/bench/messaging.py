@@ -217,17 +217,19 @@ async def _latency(broker: Broker, seconds: float = 3.0) -> tuple[float, float]:
 
 async def _big_pending(broker: Broker, rounds: int, progress: Progress) -> float:
     """Reading new entries with a million pending ones of another consumer, against the same without them."""
-    without, beside = [], []
     await _fill(broker, PENDING)
     await broker.create_group(STREAM, GROUP, start="0")
     while await broker.xreadgroup(STREAM, GROUP, "holder", count=10_000):
         pass
-    for _ in range(rounds):
-        beside.append(await _consume_more(broker, STREAM))
-        progress("the same without them")
+    ratios = []
+    for number in range(2 * rounds + 1):
+        progress(f"pair {number + 1} of {2 * rounds + 1}")
         await broker.delete_stream(STREAM + ".empty", companions=True)
-        without.append(await _consume_more(broker, STREAM + ".empty"))
-    return max(0.0, 100 * (1 - statistics.median(beside) / statistics.median(without)))
+        # Side by side, and in turns first: the two runs of a pair see the same machine.
+        order = (STREAM, STREAM + ".empty") if number % 2 else (STREAM + ".empty", STREAM)
+        rates = {stream: await _consume_more(broker, stream) for stream in order}
+        ratios.append(rates[STREAM] / rates[STREAM + ".empty"])
+    return max(0.0, 100 * (1 - statistics.median(ratios)))
 
 
 async def _consume_more(broker: Broker, stream: str) -> float:
