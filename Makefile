@@ -28,6 +28,8 @@ lint: setup  ## ruff, mypy --strict, import directions
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --config .importlinter
+	@twice=$$(find tests -name 'test_*.py' -printf '%f\n' | sort | uniq -d); \
+	  [ -z "$$twice" ] || { echo "two test modules are called $$twice: pytest cannot tell them apart"; exit 1; }
 
 bench: setup  ## every benchmark, ours and the peer in the same run
 	@$(PY) -m pip install -q -c constraints.txt --group bench
