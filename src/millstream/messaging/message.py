@@ -164,18 +164,20 @@ Handler = Callable[[Message], Awaitable[Message | Sequence[Message] | None]]
 Middleware = Callable[[Handler], Handler]
 
 
-_randomness: list[str] = []
-"""Random hexadecimal digits for the next uuids: asking the system for each one costs more than all the rest."""
-os.register_at_fork(after_in_child=_randomness.clear)  # or parent and child would hand out the same ones
+_block: list[str] = []
+"""Uuids that are ready to be handed out, last first."""
+os.register_at_fork(after_in_child=_block.clear)  # or parent and child would hand out the same ones
+_LAST_DIGITS = [f"{number:02x}" for number in range(255, -1, -1)]
 
 
 def new_uuid() -> str:
-    """A version 4 UUID as text; a fraction of the time that the standard library takes."""
-    if not _randomness:
-        digits = os.urandom(16 * 128).hex()
-        _randomness.extend(digits[at : at + 32] for at in range(0, len(digits), 32))
-    h = _randomness.pop()
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANTS[h[16]]}{h[17:20]}-{h[20:]}"
+    """A UUID in the form of version 4, as text: unique, not secret.
 
-
-_VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+    Made in blocks that share 114 random bits and differ in their last digits: a tenth of what the standard library
+    takes for each, which is more than all the rest of publishing a message.
+    """
+    if not _block:
+        h = os.urandom(16).hex()
+        head = f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:30]}"
+        _block.extend([head + digits for digits in _LAST_DIGITS])
+    return _block.pop()
