@@ -188,8 +188,9 @@ async def test_workers_are_killed(
 async def test_the_harness_notices_an_acknowledgement_that_comes_too_early(
     redis_broker: Broker, ledger: HandlingLedger, hire: Any
 ) -> None:
-    crew = hire(3, ack_policy="ack_first")
-    verdict = await killing_spree(redis_broker, ledger, crew, random.Random(1), work(random.Random(1), 100))
+    # Enough work that somebody is at it at every kill, however slow the machine is.
+    crew = hire(3, ack_policy="ack_first", max_in_flight=2, slow_s=0.05)
+    verdict = await killing_spree(redis_broker, ledger, crew, random.Random(1), work(random.Random(1), 400))
 
     assert verdict.lost, "planted: acknowledged before it was handled"
 
