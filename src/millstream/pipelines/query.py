@@ -60,6 +60,8 @@ class PipelineRun:
         self._session = session.newSession()
         # A document may carry one name twice: the last one counts, as in most parsers; an error would stop everything.
         self._session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+        # A batch that several sinks share is kept for seconds: squeezing it costs more than the memory is worth.
+        self._session.conf.set("spark.sql.inMemoryColumnarStorage.compressed", "false")
         self.plan = plan
         self._once = once
         self._observer = observer

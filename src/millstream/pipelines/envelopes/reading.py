@@ -54,26 +54,38 @@ def read_documents(frame: DataFrame, text: Column, at: Position, form: Format, *
     ).withColumn("_d", F.from_json(F.col("_text"), _DOCUMENT, {"columnNameOfCorruptRecord": "_corrupt"}))
     shaped = parsed.withColumn("_form", _form(form)).withColumn("_c", _change())
     is_row = F.col("_form") == "row"
-    row = F.to_json(as_fields(F.col("_text")))
-    source = F.from_json(F.col("_c.source"), _SOURCE)
-    error = _error(row)
-    fine = error.isNull()
+    # One step each, and each used more than once by the next: so Spark keeps them apart and computes them once.
+    shaped = shaped.withColumns(
+        {
+            "_row": F.when(is_row, F.to_json(as_fields(F.col("_text")))),
+            "_s": F.from_json(F.col("_c.source"), _SOURCE),
+        }
+    ).withColumn("_error", _once(_error()))
+    fine = F.col("_error").isNull()
     columns = {
         "id": F.coalesce(F.when(fine, F.col("_d.id")), F.col("_id")) if own_ids else F.col("_id"),
         "key": F.coalesce(F.col("_key"), F.when(F.col("_form") == "cloudevents", F.col("_d.subject"))),
-        "name": F.coalesce(source["name"], F.col("_name")),
-        "db": source["db"],
-        "schema": source["schema"],
-        "table": F.coalesce(source["table"], F.col("_table")),
+        "name": F.coalesce(F.col("_s.name"), F.col("_name")),
+        "db": F.col("_s.db"),
+        "schema": F.col("_s.schema"),
+        "table": F.coalesce(F.col("_s.table"), F.col("_table")),
         "op": F.when(is_row, F.lit("c")).otherwise(F.col("_c.op")),
         "before": F.when(fine & ~is_row, F.to_json(F.col("_c.before"))),
-        "after": F.when(fine, F.when(is_row, row).otherwise(F.to_json(F.col("_c.after")))),
+        "after": F.when(fine, F.when(is_row, F.col("_row")).otherwise(F.to_json(F.col("_c.after")))),
         "ts_ms": F.coalesce(F.when(fine, F.col("_c.ts_ms")), F.col("_ts")),
         "payload": F.when(~fine, F.col("_text")),
-        "error": error,
+        "error": F.col("_error"),
         "stage": F.when(~fine, F.lit("source")),
     }
     return event_frame(shaped, columns)
+
+
+def _once(column: Column) -> Column:
+    """The same value, in a form that Spark does not move: a filter that comes later would otherwise be pushed down
+    here with everything that it needs, and the document be parsed again for each mention."""
+    from pyspark.sql import functions as F
+
+    return F.when(F.spark_partition_id() >= 0, column)
 
 
 def _form(form: Format) -> Column:
@@ -131,17 +143,19 @@ def _change() -> Column:
     )
 
 
-def _error(row: Column) -> Column:
+def _error() -> Column:
     """Why this document is no event; null where it is one."""
     from pyspark.sql import functions as F
 
     form, op = F.col("_form"), F.col("_c.op")
     no_row = F.col("_c.after").isNull() & F.col("_c.before").isNull()
+    no_object = F.lit("this is no JSON object")
+    wrong_form = F.concat(F.lit("this is no event in the form "), form)
+    unreadable = F.when(F.json_object_keys(F.col("_text")).isNull(), no_object).otherwise(wrong_form)
     return (
         F.when(F.col("_text").isNull(), F.lit("the entry has no such field"))
-        .when(row.isNull() & F.json_object_keys(F.col("_text")).isNull(), F.lit("this is no JSON object"))
-        .when(form == "row", F.lit(None))
-        .when(F.col("_d._corrupt").isNotNull(), F.concat(F.lit("this is no event in the form "), form))
+        .when(form == "row", F.when(F.col("_row").isNull(), no_object))
+        .when(F.col("_d").isNull() | F.col("_d._corrupt").isNotNull(), unreadable)
         .when((form == "cloudevents") & F.col("_d.specversion").isNull(), F.lit("specversion is missing"))
         .when(op.isNull(), F.lit("op is missing"))
         .when(~op.isin(*OPS), F.concat(F.lit("unknown op "), F.substring(op, 1, 20)))
