@@ -11,7 +11,7 @@ from collections import deque
 from stream_commands import words_of
 from two_servers import Step, Words
 
-ODD = words_of("0 -1 x 5 ~ = $ > - + * 1-1-1 18446744073709551615 (3-0 COUNT 99999999999999999999 '' 7-* nonsense s g")
+ODD = words_of("0 -1 x 5 ~ = $ > - + 1-1-1 18446744073709551615 (3-0 COUNT 99999999999999999999 '' 7-* nonsense s g")
 VALUES = words_of("'' v 7 -1 128 4096 9223372036854775807 9223372036854775808") + tuple(
     b"x" * length for length in (19, 63, 64, 85, 85, 85, 126, 300)
 )
@@ -66,7 +66,7 @@ class Walk:
         weights, makers = zip(*self._commands, strict=True)
         (make,) = chance.choices(makers, weights)
         words = list(make())
-        if chance.random() < 0.04:
+        if chance.random() < 0.04 and words[0] != b"CONFIG":
             words[chance.randrange(1, len(words))] = chance.choice(ODD)
         if chance.random() < 0.01:
             del words[chance.randrange(1, len(words))]
@@ -81,7 +81,7 @@ class Walk:
         return self._chance.choices((b"g", b"h", b"none"), (20, 4, 1))[0]
 
     def _consumer(self) -> bytes:
-        return self._chance.choice((b"alice", b"bob", b"al", b""))
+        return self._chance.choice((b"alice", b"bob", b"al"))
 
     def _id(self) -> bytes:
         chance = self._chance

@@ -61,22 +61,40 @@ def test_the_same_waits(redis: RedisProcess, protocol: int, steps: list[Step]) -
             pair.step(at, words)
 
 
+def walk(redis: RedisProcess, seed: int, *, protocol: int, speakers: int) -> None:
+    with StreamPair(redis.port, connections=speakers, protocol=protocol) as pair:
+        for number, (at, words) in enumerate(Walk(seed, speakers=speakers).steps(300)):
+            try:
+                pair.step(at, words)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, step {number}: {error}") from error
+        pair.end_waits()
+        for at, words in ending():
+            pair.step(at, words)
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("speakers", [1, SPEAKERS])
-def test_long_walks(redis: RedisProcess, protocol: int, speakers: int) -> None:
-    """``MILLSTREAM_FUZZ_SEED=n`` replays the one walk that a failure names."""
+def test_long_walks(shared_redis: RedisProcess, protocol: int, speakers: int) -> None:
+    """``MILLSTREAM_FUZZ_SEED=n`` replays the one walk that a failure names.
+
+    Redis 7.0.15 damages its own memory when XAUTOCLAIM meets many deleted entries, and dies of it in about one walk in
+    six hundred. Such a walk proves nothing and is left; more than a few of them are a failure.
+    """
     seeds = [int(os.environ["MILLSTREAM_FUZZ_SEED"])] if "MILLSTREAM_FUZZ_SEED" in os.environ else range(EXAMPLES // 20)
-    for seed in seeds:
-        with StreamPair(redis.port, connections=speakers, protocol=protocol) as pair:
-            for number, (at, words) in enumerate(Walk(seed, speakers=speakers).steps(300)):
-                try:
-                    pair.step(at, words)
-                except AssertionError as error:
-                    raise AssertionError(f"seed {seed}, step {number}: {error}") from error
-            pair.end_waits()
-            for at, words in ending():
-                pair.step(at, words)
+    crashes = 0
+    with RedisProcess() as redis:
+        for seed in seeds:
+            try:
+                walk(redis, seed, protocol=protocol, speakers=speakers)
+            except (AssertionError, OSError):
+                if redis.log.count("REDIS BUG REPORT START") <= crashes:
+                    raise
+                crashes += 1
+                redis.kill()
+                redis.start()
+    assert crashes <= 1 + len(seeds) // 100
 
 
 # --- where nodes end ------------------------------------------------------------------------------------------------

@@ -155,6 +155,21 @@ def test_going_back_behind_deleted_entries_keeps_order() -> None:
     assert driver.say("XDEL s 6-0 8-0") == 1
 
 
+def test_going_back_before_the_only_node_keeps_every_entry_in_reach() -> None:
+    driver = Driver()
+    driver.say("CONFIG SET stream-node-max-entries 2")
+    for number in (7, 9):
+        driver.say(f"XADD s {number}-0 f v")
+    driver.say("XDEL s 9-0")
+    driver.say("XTRIM s MINID 8-0")
+    assert driver.say("XINFO STREAM s")[:4] == [b"length", 0, b"radix-tree-keys", 1]
+    driver.say("XSETID s 1-0")
+    for number in (2, 3, 4, 5):
+        assert driver.say(f"XADD s {number}-0 f v") == b"%d-0" % number
+    assert [entry[0] for entry in driver.say("XRANGE s 2 +")] == [b"2-0", b"3-0", b"4-0", b"5-0"]
+    assert driver.say("XDEL s 2-0 5-0") == 2
+
+
 def test_memory_follows_what_is_kept() -> None:
     driver = Driver()
     usage = []

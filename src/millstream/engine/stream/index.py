@@ -54,6 +54,10 @@ class NodeIndex:
         return max(bisect_right(self._firsts, entry_id, self._head) - 1, self._head)
 
     def append(self, first_id: int, node: Node) -> None:
+        """A node whose entries come after all others. The last one may be known by a greater id, after XSETID has gone
+        back behind its deleted entries: then it is found by where its entries were moved to."""
+        if len(self) and self._firsts[-1] >= first_id:
+            self._firsts[-1] = self[self.end - 1].id_at(0)
         self._firsts.append(first_id)
         self._nodes.append(node)
         self.version += 1
@@ -68,6 +72,9 @@ class NodeIndex:
         if self._head > _FEW and self._head * 2 > len(self._nodes):
             del self._firsts[: self._head], self._nodes[: self._head]
             self._head = 0
+
+    def first_id(self, at: int) -> int:
+        return self._firsts[at]
 
     def first_ids(self) -> list[int]:
         return self._firsts[self._head :]

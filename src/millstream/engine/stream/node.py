@@ -38,7 +38,7 @@ tail 10, both parts of the id 20, and 1 where a counter grows."""
 class Node:
     """What both kinds share."""
 
-    __slots__ = ("dead", "gone", "names", "skip")
+    __slots__ = ("dead", "gone", "moved", "names", "skip")
 
     names: Words
     """The field names of the node's first entry: an entry that has the same does not pay for them."""
@@ -46,6 +46,8 @@ class Node:
     """How many entries are deleted."""
     skip: int
     dead: set[int] | None
+    moved: tuple[int, int] | None
+    """After XSETID went back behind deleted entries: how many there were, and the id that the last one really had."""
 
     @property
     def total(self) -> int:
@@ -90,6 +92,8 @@ class Node:
 
     def last_id(self) -> int:
         """Of the last entry that was added, even if it is deleted."""
+        if self.moved is not None and self.moved[0] == self.total:
+            return self.moved[1]
         return self.id_at(self.total - 1)
 
     def is_live(self, index: int) -> bool:
@@ -175,7 +179,10 @@ class Node:
 class OpenNode(Node):
     """The node that entries are added to: plain lists, which the stream adds to by itself where it is in a hurry."""
 
-    __slots__ = ("_measured", "_size", "is_mixed", "name", "rows", "seqs", "spare", "times", "until_ms", "used")
+    __slots__ = (
+        *("_first_ms", "_first_seq", "_measured", "_size", "is_mixed", "name"),
+        *("rows", "seqs", "spare", "times", "until_ms", "used"),
+    )
 
     def __init__(self, ms: int, seq: int, words: Words) -> None:
         self.names = words[::2]
@@ -184,7 +191,8 @@ class OpenNode(Node):
         self.is_mixed = False
         """Whether an entry has other names than the first."""
         self.gone = self.skip = 0
-        self.dead = None
+        self.dead = self.moved = None
+        self._first_ms, self._first_seq = ms, seq
         self.times = [ms]
         self.seqs = [seq]
         self.rows = [words]
@@ -237,8 +245,8 @@ class OpenNode(Node):
             self._measure()
         size = self._size + integer_size(self.live) + integer_size(self.gone)
         self.used = size + len(self.name or b"")
-        since, beyond = self.times[-1] - self.times[0], self.seqs[-1] - self.seqs[0]
-        if since < 64 and 0 <= beyond < 1 << 20 and self.seqs[0] < 1 << 20:
+        since, beyond = self.times[-1] - self._first_ms, self.seqs[-1] - self._first_seq
+        if 0 <= since < 64 and 0 <= beyond < 1 << 20 and self._first_seq < 1 << 20:
             self._expect_small_differences()
         else:
             self.spare, self.until_ms = MOST_SPARE, 1 << 64
@@ -246,7 +254,7 @@ class OpenNode(Node):
 
     def _expect_small_differences(self) -> None:
         """Entries of the same fraction of a second: their times differ by one byte, their numbers by four at most."""
-        self.spare, self.until_ms = MOST_SPARE - 13, self.times[0] + 128
+        self.spare, self.until_ms = MOST_SPARE - 13, self._first_ms + 128
 
     def _measure(self) -> None:
         """Adds the sizes of the entries that came since last time."""
@@ -269,7 +277,7 @@ class OpenNode(Node):
 
     def _size_of_ids(self, start: int) -> int:
         times, seqs = self.times, self.seqs
-        first_ms, first_seq = times[0], seqs[0]
+        first_ms, first_seq = self._first_ms, self._first_seq
         count = len(times) - start
         near, far = seqs[start] - first_seq, seqs[-1] - first_seq
         size = 2 * count if times[-1] - first_ms < 128 else sum(difference_size(ms - first_ms) for ms in times[start:])
@@ -298,18 +306,21 @@ class OpenNode(Node):
     def clamp(self, last_id: int) -> None:
         """Deleted entries behind ``last_id`` take its place, so that ids stay in order whatever comes next."""
         self.redis_bytes()
+        self.moved = self.total, self.last_id()
         ms, seq = last_id >> SEQ_BITS, last_id & SEQ_MAX
         for index in range(self.locate(last_id + 1), self.total):
             self.times[index], self.seqs[index] = ms, seq
 
     @classmethod
-    def reopened(cls, node: Node) -> OpenNode:
-        """The same node, ready for more entries."""
+    def reopened(cls, node: Node, first_id: int) -> OpenNode:
+        """The same node, ready for more entries. ``first_id`` is the one under which it is found."""
         base, times, seqs = node.columns()
         rows = [tuple(words) for words in node.words(0, node.total)]
-        opened = cls(base + times[0], seqs[0], rows[0])
-        for ms, seq, words in list(zip(times, seqs, rows, strict=True))[1:]:
-            opened.add(base + ms, seq, words, 0)
-        opened.gone, opened.skip, opened.dead = node.gone, node.skip, node.dead
+        opened = cls(first_id >> SEQ_BITS, first_id & SEQ_MAX, rows[0])
+        opened.times = [base + ms for ms in times]
+        opened.seqs = list(seqs)
+        opened.rows = rows
+        opened.is_mixed = any(words[::2] != node.names for words in rows)
+        opened.gone, opened.skip, opened.dead, opened.moved = node.gone, node.skip, node.dead, node.moved
         opened.redis_bytes()
         return opened

@@ -42,7 +42,7 @@ class SealedNode(Node):
     def __init__(self, node: OpenNode, names: Words) -> None:
         """``names`` are the node's, but may be shared with other nodes."""
         self.names = names
-        self.gone, self.skip, self.dead = node.gone, node.skip, node.dead
+        self.gone, self.skip, self.dead, self.moved = node.gone, node.skip, node.dead, node.moved
         times, seqs, rows = node.times, node.seqs, node.rows
         total = self._total = len(rows)
         base = self._base = times[0]

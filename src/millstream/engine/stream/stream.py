@@ -185,7 +185,7 @@ class Stream:
 
     def _start_node(self, ms: int, seq: int, words: Words) -> None:
         self._tail = OpenNode(ms, seq, words)
-        self.nodes.append(ms << SEQ_BITS | seq, self._tail)
+        self.nodes.append(ms << SEQ_BITS | seq, self._tail)  # in order, even where XSETID has gone back
 
     def _seal(self, tail: OpenNode) -> None:
         at = self.nodes.end - 1
@@ -205,7 +205,7 @@ class Stream:
         sealed = self.nodes[at]
         assert isinstance(sealed, SealedNode)
         self._sealed_bytes -= sealed.memory_bytes()
-        self.nodes[at] = self._tail = OpenNode.reopened(sealed)
+        self.nodes[at] = self._tail = OpenNode.reopened(sealed, self.nodes.first_id(at))
         return self._tail
 
     def has(self, entry_id: int) -> bool:
@@ -244,17 +244,9 @@ class Stream:
 
     def _forget_later_places(self, last_id: int) -> None:
         """XSETID may go back behind entries that were deleted. New ones must not meet their places."""
-        while len(self.nodes):
-            at = self.nodes.end - 1
-            node = self.nodes[at]
-            if node.last_id() <= last_id:
-                return
-            if node.live:
-                tail = self._tail or self._reopen()
-                assert tail is not None
-                tail.clamp(last_id)
-                return
-            self.remove_node(at)
+        tail = self._tail or self._reopen()
+        if tail is not None and tail.last_id() > last_id:
+            tail.clamp(last_id)
 
     # --- groups -----------------------------------------------------------------------------------------------------
 
