@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
-ROWS = 3000
+ROWS = 1500
 SPEC = """\
 apiVersion: millstream/v1
 kind: Pipeline
