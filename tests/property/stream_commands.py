@@ -216,7 +216,7 @@ AROUND = st.one_of(
     words(b"TYPE", KEYS),
     words(b"RENAME", KEYS, KEYS),
     words(b"CONFIG", b"SET", b"stream-node-max-entries", st.sampled_from([b"1", b"2", b"3", b"10", b"0", b"200"])),
-    words(b"CONFIG", b"SET", b"stream-node-max-bytes", st.sampled_from([b"0", b"40", b"100", b"300", b"4096"])),
+    words(b"CONFIG", b"SET", b"stream-node-max-bytes", st.sampled_from([b"0", b"1000", b"2000", b"4096"])),
 )
 ENDS_OF_WAITS = st.one_of(words(b"XGROUP", b"DESTROY", b"s", b"g"), words(b"DEL", b"s"), words(b"SET", b"s", b"x"))
 ONE = st.one_of(WRITING, WRITING, READING, GROUPING, DELIVERY, DELIVERY, CLAIMING, TELLING, AROUND).map(lambda w: (w,))

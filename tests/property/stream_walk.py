@@ -1,6 +1,9 @@
 """A long random walk over stream commands that knows which ids exist, so that most commands find something to do.
 
 Hypothesis is good at odd words and at making a failure small; this is good at making commands meet. One seed, one walk.
+
+No node limit is smaller than an entry: there Redis 7.0.15 keeps a stale pointer to the new node, and dies of it later
+(CONFIG SET stream-node-max-bytes 100, XADD, the same with 60, XADD of more than 60 bytes, XRANGE).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections import deque
 from stream_commands import words_of
 from two_servers import Step, Words
 
-ODD = words_of("0 -1 x 5 ~ = $ > - + 1-1-1 18446744073709551615 (3-0 COUNT 99999999999999999999 '' 7-* nonsense s g")
+ODD = words_of("0 -1 x ~ = $ > - + 1-1-1 18446744073709551615 (3-0 COUNT 99999999999999999999 '' 7-* nonsense s g")
 VALUES = words_of("'' v 7 -1 128 4096 9223372036854775807 9223372036854775808") + tuple(
     b"x" * length for length in (19, 63, 64, 85, 85, 85, 126, 300)
 )
@@ -211,7 +214,7 @@ class Walk:
         chance, key = self._chance, self._key()
         what = chance.random()
         if what < 0.5:
-            name, values = chance.choice((("entries", "1 2 3 10 100 0"), ("bytes", "60 100 300 4096 0")))
+            name, values = chance.choice((("entries", "1 2 3 10 100 0"), ("bytes", "1000 2000 4096 0")))
             return b"CONFIG", b"SET", b"stream-node-max-" + name.encode(), chance.choice(words_of(values))
         self._planned += [(b"DEL", key), (b"XGROUP", b"CREATE", key, b"g", b"0", b"MKSTREAM")]
         return chance.choice(((b"SET", key, b"x"), (b"DEL", key), (b"RENAME", key, self._key())))
