@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millstream.pipelines.errors import CheckpointRefused, Problem, SinkFailed, SpecRefused
+    from millstream.pipelines.errors import CheckpointRefused, EventFailed, Problem, SinkFailed, SpecRefused
     from millstream.pipelines.plan import Plan, plan
     from millstream.pipelines.replay import replay
     from millstream.pipelines.runner import Runner
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "CheckpointRefused": "errors",
+    "EventFailed": "errors",
     "Pipeline": "spec.pipeline",
     "Plan": "plan",
     "Problem": "errors",
@@ -44,6 +45,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "CheckpointRefused",
+    "EventFailed",
     "Pipeline",
     "Plan",
     "Problem",

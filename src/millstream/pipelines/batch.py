@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.model import Clock, Observer, SystemClock, quiet
 from millstream.pipelines.backoff import delay_ms, is_fatal, short
 from millstream.pipelines.dead_letters import DeadLetterWriter
-from millstream.pipelines.errors import SinkFailed, StopRequested
+from millstream.pipelines.errors import EventFailed, SinkFailed, StopRequested
 from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
@@ -159,6 +159,8 @@ class BatchRunner:
                 if tries > 1:
                     probe()
                 return attempt()
+            except EventFailed:
+                raise
             except Exception as error:
                 self._tell("pipeline.sink_error", sink=name, error=short(error), attempt=tries)
                 if is_fatal(error):

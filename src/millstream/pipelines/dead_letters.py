@@ -9,7 +9,7 @@ from millstream import open_blocking_broker
 from millstream.errors import NoSuchStream
 from millstream.model import EntryId, Observer, TrimPolicy
 from millstream.pipelines.envelopes import Native
-from millstream.pipelines.errors import DeadLettersFull, SinkFailed
+from millstream.pipelines.errors import DeadLettersFull, EventFailed
 from millstream.pipelines.plan import Plan
 from millstream.pipelines.sinks import Write
 
@@ -40,9 +40,7 @@ class DeadLetterWriter:
         target = self._plan.dead_letters
         if target is None:
             [first] = lost.select("id", "stage", "error").take(1)
-            why = f"event {first['id']} failed at {first['stage']}: {first['error']}; no dead letters keep it"
-            # By name one of the errors that no retry can mend.
-            raise SinkFailed("dead-letters", 1, f"InvalidArgument: {why}. Give dlq.uri, or mend the event")
+            raise EventFailed(first["id"], first["stage"], first["error"])
         rows = self._rows(lost, write)
         with self._broker() as broker:
             room = self._room(broker, target.stream, expected)

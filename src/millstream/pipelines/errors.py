@@ -62,6 +62,21 @@ class SinkFailed(MillstreamError):
         )
 
 
+class EventFailed(MillstreamError):
+    """An event cannot be processed, and the pipeline keeps no dead letters. The batch is not committed."""
+
+    event: str
+    stage: str
+
+    def __init__(self, event: str, stage: str, reason: str) -> None:
+        super().__init__(
+            f"event {event} failed at {stage}: {reason}; and this pipeline keeps no dead letters. "
+            "Give dlq.uri, or mend what it comes from, and start again.",
+            event=event,
+            stage=stage,
+        )
+
+
 class DeadLettersFull(MillstreamError):
     """The dead letters are at ``max_entries`` and the overflow policy is not to drop the oldest."""
 

@@ -12,7 +12,7 @@ import redis
 from pyspark.sql import SparkSession
 from running import documents, entries, forget_last_commit, numbers, pipeline, redis_sink, run_once, values
 
-from millstream.pipelines.errors import SinkFailed, SpecRefused
+from millstream.pipelines.errors import EventFailed, SinkFailed, SpecRefused
 from millstream.pipelines.plan import plan
 from millstream.pipelines.replay import replay
 from millstream.pipelines.runner import Runner
@@ -176,7 +176,7 @@ def test_dead_letters_are_bounded(spark: SparkSession, redis_url: str, client: r
     blocked = {"max_entries": 5, "overflow": "block"}
     with pytest.raises(SinkFailed, match="room for 5 of 20"):
         run_once(spark, pipeline(tmp_path, "blocks", source=source, sinks=sinks, dlq=blocked, retry={"deadline": "1s"}))
-    with pytest.raises(SinkFailed, match="no dead letters keep it"):
+    with pytest.raises(EventFailed, match="keeps no dead letters"):
         run_once(spark, pipeline(tmp_path, "none", source=source, sinks=sinks, dlq={"enabled": False}))
 
 
