@@ -215,6 +215,19 @@ def test_a_thousand_streams_are_listed(terminal: Terminal, redis_url: str) -> No
     assert len(json.loads(shown)) == 1000
 
 
+def test_top_is_live_until_it_is_interrupted(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd("first", {"n": 1})
+        child = pexpect.spawn(MILLSTREAM, ["top", "--interval", "0.2"], env=terminal.environment, dimensions=(30, 120))
+        child.expect("first")
+        broker.xadd("second", {"n": 1})
+        child.expect("second")
+        child.sendintr()
+        child.expect(pexpect.EOF)
+        child.close()
+    assert child.exitstatus == 0
+
+
 def test_assignments_are_shown_announced_and_released(terminal: Terminal, redis_url: str) -> None:
     assert terminal.types("assignments", "announce", "svc", "data-1", "--info", '{"tenant": "a"}')[0] == 0
     with open_blocking_broker(redis_url) as broker:
