@@ -21,8 +21,8 @@ from millstream.testing import RedisProcess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS = 600_000
-BATCH = 200_000
+ROWS = 1_000_000
+BATCH = 500_000
 _runs = itertools.count()
 
 
