@@ -20,7 +20,7 @@ def number(value: float | None) -> str:
 
 def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     lines = [
-        f"With `make bench` on {machine['cores']} cores ({machine['arch']}), Python {machine['python']}, "
+        f"On {machine['cores']} cores ({machine['arch']}), Python {machine['python']}, "
         f"redis-server {machine['redis_server']}; ours and the peer in the same run, in turn, medians.",
         "",
         "| what | ours | unit | peer | peer's | ratio | goal |",
