@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 R = TypeVar("R")
@@ -30,6 +30,14 @@ class Command(NamedTuple):
     """How long the server may hold the answer back (0: for ever). Such a command gets a connection of its own."""
 
 
+Reading = Callable[[list[Any]], list[Any]]
+"""Turns replies into values, one for one; an error among them stays what it is."""
+
+
+def as_they_are(replies: list[Any]) -> list[Any]:
+    return replies
+
+
 class Batch(NamedTuple):
     """Commands that travel in one go, all for the node of ``key``. Replies come back in order, errors as values."""
 
@@ -44,6 +52,15 @@ class Batch(NamedTuple):
     """One more command, sent on the same connection after EXEC where the batch is atomic; its reply comes last."""
     keys: Sequence[bytes] | None = None
     """One key a command, instead of ``key``: in a cluster each node gets its share in one go. Never atomic."""
+    reading: Reading = as_they_are
+    """What the replies are turned into, all but that of ``after``. A link to a server does it with those that have
+    come, while the server works on the rest."""
+
+    def read(self, replies: list[Any]) -> list[Any]:
+        """All replies at once, turned into what the batch asks for."""
+        if self.after is None:
+            return self.reading(replies)
+        return [*self.reading(replies[:-1]), replies[-1]]
 
 
 Conversation = Generator[Command | Batch, Any, R]

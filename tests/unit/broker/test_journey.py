@@ -47,7 +47,7 @@ class Road:
                 if isinstance(happening, Exception) and not isinstance(happening, ErrorReply):
                     step = journey.throw(happening)
                 else:
-                    step = journey.send(happening if isinstance(happening, list) else [happening])
+                    step = journey.send(step.reading(happening if isinstance(happening, list) else [happening]))
         except StopIteration as done:
             return done.value
 
@@ -162,6 +162,37 @@ def test_what_comes_after_does_not_hide_a_refusal() -> None:
     road = Road(single(), [OOM, 0], [b"1", 1])
 
     assert road.walk(road.traveller.call_many(Batch([(b"a",)], b"s", after=wait))) == [b"1", 1]
+
+
+def lengths(replies: list[Any]) -> list[Any]:
+    """A reading that would fail on a status, or on what it has read already."""
+    return [reply if isinstance(reply, ErrorReply) else len(reply) for reply in replies]
+
+
+def test_replies_are_read_once_whichever_way_they_come() -> None:
+    wait = (b"WAIT", b"1", b"700")
+    slot = slot_of(b"s")
+    for happenings, options in (
+        ([[b"1", b"22"]], {}),
+        ([[b"1", OOM], [b"22"]], {}),
+        ([[b"OK", b"QUEUED", b"QUEUED", [b"1", b"22"]]], {"atomic": True}),
+        ([[b"OK", b"QUEUED", b"QUEUED", [b"1", b"22"], 7]], {"atomic": True, "after": wait}),
+        ([[b"1", b"22", 7]], {"after": wait}),
+        ([[b"1", ErrorReply(f"ASK {slot} yonder:3")], [b"OK", b"22"]], {}),
+        ([[b"1", b"22"]], {"key": None, "keys": [b"s", b"s"]}),
+    ):
+        road = Road(single(), *happenings)
+        batch = Batch([(b"a",), (b"b",)], b"s", reading=lengths)._replace(**options)
+
+        assert road.walk(road.traveller.call_many(batch))[:2] == [1, 2]
+
+
+def test_a_batch_that_breaks_off_tells_what_was_read() -> None:
+    road = Road(single(), [b"1", OOM], NoAnswer("cut", [2]))
+
+    with pytest.raises(BrokerUnavailable) as caught:
+        road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",), (b"c",)], b"s", reading=lengths)))
+    assert vars(caught.value)["replies"] == [1, 2]
 
 
 @pytest.mark.parametrize(

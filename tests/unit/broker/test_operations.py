@@ -28,7 +28,10 @@ def talk(conversation: Conversation[Any], *replies: Any) -> tuple[Any, list[Comm
         while True:
             asked.append(request)
             reply = left.pop(0)
-            request = conversation.throw(reply) if isinstance(reply, Exception) else conversation.send(reply)
+            if isinstance(reply, Exception):
+                request = conversation.throw(reply)
+            else:
+                request = conversation.send(request.read(reply) if isinstance(request, Batch) else reply)
     except StopIteration as done:
         assert not left, f"nobody asked for {left}"
         return done.value, asked

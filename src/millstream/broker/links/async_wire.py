@@ -17,7 +17,7 @@ from millstream.broker.limits import Limits
 from millstream.broker.links.blocking_wire import readable
 from millstream.broker.links.exchange import NoAnswer, NotSent
 from millstream.broker.links.packing import chunks_of, pack, pack_all
-from millstream.wire.commands import Args
+from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
 _MISSING: Final = object()
@@ -81,36 +81,40 @@ class AsyncWire(asyncio.Protocol):
         """How long nothing has come, while nothing was asked for."""
         return 0.0 if self._places else self._loop.time() - self._heard
 
-    async def exchange(self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool) -> list[Any]:
+    async def exchange(
+        self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool, reading: Reading = as_they_are
+    ) -> list[Any]:
         """Raises NotSent or NoAnswer. Cancelling leaves the connection usable."""
         wait_s = None if wait_ms is None else wait_ms / 1000
         if self._writable is not None:
             await self._drained()
-        if len(requests) == 1:
-            return await self._send(pack(requests[0]), 1, wait_s)
-        if whole:
-            return await self._send(pack_all(requests), len(requests), wait_s)
-        return await self._send_in_chunks(requests, wait_s)
+        if len(requests) > 1 and not whole:
+            return await self._send_in_chunks(requests, wait_s, reading)
+        data = pack(requests[0]) if len(requests) == 1 else pack_all(requests)
+        replies = await self._send(data, len(requests), wait_s)
+        return reading(replies)
 
-    async def _send_in_chunks(self, requests: Sequence[Args], wait_s: float | None) -> list[Any]:
-        """A few chunks under way: the server works while the next is packed, and no side's buffers fill up."""
+    async def _send_in_chunks(self, requests: Sequence[Args], wait_s: float | None, reading: Reading) -> list[Any]:
+        """A few chunks under way: the server works while the next is packed and the replies before it are read, and
+        no side's buffers fill up.
+        """
         replies: list[Any] = []
         under_way: deque[asyncio.Future[list[Any]]] = deque()
         try:
             for data, count in chunks_of(requests, self._limits):
                 if len(under_way) == self._limits.chunks_ahead:
-                    replies += await under_way.popleft()
+                    replies += reading(await under_way.popleft())
                 if self._writable is not None:
                     await self._drained()
                 under_way.append(self._send(data, count, wait_s))
             while under_way:
-                replies += await under_way.popleft()
+                replies += reading(await under_way.popleft())
         except NotSent as error:
             if replies or under_way:
                 raise NoAnswer(str(error), replies) from error
             raise
         except NoAnswer as error:
-            error.replies = [*replies, *error.replies]
+            error.replies = [*replies, *reading(list(error.replies))]
             raise
         return replies
 

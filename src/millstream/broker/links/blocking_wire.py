@@ -15,7 +15,7 @@ import hiredis
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NoAnswer, NotSent
 from millstream.broker.links.packing import chunks_of, pack, pack_all
-from millstream.wire.commands import Args, Packed
+from millstream.wire.commands import Args, Packed, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
 _MISSING: Final = object()
@@ -56,7 +56,9 @@ class BlockingWire:
             pass
         return False
 
-    def exchange(self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool) -> list[Any]:
+    def exchange(
+        self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool, reading: Reading = as_they_are
+    ) -> list[Any]:
         """Raises NotSent or NoAnswer; after either the connection is closed."""
         replies: list[Any] = []
         try:
@@ -70,7 +72,7 @@ class BlockingWire:
                 self._sock.sendall(pack_all(requests))
                 self._read(replies, len(requests))
             else:
-                self._send_in_chunks(requests, replies)
+                return self._send_in_chunks(requests, replies, reading)
         except TimeoutError as error:
             self.close()
             raise NoAnswer("no answer in time", replies) from error
@@ -81,24 +83,33 @@ class BlockingWire:
             # An interrupt in the middle: the next reply would be another's.
             self.close()
             raise
-        return replies
+        return reading(replies)
 
-    def _send_in_chunks(self, requests: Sequence[Args], replies: list[Any]) -> None:
-        """A few chunks under way: the server works while the next is packed, and no side's buffers fill up."""
+    def _send_in_chunks(self, requests: Sequence[Args], results: list[Any], reading: Reading) -> list[Any]:
+        """A few chunks under way: the server works while the next is packed and the replies before it are read, and
+        no side's buffers fill up. ``results`` grows chunk by chunk.
+        """
         due: deque[int] = deque()
-        sent = 0
+
+        def receive() -> None:
+            replies: list[Any] = []
+            try:
+                self._read(replies, due.popleft())
+            finally:
+                results.extend(reading(replies))
+
         for data, count in chunks_of(requests, self._limits):
             if len(due) == self._limits.chunks_ahead:
-                self._read(replies, due.popleft())
+                receive()
             self._sock.sendall(data)
-            sent += count
-            due.append(sent)
-        self._read(replies, sent)
+            due.append(count)
+        while due:
+            receive()
+        return results
 
-    def _read(self, replies: list[Any], total: int) -> None:
-        """Until there are ``total`` of them."""
+    def _read(self, replies: list[Any], missing: int) -> None:
+        """So many more."""
         gets, append = self._reader.gets, replies.append
-        missing = total - len(replies)
         while missing > 0:
             reply = gets()
             if reply is _MISSING:

@@ -54,7 +54,7 @@ class EngineLink:
         replies = embedded.execute_many(session, batch.commands, atomic=batch.atomic)
         if batch.after is not None:
             replies.append(embedded.execute(session, batch.after))
-        return replies
+        return batch.read(replies)
 
     async def _open(self) -> Embedded:
         # Reading a journal takes a while: not on the loop's time.

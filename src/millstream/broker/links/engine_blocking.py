@@ -53,7 +53,7 @@ class BlockingEngineLink:
         replies = embedded.execute_many(session, batch.commands, atomic=batch.atomic)
         if batch.after is not None:
             replies.append(embedded.execute(session, batch.after))
-        return replies
+        return batch.read(replies)
 
     def opened(self) -> Embedded:
         if self._embedded is None:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from millstream.broker.links.nodes import Node
-from millstream.wire.commands import Args
+from millstream.wire.commands import Args, Reading, as_they_are
 
 R = TypeVar("R")
 
@@ -22,6 +22,8 @@ class Exchange(NamedTuple):
     """On a connection that nobody else uses meanwhile."""
     whole: bool = False
     """Nothing of anybody else's may come in between on the connection (MULTI)."""
+    reading: Reading = as_they_are
+    """Applied to replies chunk after chunk, where the requests travel in chunks; else to all of them at once."""
 
 
 class Pause(NamedTuple):

@@ -17,7 +17,7 @@ from millstream.broker.links.routes import Route
 from millstream.errors import AuthenticationFailed, BrokerUnavailable, PermissionDenied
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer
-from millstream.wire.commands import Args, Batch, Command
+from millstream.wire.commands import Args, Batch, Command, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
 MAX_HOPS = 5
@@ -59,8 +59,10 @@ class Traveller:
     def call_many(self, batch: Batch) -> Journey[list[Any]]:
         """A batch's replies, error replies as values; the reply of ``after`` comes last."""
         if batch.keys is not None:
-            return (yield from self._spread(batch, batch.keys))
+            return batch.reading((yield from self._spread(batch, batch.keys)))
         requests: Sequence[Args] = [MULTI, *batch.commands, EXEC] if batch.atomic else batch.commands
+        # Among the replies are some that ``reading`` must not see: it waits until all of them are there.
+        at_once = batch.atomic or batch.after is not None
         wait_ms = 0
         if batch.after is not None:
             requests = [*requests, batch.after]
@@ -74,11 +76,14 @@ class Traveller:
             alone=batch.same_connection or batch.after is not None,
             atomic=batch.atomic,
             trailing=int(batch.after is not None),
+            reading=as_they_are if at_once else batch.reading,
         )
-        if not batch.atomic:
+        if not at_once:
             return replies
-        tail = [replies.pop()] if batch.after is not None else []
-        return [*unwrap(replies), *tail]
+        if batch.atomic:
+            tail = [replies.pop()] if batch.after is not None else []
+            replies = [*unwrap(replies), *tail]
+        return batch.read(replies)
 
     def _spread(self, batch: Batch, keys: Sequence[bytes]) -> Journey[list[Any]]:
         """A batch over many keys: each node gets its share in one go; what that did not settle goes one by one."""
@@ -120,6 +125,7 @@ class Traveller:
         alone: bool,
         atomic: bool = False,
         trailing: int = 0,
+        reading: Reading = as_they_are,
     ) -> Journey[list[Any]]:
         deadline = self._clock.monotonic_ms() + self._deadline_ms
         done: list[Any] = []
@@ -131,9 +137,11 @@ class Traveller:
             try:
                 node = detour or (yield from self.route.node_for(key))
                 sent = [words for args in requests for words in (ASKING, args)] if asking else requests
-                replies: list[Any] = yield Exchange(node, sent, wait_ms, alone, atomic)
+                replies: list[Any] = yield Exchange(
+                    node, sent, wait_ms, alone, atomic, as_they_are if asking else reading
+                )
                 if asking:
-                    replies = replies[1::2]
+                    replies = reading(replies[1::2])
             except NotSent as failure:
                 trouble = str(failure)
                 detour, asking = None, False

@@ -42,10 +42,10 @@ class _Wires:
             wire = self._shared.get(trip.node)
             if wire is None or not wire.in_order() or wire.idle_s * 1000 > self._limits.idle_check_ms:
                 wire = await self._share(trip.node)
-            return await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole)
+            return await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
         wire = await self.take(trip.node)
         try:
-            replies = await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole)
+            replies = await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
         except BaseException:
             # Cancelled or broken: a reply may still be on its way, and must not meet the next one who waits here.
             self.discard(wire)

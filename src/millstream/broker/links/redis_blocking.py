@@ -74,7 +74,7 @@ class BlockingRedisLink:
     def exchange(self, trip: Exchange) -> list[Any]:
         wire = self._take(trip.node)
         try:
-            return wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole)
+            return wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
         finally:
             self._give_back(trip.node, wire)
 

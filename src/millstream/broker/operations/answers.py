@@ -10,6 +10,7 @@ from typing import Any
 from millstream.model.entries import Delivery, Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.names import to_name
+from millstream.wire.replies import ErrorReply
 
 _new = tuple.__new__
 
@@ -24,6 +25,14 @@ def entry_ids(raws: Iterable[bytes]) -> list[EntryId]:
     """Many of them, without a step of Python for each: as one JSON array, whose numbers are read in C."""
     numbers = iter(loads(b"[%b]" % b",".join(raws).replace(b"-", b",")))
     return list(map(_new, repeat(EntryId), zip(numbers, numbers, strict=True)))
+
+
+def ids_or_errors(replies: list[Any]) -> list[Any]:
+    """XADD's replies: ids, and error replies as they are."""
+    try:
+        return entry_ids(replies)
+    except TypeError:
+        return [reply if isinstance(reply, ErrorReply) else entry_id(reply) for reply in replies]
 
 
 def fields_of(flat: list[bytes]) -> dict[bytes, bytes]:

@@ -10,9 +10,9 @@ from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
 from millstream.broker.scripts import TRIES, Script, load_script, run_script
 from millstream.broker.site import Site
-from millstream.errors import DurabilityUnavailable, PermissionDenied, ServerError
+from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
 from millstream.model.durability import Durability
-from millstream.wire.commands import Args, Batch, Command, Conversation
+from millstream.wire.commands import Args, Batch, Command, Conversation, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
 REMEMBER_MS = 10_000
@@ -26,6 +26,8 @@ def durability_of(wanted: Wanted) -> Durability | None:
     if wanted is None:
         return None
     level = Durability.parse(wanted) if isinstance(wanted, str) else wanted
+    if not isinstance(level, Durability):
+        raise InvalidArgument("durability", wanted, "None, memory, appended, fsynced or replicated(n)")
     return None if level.level == "memory" else level
 
 
@@ -74,15 +76,16 @@ def send_durably(
     *,
     atomic: bool = False,
     repeatable: bool = False,
+    reading: Reading = as_they_are,
 ) -> Conversation[tuple[list[Any], DurabilityUnavailable | None]]:
     """The replies, and what to raise once they are read: the write is stored, but not confirmed."""
     yield from require(site, key, wanted)
     if wanted.level != "replicated":
-        replies = yield Batch(commands, key, atomic, repeatable)
+        replies = yield Batch(commands, key, atomic, repeatable, reading=reading)
         return replies, None
     # WAIT inside MULTI answers at once: it has to come after EXEC, on the same connection.
     wait = (b"WAIT", b"%d" % wanted.replicas, b"%d" % wanted.timeout_ms)
-    replies = yield Batch(commands, key, atomic, repeatable, same_connection=True, after=wait)
+    replies = yield Batch(commands, key, atomic, repeatable, same_connection=True, after=wait, reading=reading)
     confirmed = replies.pop()
     if isinstance(confirmed, int) and confirmed >= wanted.replicas:
         return replies, None
