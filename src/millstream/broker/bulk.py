@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, overload
 
 from millstream.wire.commands import Args
@@ -85,12 +86,14 @@ def same_shape(head: Args, entries: Sequence[Mapping[Any, Any]], max_entry_bytes
     None says that they must be looked at one by one, whatever the reason: too large, another type, an empty entry.
     """
     try:
-        shapes = set(map(tuple, entries))
-        if len(shapes) != 1:
+        fields = tuple(entries[0])
+        if len(fields) == 1 and set(map(len, entries)) == {1}:
+            values = list(map(itemgetter(fields[0]), entries))  # the most common shape; there is no order to compare
+        elif set(map(tuple, entries)) == {fields}:
+            values = [value for entry in entries for value in entry.values()]
+        else:
             return None
-        (fields,) = shapes
-        values = [value for entry in entries for value in entry.values()]
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, LookupError):
         return None
     names = tuple(name.encode("utf-8", "surrogateescape") if type(name) is str else name for name in fields)
     if not names or set(map(type, values)) != {bytes} or set(map(type, names)) != {bytes}:
