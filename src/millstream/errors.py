@@ -40,7 +40,10 @@ class InvalidArgument(MillstreamError):
     allowed: str
 
     def __init__(self, argument: str, got: object, allowed: str) -> None:
-        shown = repr(got)
+        try:
+            shown = repr(got)
+        except Exception:  # a number of 5,000 digits, or a stranger's class: this error must not become another one
+            shown = f"this {type(got).__name__}"
         if len(shown) > 80:
             shown = shown[:77] + "..."
         super().__init__(f"{argument}: {shown} is not allowed. Use {allowed}.", argument=argument, allowed=allowed)

@@ -26,7 +26,7 @@ from millstream.broker.operations import (
     unique,
     writing,
 )
-from millstream.broker.operations.arguments import Name, name_word
+from millstream.broker.operations.arguments import Name, name_word, sequence
 from millstream.broker.operations.durable import Wanted
 from millstream.broker.scripts import Guard
 from millstream.broker.site import Site
@@ -328,5 +328,5 @@ class BlockingBroker:
 
 
 def _patterns(given: Name | Iterable[Name]) -> list[bytes]:
-    many = [given] if isinstance(given, (str, bytes)) else given
+    many = [given] if isinstance(given, (str, bytes)) else sequence(given, "patterns", "patterns")
     return [name_word(one, "patterns") for one in many]

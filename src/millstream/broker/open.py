@@ -112,4 +112,6 @@ def _site(
         raise InvalidArgument("max_stream_len", max_stream_len, "None, or a whole number of 1 or more")
     if type(deadline_ms) is not int or deadline_ms < 0:
         raise InvalidArgument("deadline_ms", deadline_ms, "a whole number of milliseconds")
+    if not isinstance(limits, Limits):
+        raise InvalidArgument("limits", limits, "Limits(...)")
     return Site(max_stream_len=max_stream_len, observer=observer, clock=clock, limits=limits)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from millstream.errors import InvalidArgument
 from millstream.model.entry_id import EntryId
 
+_GREATEST = 2**63 - 1
+
 
 class TrimPolicy(NamedTuple):
     """MAXLEN or MINID, exactly one of them. ``approximate`` lets the server drop whole nodes only, which is cheaper."""
@@ -20,13 +22,20 @@ class TrimPolicy(NamedTuple):
         """The policy as the words of XADD and XTRIM."""
         if (self.max_len is None) == (self.min_id is None):
             raise InvalidArgument("trim", self, "exactly one of max_len and min_id")
-        if self.max_len is not None and self.max_len < 0:
-            raise InvalidArgument("trim.max_len", self.max_len, "a number that is not negative")
-        if self.limit is not None and (self.limit < 0 or not self.approximate):
-            raise InvalidArgument("trim.limit", self.limit, "a number that is not negative, with approximate=True")
+        if self.max_len is not None and not _is_count(self.max_len):
+            raise InvalidArgument("trim.max_len", self.max_len, f"a whole number from 0 to {_GREATEST}")
+        if self.limit is not None and (not _is_count(self.limit) or not self.approximate):
+            allowed = f"a whole number from 0 to {_GREATEST}, with approximate=True"
+            raise InvalidArgument("trim.limit", self.limit, allowed)
+        if self.min_id is not None and not (isinstance(self.min_id, EntryId) and self.min_id.is_possible()):
+            raise InvalidArgument("trim.min_id", self.min_id, "an EntryId such as EntryId(1526919030474, 55)")
         sign = b"~" if self.approximate else b"="
         if self.min_id is not None:
             words: tuple[bytes, ...] = (b"MINID", sign, bytes(self.min_id))
         else:
             words = (b"MAXLEN", sign, b"%d" % (self.max_len or 0))
         return (*words, b"LIMIT", b"%d" % self.limit) if self.limit is not None else words
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number <= _GREATEST

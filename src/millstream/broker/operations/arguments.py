@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from struct import error as Misfit
+from struct import pack
+from typing import TypeVar
 
 from millstream.broker.limits import Limits
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.model.entry_id import EntryId
+from millstream.model.trim import TrimPolicy
 
+S = TypeVar("S")
+T = TypeVar("T")
 Name = str | bytes
 """A stream's, a group's or a consumer's name."""
 Value = bytes | str | int | float
@@ -17,6 +24,9 @@ Id = EntryId | str | bytes
 
 JSON_HINT = "bytes, str, int or float; for anything richer encode it first, for instance with the json codec"
 UNICODE_HINT = "text without halves of characters (lone surrogates), which have no encoding"
+ID_HINT = "an EntryId, or a text such as 1526919030474-55"
+GREATEST = 2**53 - 1
+"""Counts and milliseconds: as many as a script's numbers hold, and far from where a server's sums overflow."""
 
 
 def name_word(name: Name, argument: str) -> bytes:
@@ -47,7 +57,7 @@ def add_fields(words: list[bytes], fields: Fields, most: int) -> list[bytes]:
     try:
         for name, value in fields.items():
             field = name.encode() if type(name) is str and name.isascii() else _field_name(name)
-            word = value if type(value) is bytes else value_word(field, value)
+            word = value if type(value) is bytes else field_value(field, value)
             words += (field, word)
             size += len(field) + len(word)
     except AttributeError:
@@ -70,77 +80,143 @@ def _field_name(name: object) -> bytes:
     raise InvalidArgument("fields", name, "field names of type str or bytes")
 
 
-def value_word(field: bytes, value: object) -> bytes:
+def field_value(field: bytes, value: object) -> bytes:
+    try:
+        return value_word(value, "")
+    except InvalidArgument as error:
+        raise InvalidArgument(f"fields[{field.decode(errors='replace')!r}]", value, error.allowed) from None
+
+
+def value_word(value: object, argument: str) -> bytes:
     if isinstance(value, str):
         try:
             return value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise InvalidArgument(f"fields[{field.decode(errors='replace')!r}]", value, UNICODE_HINT) from None
+            raise InvalidArgument(argument, value, UNICODE_HINT) from None
     if isinstance(value, bytes):
         return bytes(value)
     if isinstance(value, bool):
-        raise InvalidArgument(f"fields[{field.decode(errors='replace')!r}]", value, JSON_HINT)
+        raise InvalidArgument(argument, value, JSON_HINT)
     if isinstance(value, int):
-        return b"%d" % value
+        try:
+            return b"%d" % value
+        except ValueError:
+            raise InvalidArgument(argument, value, "a number of fewer digits, or its text") from None
     if isinstance(value, float):
         return float.__repr__(value).encode()
-    raise InvalidArgument(f"fields[{field.decode(errors='replace')!r}]", value, JSON_HINT)
+    raise InvalidArgument(argument, value, JSON_HINT)
 
 
 def id_word(given: Id, argument: str = "id") -> bytes:
     """A complete id; ``ms`` alone means ``ms-0``."""
-    if type(given) is EntryId:
-        return b"%d-%d" % given
     if isinstance(given, (str, bytes)):
         return b"%d-%d" % EntryId.parse(given, argument=argument)
-    if isinstance(given, EntryId):
+    if isinstance(given, EntryId) and given.is_possible():
         return b"%d-%d" % given
-    raise InvalidArgument(argument, given, "an EntryId, or a text such as 1526919030474-55")
+    raise InvalidArgument(argument, given, ID_HINT)
 
 
 def id_words(ids: Iterable[Id] | Id, argument: str = "ids") -> tuple[bytes, ...]:
     """Several ids; a single one is taken as a list of one."""
     if isinstance(ids, (EntryId, str, bytes)):
         return (id_word(ids, argument),)
-    return tuple([b"%d-%d" % one if type(one) is EntryId else id_word(one, argument) for one in ids])
+    given = sequence(ids, argument, "ids")
+    if set(map(type, given)) == {EntryId}:
+        return entry_words(given, argument)  # type: ignore[arg-type]  # mypy does not narrow by a set of types
+    return tuple([id_word(one, argument) for one in given])
+
+
+def entry_words(ids: Sequence[EntryId], argument: str = "ids") -> tuple[bytes, ...]:
+    """Many ids. Whether each is possible is found out for all at once, in C: acknowledging is a hot path."""
+    try:
+        pack(f"={2 * len(ids)}Q", *chain.from_iterable(ids))
+        return tuple([b"%d-%d" % one for one in ids])
+    except (Misfit, TypeError):
+        return tuple([id_word(one, argument) for one in sequence(ids, argument, "ids")])
+
+
+def sequence(given: Iterable[T], argument: str, what: str) -> Sequence[T]:
+    """Several of something. A text is refused: it would be taken apart into letters."""
+    if isinstance(given, (list, tuple)):
+        return given
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, bytearray)):
+        raise InvalidArgument(argument, given, f"a list of {what}")
+    return list(given)
+
+
+def pairs(given: Iterable[tuple[S, T]], argument: str, what: str) -> Sequence[tuple[S, T]]:
+    many = sequence(given, argument, what)
+    for one in many:
+        if not isinstance(one, (tuple, list)) or len(one) != 2:
+            raise InvalidArgument(argument, one, what)
+    return many
 
 
 def new_id_word(given: Id) -> bytes:
     """What XADD takes: ``*``, ``ms-*`` or a complete id."""
-    if given in ("*", b"*"):
-        return b"*"
-    if isinstance(given, EntryId):
-        return b"%d-%d" % given
     if isinstance(given, (str, bytes)):
-        raw = given.encode() if isinstance(given, str) else given
-        if raw.endswith(b"-*"):
+        raw = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
+        if raw == b"*":
+            return raw
+        if raw.endswith(b"-*") and raw[:-2].isdigit():
             return b"%d-*" % EntryId.parse(raw[:-2], argument="id").ms
-        return id_word(raw)
-    raise InvalidArgument("id", given, "'*', 'ms-*' or an id such as 1526919030474-55")
+    elif isinstance(given, EntryId):
+        return id_word(given)
+    try:
+        return id_word(given)
+    except InvalidArgument:
+        raise InvalidArgument("id", given, "'*', 'ms-*' or an id such as 1526919030474-55") from None
 
 
 def bound_word(given: Id, argument: str) -> bytes:
     """A range's end: ``-``, ``+``, an id, an id without its sequence, any of the latter after ``(``."""
     if isinstance(given, EntryId):
-        return b"%d-%d" % given
-    raw = given.encode() if isinstance(given, str) else given
-    if not isinstance(raw, bytes):
-        raise InvalidArgument(argument, given, "'-', '+' or an id, '(' before it to exclude it")
+        return id_word(given, argument)
+    raw = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
     if raw in (b"-", b"+"):
         return raw
-    EntryId.parse(raw.removeprefix(b"("), argument=argument)
+    try:
+        EntryId.parse(raw.removeprefix(b"("))
+    except (AttributeError, InvalidArgument):
+        raise InvalidArgument(argument, given, "'-', '+' or an id, '(' before it to exclude it") from None
     return raw
 
 
-def count_word(count: int, argument: str = "count", *, least: int = 1) -> bytes:
-    if type(count) is not int or count < least:
-        raise InvalidArgument(argument, count, f"a whole number of {least} or more")
+def position_word(given: Id, argument: str) -> bytes:
+    """Where a reader starts: after an id, or at the end (``$``)."""
+    if isinstance(given, (str, bytes)) and given in ("$", b"$"):
+        return b"$"
+    return id_word(given, argument)
+
+
+def count_word(count: int, argument: str = "count", *, least: int = 1, most: int = GREATEST) -> bytes:
+    if type(count) is not int or not least <= count <= most:
+        raise InvalidArgument(argument, count, f"a whole number from {least} to {most}")
     return b"%d" % count
+
+
+def counter_word(number: int, argument: str) -> bytes:
+    """What a stream or a group has counted over its life."""
+    return count_word(number, argument, least=0, most=2**63 - 1)
+
+
+def trim_words(trim: TrimPolicy | None) -> tuple[bytes, ...]:
+    if trim is None:
+        return ()
+    if not isinstance(trim, TrimPolicy):
+        raise InvalidArgument("trim", trim, "a TrimPolicy such as TrimPolicy(max_len=1000)")
+    return trim.words()
+
+
+def read_words(entries_read: int | None) -> tuple[bytes, ...]:
+    if entries_read is None:
+        return ()
+    return (b"ENTRIESREAD", counter_word(entries_read, "entries_read"))
 
 
 def block_words(block_ms: int | None) -> tuple[bytes, ...]:
     if block_ms is None:
         return ()
-    if type(block_ms) is not int or block_ms < 0:
+    if type(block_ms) is not int or not 0 <= block_ms <= GREATEST:
         raise InvalidArgument("block_ms", block_ms, "None (do not wait), 0 (for ever) or a number of milliseconds")
     return (b"BLOCK", b"%d" % block_ms)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from millstream.broker.operations.answers import by_stream, deliveries
-from millstream.broker.operations.arguments import Id, Name, block_words, count_word, id_word, id_words, name_word
+from millstream.broker.operations.arguments import (
+    Id,
+    Name,
+    block_words,
+    count_word,
+    id_word,
+    id_words,
+    name_word,
+    position_word,
+    read_words,
+    sequence,
+)
 from millstream.broker.scripts import run_script, script
 from millstream.broker.site import Site
 from millstream.errors import ConsumerHasPending, GroupExists, InvalidArgument
@@ -23,8 +34,8 @@ def create_group(
     ``exist_ok``. Atomic; idempotent with ``exist_ok``.
     """
     key, name = name_word(stream, "stream"), name_word(group, "group")
-    place = b"$" if start in ("$", b"$") else id_word(start, "start")
-    read = () if entries_read is None else (b"ENTRIESREAD", count_word(entries_read, "entries_read", least=0))
+    place = position_word(start, "start")
+    read = read_words(entries_read)
     try:
         yield Command(
             (b"XGROUP", b"CREATE", key, name, place, b"MKSTREAM", *read),
@@ -54,8 +65,8 @@ def set_group_position(
     Without ``entries_read`` the server cannot tell the lag any more until the group has caught up.
     """
     key = name_word(stream, "stream")
-    place = b"$" if position in ("$", b"$") else id_word(position, "position")
-    read = () if entries_read is None else (b"ENTRIESREAD", count_word(entries_read, "entries_read", least=0))
+    place = position_word(position, "position")
+    read = read_words(entries_read)
     yield Command((b"XGROUP", b"SETID", key, name_word(group, "group"), place, *read), key, repeatable=place != b"$")
 
 
@@ -125,7 +136,7 @@ def xreadgroup_many(
     noack: bool = False,
 ) -> Conversation[dict[str, list[Delivery]]]:
     """As ``xreadgroup`` from several streams, up to ``count`` of each. On a cluster they share a hash tag."""
-    keys = [name_word(stream, "streams") for stream in streams]
+    keys = [name_word(stream, "streams") for stream in sequence(streams, "streams", "streams")]
     if not keys:
         raise InvalidArgument("streams", streams, "at least one stream")
     words = (
@@ -163,14 +174,13 @@ def xack(
     """
     key, name = name_word(stream, "stream"), name_word(group, "group")
     words = id_words(ids)
+    owner = None if consumer is None else name_word(consumer, "consumer")
+    if fenced and owner is None:
+        raise InvalidArgument("consumer", consumer, "the consumer's name, which fenced=True compares")
     if not words:
         return 0
-    if fenced:
-        if consumer is None:
-            raise InvalidArgument("consumer", consumer, "the consumer's name, which fenced=True compares")
-        acked: int = yield from run_script(
-            script("ack_fenced"), (key,), (name, name_word(consumer, "consumer"), *words)
-        )
+    if fenced and owner is not None:
+        acked: int = yield from run_script(script("ack_fenced"), (key,), (name, owner, *words))
         return acked
     done: int = yield Command((b"XACK", key, name, *words), key)
     return done

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from millstream.broker.keys import LEGEND, beside
 from millstream.broker.operations.answers import mapping
-from millstream.broker.operations.arguments import Name, Value, count_word, name_word, value_word
+from millstream.broker.operations.arguments import Name, Value, count_word, field_value, name_word, value_word
 from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.wire.commands import Command, Conversation
@@ -30,7 +30,7 @@ def set(
     word = name_word(key, "key")
     reply = yield Command(
         (
-            *(b"SET", word, value_word(word, value)),
+            *(b"SET", word, value_word(value, "value")),
             *(() if px is None else (b"PX", count_word(px, "px"))),
             *((b"NX",) if nx else (b"XX",) if xx else ()),
         ),
@@ -87,11 +87,11 @@ def hset(site: Site, key: Name, fields: Mapping[str, Value]) -> Conversation[int
     """Sets fields; returns how many are new."""
     word = name_word(key, "key")
     words: list[bytes] = []
+    if not isinstance(fields, Mapping) or not fields:
+        raise InvalidArgument("fields", fields, "a mapping from field names to values, with at least one field")
     for name, value in fields.items():
         field = name_word(name, "fields")
-        words += (field, value_word(field, value))
-    if not words:
-        raise InvalidArgument("fields", fields, "at least one field")
+        words += (field, field_value(field, value))
     new: int = yield Command((b"HSET", word, *words), word)
     return new
 
@@ -107,7 +107,7 @@ def hdel(site: Site, key: Name, *fields: Name) -> Conversation[int]:
 def publish(site: Site, channel: Name, payload: Value) -> Conversation[int]:
     """Sends a message to whoever listens now; returns how many that were (on this node)."""
     word = name_word(channel, "channel")
-    heard: int = yield Command((b"PUBLISH", word, value_word(word, payload)))
+    heard: int = yield Command((b"PUBLISH", word, value_word(payload, "payload")))
     return heard
 
 

@@ -17,9 +17,14 @@ from millstream.broker.operations.arguments import (
     id_word,
     id_words,
     name_word,
+    new_id_word,
+    pairs,
+    sequence,
+    value_word,
 )
 from millstream.broker.scripts import Guard, Script, load_script, run_script, script
 from millstream.broker.site import Site
+from millstream.errors import InvalidArgument
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Args, Batch, Conversation
@@ -44,7 +49,8 @@ def member_beat(
     key = name_word(stream, "stream")
     argv = [
         name_word(member, "member"),
-        *(count_word(lease_ms, "lease_ms", least=0), b"%d" % owned, b"%d" % capacity),
+        *(count_word(lease_ms, "lease_ms", least=0), count_word(owned, "owned", least=0)),
+        count_word(capacity, "capacity", least=0),
         *(b"%d" % TABLE_TTL_MS, b"%d" % FORGET_MEMBER_MS),
     ]
     keys = [beside(stream, "members"), key]
@@ -68,12 +74,14 @@ def read_leases(
 
     With ``lock_ttl_ms`` the records' and the locks' times to live start anew as they are read.
     """
-    records = [beside(stream, "owner") for stream in streams]
+    records = [_owner_key(stream, "streams") for stream in sequence(streams, "streams", "streams")]
+    locks = [name_word(key, "locks") for key in sequence(locks, "locks", "keys")]
     if lock_ttl_ms is None:
         commands: list[Args] = [(b"GET", key) for key in [*records, *locks]]
     else:
         commands = [(b"GETEX", key, b"PX", b"%d" % OWNER_TTL_MS) for key in records]
-        commands += [(b"GETEX", key, b"PX", b"%d" % lock_ttl_ms) for key in locks]
+        ttl = count_word(lock_ttl_ms, "lock_ttl_ms")
+        commands += [(b"GETEX", key, b"PX", ttl) for key in locks]
     replies = yield from _each(commands, [*records, *locks])
     return replies[: len(records)], replies[len(records) :]
 
@@ -86,25 +94,32 @@ def take_leases(
     Each stream is one atomic step of its own: of two rivals one wins. Not safe to repeat: a repeat may find itself.
     """
     word = name_word(member, "member")
-    calls = [((beside(stream, "owner"),), (word, record or b"", b"%d" % OWNER_TTL_MS)) for stream, record in wanted]
+    calls = [
+        ((_owner_key(stream, "wanted"),), (word, _record(record, "wanted"), b"%d" % OWNER_TTL_MS))
+        for stream, record in pairs(wanted, "wanted", "pairs of a stream and its owner record")
+    ]
     replies = yield from _run_each(script("lease_take"), calls)
     return [int(answer) if won else None for won, answer in replies]
 
 
 def release_leases(site: Site, held: Sequence[tuple[Name, bytes]]) -> Conversation[list[bool]]:
     """Gives each stream back whose owner record still is the one given with it."""
-    calls = [((beside(stream, "owner"),), (record, b"%d" % OWNER_TTL_MS)) for stream, record in held]
+    calls = [
+        ((_owner_key(stream, "held"),), (_record(record, "held"), b"%d" % OWNER_TTL_MS))
+        for stream, record in pairs(held, "held", "pairs of a stream and its owner record")
+    ]
     return [bool(reply) for reply in (yield from _run_each(script("lease_release"), calls))]
 
 
 def release_lease(site: Site, stream: Name, record: bytes) -> Conversation[bool]:
-    [released] = yield from release_leases(site, [(stream, record)])
+    [released] = yield from release_leases(site, [(name_word(stream, "stream"), _record(record, "record"))])
     return released
 
 
 def lock_keys(site: Site, keys: Sequence[bytes], value: Name, *, ttl_ms: int) -> Conversation[list[bool]]:
     """SET NX for each key: True where the lock is this value's now, or was already."""
     word, ttl = name_word(value, "value"), count_word(ttl_ms, "ttl_ms")
+    keys = [name_word(key, "keys") for key in sequence(keys, "keys", "keys")]
     replies = yield from _each([(b"SET", key, word, b"NX", b"GET", b"PX", ttl) for key in keys], keys)
     return [reply is None or reply == word for reply in replies]
 
@@ -112,6 +127,7 @@ def lock_keys(site: Site, keys: Sequence[bytes], value: Name, *, ttl_ms: int) ->
 def unlock_keys(site: Site, keys: Sequence[bytes], value: Name) -> Conversation[int]:
     """Removes those of the locks that still hold this value."""
     word = name_word(value, "value")
+    keys = [name_word(key, "keys") for key in sequence(keys, "keys", "keys")]
     return sum((yield from _run_each(script("lock_release"), [((key,), (word,)) for key in keys])))
 
 
@@ -135,6 +151,11 @@ def bury_announcement(
 ) -> Conversation[None]:
     """Moves an entry that cannot be understood to the dead letters beside the stream. One atomic step."""
     key, word, letters = name_word(stream, "stream"), id_word(id), beside(stream, "dlq")
+    if not isinstance(fields, Mapping):
+        raise InvalidArgument("fields", fields, "a mapping from field names to values")
+    if not isinstance(reason, str) or not reason:
+        raise InvalidArgument("reason", reason, "a sentence")
+    value_word(reason, "reason")
     described: dict[bytes, bytes | str] = {b"error": reason, b"original_id": word, b"original_stream": key, **fields}
     replies = yield Batch(
         (
@@ -152,7 +173,7 @@ def guarded_xadd(
     site: Site, stream: Name, fields: Fields, *, owned: Name, record: bytes, id: str = "*"
 ) -> Conversation[EntryId]:
     """XADD, refused with StaleOwner unless the owner record beside ``owned`` equals ``record``. One atomic step."""
-    words = (id.encode(), *field_words(fields, site.limits))
+    words = (new_id_word(id), *field_words(fields, site.limits))
     return entry_id((yield from _guarded(stream, owned, record, b"XADD", words)))
 
 
@@ -166,8 +187,19 @@ def guarded_xack(
 
 
 def _guarded(stream: Name, owned: Name, record: bytes, name: bytes, words: Sequence[bytes]) -> Conversation[Any]:
-    guard = Guard(beside(owned, "owner"), record)
+    guard = Guard(_owner_key(owned, "owned"), _record(record, "record"))
     return (yield from run_script(script("write"), [name_word(stream, "stream")], [name, *words], guard=guard))
+
+
+def _owner_key(stream: Name, argument: str) -> bytes:
+    return beside(name_word(stream, argument), "owner")
+
+
+def _record(record: bytes | None, argument: str) -> bytes:
+    """An owner record as it was read; none is told as an empty one."""
+    if record is None or isinstance(record, bytes):
+        return record or b""
+    raise InvalidArgument(argument, record, "an owner record as bytes")
 
 
 # --- many at once ---

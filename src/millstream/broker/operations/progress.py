@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.broker.operations.arguments import Id, Name, count_word, id_word, name_word
+from millstream.broker.operations.arguments import Id, Name, counter_word, id_word, name_word
 from millstream.broker.scripts import run_script, script
 from millstream.broker.site import Site
 from millstream.wire.commands import Conversation
@@ -18,7 +18,7 @@ def advance_group(
     there is no such stream.
     """
     key = name_word(stream, "stream")
-    counted = b"" if entries_read is None else count_word(entries_read, "entries_read", least=0)
+    counted = b"" if entries_read is None else counter_word(entries_read, "entries_read")
     argv = (name_word(group, "group"), id_word(position, "position"), counted)
     moved: int = yield from run_script(script("advance_group"), [key], argv, repeatable=True)
     return moved == 1

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millstream.broker.operations.answers import by_stream, entries
-from millstream.broker.operations.arguments import Id, Name, block_words, bound_word, count_word, id_word, name_word
+from millstream.broker.operations.arguments import (
+    Id,
+    Name,
+    block_words,
+    bound_word,
+    count_word,
+    name_word,
+    position_word,
+)
 from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Entry
@@ -50,10 +58,10 @@ def xread(
 
     Blocks up to ``block_ms`` (None: not at all, 0: for ever). Idempotent. On a cluster the streams share a hash tag.
     """
-    if not streams:
-        raise InvalidArgument("streams", streams, "at least one stream")
+    if not isinstance(streams, Mapping) or not streams:
+        raise InvalidArgument("streams", streams, "a mapping from streams to ids, with at least one stream")
     keys = [name_word(stream, "streams") for stream in streams]
-    positions = [b"$" if after in ("$", b"$") else id_word(after, "streams") for after in streams.values()]
+    positions = [position_word(after, "streams") for after in streams.values()]
     limit = () if count is None else (b"COUNT", count_word(count))
     reply = yield Command(
         (b"XREAD", *limit, *block_words(block_ms), b"STREAMS", *keys, *positions),

@@ -69,6 +69,8 @@ def retain(
     """
     key = name_word(stream, "stream")
     keys = (key, beside(stream, "acked"), beside(stream, "dropped"))
+    for number, argument in ((max_bytes, "max_bytes"), (hard_max_bytes, "hard_max_bytes"), (step, "step")):
+        _optional(number, argument)
     if max_bytes is not None or hard_max_bytes is not None:
         length, used = yield from _size(key)
         max_len = _tighter(max_len, max_bytes, length, used)

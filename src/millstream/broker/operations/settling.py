@@ -16,10 +16,15 @@ from millstream.broker.operations.arguments import (
     Id,
     Name,
     add_fields,
+    bound_word,
     count_word,
+    entry_words,
     field_words,
     id_word,
+    id_words,
     name_word,
+    pairs,
+    sequence,
 )
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.once import ROW_WORDS
@@ -86,9 +91,10 @@ def _settle(
     number: int = 0,
 ) -> Conversation[Settled]:
     key, name = name_word(stream, "stream"), name_word(group, "group")
-    head = (name, name_word(consumer, "consumer"), b"%d" % times_delivered, verb, b"%d" % number)
+    times = count_word(times_delivered, "times_delivered", least=0)
+    head = (name, name_word(consumer, "consumer"), times, verb, b"%d" % number)
     keys = (key, due_key(key, name))
-    words = [b"%d-%d" % one for one in sorted(ids)]
+    words = entry_words(_sorted(ids))
     refused: list[EntryId] = []
     known = True
     for at in range(0, len(words), CHUNK):
@@ -135,6 +141,7 @@ def hand_back(
     leaving: int,
 ) -> Conversation[Settled]:
     """Lets go: the next sweep of any member takes them, without waiting. The delivery count becomes ``leaving``."""
+    count_word(leaving, "leaving", least=0)
     return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"back", number=leaving)
 
 
@@ -149,8 +156,7 @@ def delay(
     delay_ms: int,
 ) -> Conversation[Settled]:
     """Not before ``delay_ms`` from now: then ``take_due`` delivers them, to any member. No sweep takes them earlier."""
-    if delay_ms < 0:
-        raise InvalidArgument("delay_ms", delay_ms, "a number of milliseconds that is not negative")
+    count_word(delay_ms, "delay_ms", least=0)
     return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"delay", number=delay_ms)
 
 
@@ -180,7 +186,8 @@ def bury(
                 site, key, group, consumer, id, times_delivered=times_delivered, target=target, words=words
             )
         )
-    argv = (name_word(group, "group"), name_word(consumer, "consumer"), b"%d" % times_delivered, id_word(id), *words)
+    times = count_word(times_delivered, "times_delivered", least=0)
+    argv = (name_word(group, "group"), name_word(consumer, "consumer"), times, id_word(id), *words)
     # Repeatable: once the entry is acknowledged, a second call writes nothing.
     reply = yield from run_script(script("settle_bury"), (key, target), argv, repeatable=True, guard=site.guard)
     return None if reply is None else entry_id(reply)
@@ -220,9 +227,13 @@ def ack_with_outputs(
     targets: dict[bytes, int] = {}
     written: dict[bytes, int] = {}
     argv = [name_word(group, "group"), name_word(consumer, "consumer")]
-    for one in outputs:
-        argv += (b"%d-%d" % one.id, b"%d" % one.times_delivered, b"%d" % len(one.entries))
-        for name, fields in one.entries:
+    for one in sequence(outputs, "outputs", "Output"):
+        if not isinstance(one, Output):
+            raise InvalidArgument("outputs", one, "values of type Output")
+        entries = pairs(one.entries, "outputs", "pairs of a topic and fields")
+        times = count_word(one.times_delivered, "outputs", least=0)
+        argv += (id_word(one.id, "outputs"), times, b"%d" % len(entries))
+        for name, fields in entries:
             target = name_word(name, "topic")
             words = field_words(fields, site.limits)
             place = targets.setdefault(target, len(targets) + 2)
@@ -263,9 +274,14 @@ def sweep(
     """
     key, name = name_word(stream, "stream"), name_word(group, "group")
     argv = (
-        *(name, name_word(consumer, "consumer"), count_word(min_idle_ms, "min_idle_ms", least=0), cursor),
+        *(
+            name,
+            name_word(consumer, "consumer"),
+            count_word(min_idle_ms, "min_idle_ms", least=0),
+            bound_word(cursor, "cursor"),
+        ),
         *(count_word(scan, "scan"), count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
-        *(b"" if owner is None else name_word(owner, "owner"), *(b"%d-%d" % one for one in but)),
+        *(b"" if owner is None else name_word(owner, "owner"), *id_words(but, "but")),
     )
     reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv, guard=site.guard)
     return Swept(bytes(reply[0]), reply[0] == b"0-0", _counted(reply[1]), entry_ids(reply[2]))
@@ -293,7 +309,7 @@ def publish_later(
     """
     key = name_word(stream, "stream")
     argv = [count_word(delay_ms, "delay_ms", least=0)]
-    for token, fields in messages:
+    for token, fields in pairs(messages, "messages", "pairs of a token and fields"):
         word, words = name_word(token, "token"), field_words(fields, site.limits)
         if len(words) > ROW_WORDS:  # when it is due a script could not add it, nor any message behind it
             raise InvalidArgument("messages", "a message", f"at most {ROW_WORDS // 2} fields a message")
@@ -326,6 +342,13 @@ def put_group_back(site: Site, stream: Name, group: Name, point: Id) -> Conversa
     argv = (name_word(group, "group"), id_word(point, "point"))
     reply: bytes = yield from run_script(script("group_back"), (key,), argv, repeatable=True)
     return reply.decode()
+
+
+def _sorted(ids: Sequence[EntryId]) -> Sequence[EntryId]:
+    try:
+        return sorted(ids)
+    except TypeError:
+        raise InvalidArgument("ids", ids, "a list of EntryId") from None
 
 
 def _counted(items: Any) -> list[Delivery]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from millstream.broker.operations.answers import entry_id, mapping
-from millstream.broker.operations.arguments import Name, name_word
+from millstream.broker.operations.arguments import Name, name_word, sequence
 from millstream.broker.site import Site
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Args, Batch, Conversation
@@ -36,7 +36,7 @@ class StreamSurvey(NamedTuple):
 
 def survey(site: Site, streams: Sequence[Name], *, memory: bool = True) -> Conversation[list[StreamSurvey]]:
     """Length, memory and groups of each stream that exists. Reads only; not a snapshot."""
-    keys = [name_word(stream, "streams") for stream in streams]
+    keys = [name_word(stream, "streams") for stream in sequence(streams, "streams", "streams")]
     infos = yield from _each([(b"XINFO", b"STREAM", key) for key in keys], keys)
     groups = yield from _each([(b"XINFO", b"GROUPS", key) for key in keys], keys)
     sizes: list[Any] = [None] * len(keys)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from millstream.broker.keys import beside
 from millstream.broker.once import Appended
 from millstream.broker.operations.answers import entry_id
-from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word
+from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word, pairs, trim_words
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.once import ROW_WORDS, chunks
 from millstream.broker.operations.trimming import added
@@ -37,9 +37,12 @@ def append_unique(
     """
     key = name_word(stream, "stream")
     keys = (key, *(beside(key, suffix) for suffix in ("seen.a", "seen.b", "seen.t")))
-    words = trim.words() if trim is not None else ()
+    words = trim_words(trim)
     head = [count_word(window_ms, "window_ms"), b"%d" % len(words), *words]
-    rows = [[name_word(event, "entries"), *field_words(fields, site.limits)] for event, fields in entries]
+    rows = [
+        [name_word(event, "entries"), *field_words(fields, site.limits)]
+        for event, fields in pairs(entries, "entries", "pairs of event id and fields")
+    ]
     if any(len(row) > ROW_WORDS for row in rows):
         raise InvalidArgument("entries", "an entry", f"at most {ROW_WORDS // 2} fields an entry")
     wanted = durability_of(durability)

@@ -8,23 +8,24 @@ from typing import Any
 from millstream.broker.bulk import SameShape, same_shape
 from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
-from millstream.broker.operations.answers import entry_id, entry_ids
+from millstream.broker.operations.answers import entry_id, ids_or_errors
 from millstream.broker.operations.arguments import (
     Fields,
     Id,
     Name,
     add_fields,
-    count_word,
+    counter_word,
     field_words,
     id_word,
     id_words,
     name_word,
     new_id_word,
+    trim_words,
 )
 from millstream.broker.operations.durable import Wanted, durability_of, send_durably
 from millstream.broker.operations.trimming import added
 from millstream.broker.site import Site
-from millstream.errors import DurabilityUnavailable, MillstreamError, OutOfMemory, PayloadTooLarge
+from millstream.errors import DurabilityUnavailable, InvalidArgument, MillstreamError, OutOfMemory, PayloadTooLarge
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Args, Batch, Command, Conversation
@@ -48,11 +49,11 @@ def xadd(
     ``id``: "*", "ms-*" or an id greater than the last one (else IdTooSmall). With ``create=False`` a stream that
     does not exist is not made, and the answer is None. A call that is cancelled or broken off may have been stored.
     """
-    if id == "*" and trim is None and create:
+    if trim is None and create and isinstance(id, str) and id == "*":
         command = plain_add(site, stream, fields)
     else:
         key = name_word(stream, "stream")
-        options = (*(() if create else (b"NOMKSTREAM",)), *(trim.words() if trim is not None else ()))
+        options = (*(() if create else (b"NOMKSTREAM",)), *trim_words(trim))
         head = [b"XADD", key, *options, new_id_word(id)]
         command = Command(tuple(add_fields(head, fields, site.limits.max_entry_bytes)), key)
     reply = (yield command) if durability is None else (yield from _one_durably(site, command, durability))
@@ -122,15 +123,14 @@ def xadd_many(
         if size > site.limits.max_atomic_bytes:
             raise PayloadTooLarge("entries", size, site.limits.max_atomic_bytes)
     wanted = durability_of(durability)
+    ids: list[Any]
     unconfirmed: DurabilityUnavailable | None = None
     if wanted is None:
-        replies = yield Batch(commands, key, atomic)
+        ids = yield Batch(commands, key, atomic, reading=ids_or_errors)
     else:
-        replies, unconfirmed = yield from send_durably(site, key, commands, wanted, atomic=atomic)
-    try:
-        ids = entry_ids(replies)
-    except TypeError:  # an error among them
-        raise _with_ids(*_first_failure(replies)) from None
+        ids, unconfirmed = yield from send_durably(site, key, commands, wanted, atomic=atomic, reading=ids_or_errors)
+    if ErrorReply in set(map(type, ids)):
+        raise _with_ids(*_first_failure(ids))
     if unconfirmed is not None:
         raise _with_ids(unconfirmed, ids)
     if site.max_stream_len is not None:
@@ -145,9 +145,9 @@ def entry_commands(head: Args, entries: Sequence[Fields], limits: Limits) -> Seq
     ]
 
 
-def _first_failure(replies: Sequence[Any]) -> tuple[MillstreamError, list[EntryId | None]]:
-    errors = [reply for reply in replies if isinstance(reply, ErrorReply)]
-    ids = [None if isinstance(reply, ErrorReply) else entry_id(reply) for reply in replies]
+def _first_failure(results: Sequence[EntryId | ErrorReply]) -> tuple[MillstreamError, list[EntryId | None]]:
+    errors = [result for result in results if isinstance(result, ErrorReply)]
+    ids = [None if isinstance(result, ErrorReply) else result for result in results]
     error = typed(errors[0])
     if isinstance(error, OutOfMemory) and len(errors) < len(ids):
         error = OutOfMemory(
@@ -175,6 +175,8 @@ def xdel(site: Site, stream: Name, ids: Sequence[Id] | Id) -> Conversation[int]:
 def xtrim(site: Site, stream: Name, policy: TrimPolicy) -> Conversation[int]:
     """Cuts the stream as told, whether or not a group still needs the entries: see ``trim_safely``."""
     key = name_word(stream, "stream")
+    if not isinstance(policy, TrimPolicy):
+        raise InvalidArgument("policy", policy, "a TrimPolicy such as TrimPolicy(max_len=1000)")
     gone: int = yield Command((b"XTRIM", key, *policy.words()), key)
     return gone
 
@@ -186,7 +188,7 @@ def xsetid(
     key = name_word(stream, "stream")
     words: Args = (
         *(b"XSETID", key, id_word(last_id, "last_id")),
-        *(() if entries_added is None else (b"ENTRIESADDED", count_word(entries_added, "entries_added", least=0))),
+        *(() if entries_added is None else (b"ENTRIESADDED", counter_word(entries_added, "entries_added"))),
         *(() if max_deleted is None else (b"MAXDELETEDID", id_word(max_deleted, "max_deleted"))),
     )
     yield Command(words, key, repeatable=True)
