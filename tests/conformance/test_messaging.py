@@ -27,6 +27,10 @@ class TestHandling(conformance.HandlingChapter):
     pass
 
 
+class TestCrashing(conformance.CrashingChapter):
+    pass
+
+
 class TestIterating(conformance.IteratingChapter):
     pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from millstream import Broker, open_broker
 from millstream.broker.keys import beside
+from millstream.broker.site import Site
 from millstream.errors import InvalidArgument, WrongKeyType
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
+    circuit_breaker,
     correlation,
     deduplicate,
     duplicate,
@@ -140,6 +143,37 @@ async def test_a_handler_that_wants_to_end_the_process_ends_its_message(
         await publisher.publish("orders", Message(b"exit"), Message(b"go on"))
         await eventually(lambda: fine == [b"go on"], what="the next message")
         await eventually(lambda: broker.xlen(beside("orders", "dlq").decode()), what="a dead letter")
+
+
+async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publisher) -> None:
+    """A service is away for so long that every message is refused again and again: none of them is buried for it."""
+    refused: Counter[str] = Counter()
+
+    def observe(name: str, /, **facts: Any) -> None:
+        if name == "messaging.handler_failed" and facts["error_type"] == "CircuitOpen":
+            refused[facts["id"]] += 1
+
+    watched = Broker(broker.link, Site(observer=observe))
+    router = Router(watched, max_deliveries=2, claim_interval_ms=20, **QUICK)
+    calls: list[tuple[bytes, int]] = []
+    back_again = asyncio.Event()
+
+    @router.on("orders", group="g", middleware=[circuit_breaker(1, reset_after=0.03, when_open="raise")])
+    async def handler(message: Message) -> None:
+        calls.append((message.payload, message.times_delivered))
+        if len(calls) == 1:
+            raise ConnectionError("the bank is away")
+        await back_again.wait()
+
+    async with router:
+        await publisher.publish("orders", *(Message(b"%d" % n) for n in range(8)))
+        await eventually(lambda: len([n for n in refused.values() if n >= 4]) >= 6, what="four refusals each")
+        back_again.set()
+        await eventually(lambda: len({payload for payload, _ in calls}) == 8, what="all of them handled")
+        assert await broker.xlen(beside("orders", "dlq").decode()) == 0
+    first, *others = calls
+    assert first[1] == 1
+    assert dict(others) == {b"%d" % n: 2 if b"%d" % n == first[0] else 1 for n in range(8)}
 
 
 async def test_retry_in_place_uses_one_delivery(broker: Broker, publisher: Publisher) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from millstream.errors import MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError
 
 
 class Undecodable(MillstreamError):
@@ -80,13 +80,20 @@ class Rejected(MillstreamError):
 
 
 class RetryLater(MillstreamError):
-    """Raised by a handler: not now. It comes back after ``delay_ms``, or after the backoff where that is None."""
+    """Raised by a handler: not now. It comes back after ``delay_ms``, or after the backoff where that is None.
+
+    ``charged=False``: this start does not count towards ``max_deliveries``, because it says nothing about the message
+    (what it needs is away). Such a message comes back for as long as the handler says so.
+    """
 
     retryable: ClassVar[bool] = True
     delay_ms: int | None
+    charged: bool
 
-    def __init__(self, reason: str = "asked to come back later", *, delay_ms: int | None = None) -> None:
-        super().__init__(reason, delay_ms=delay_ms)
+    def __init__(
+        self, reason: str = "asked to come back later", *, delay_ms: int | None = None, charged: bool = True
+    ) -> None:
+        super().__init__(reason, delay_ms=check_delay(delay_ms), charged=charged)
 
 
 class HandlerCancelled(MillstreamError):
@@ -96,3 +103,23 @@ class HandlerCancelled(MillstreamError):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"cancelled from inside: {error!r}. Catch CancelledError where the handler waits for a task.")
+
+
+class HandlerCrashed(MillstreamError):
+    """A handler raised something that is not an Exception, such as SystemExit. ``kind`` names it."""
+
+    kind: str
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            f"the handler raised {type(error).__name__}({error}), which is meant to end a program. "
+            "Raise an Exception from handlers instead.",
+            kind=type(error).__name__,
+        )
+
+
+def check_delay(delay_ms: int | None) -> int | None:
+    """Raises InvalidArgument for what is no delay: found out later, it would leave the message without an outcome."""
+    if delay_ms is not None and (type(delay_ms) is not int or delay_ms < 0):
+        raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative, or None")
+    return delay_ms

@@ -11,7 +11,7 @@ from typing import Protocol
 from uuid import NAMESPACE_URL, uuid5
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.errors import AlreadySettled, Rejected
+from millstream.messaging.errors import AlreadySettled, Rejected, check_delay
 from millstream.messaging.outcome import ACKED, Bury, Outcome, Retry
 from millstream.model import EntryId
 
@@ -112,9 +112,7 @@ class Message:
 
         The delay may be longer than the time after which idle entries are claimed. Raises AlreadySettled.
         """
-        if delay_ms is not None and delay_ms < 0:
-            raise InvalidArgument("delay_ms", delay_ms, "a number of milliseconds that is not negative, or None")
-        self.settle(Retry(delay_ms, error))
+        self.settle(Retry(check_delay(delay_ms), error))
 
     async def reject(self, reason: str | BaseException) -> None:
         """Never again: buried in the dead-letter stream with its reason. Raises AlreadySettled."""

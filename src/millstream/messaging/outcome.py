@@ -26,10 +26,14 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Once more, after ``delay_ms`` (None: the subscriber's backoff). ``error`` is what went wrong, where known."""
+    """Once more, after ``delay_ms`` (None: the subscriber's backoff). ``error`` is what went wrong, where known.
+
+    Not ``charged``: this start does not count, because it told nothing about the message.
+    """
 
     delay_ms: int | None = None
     error: BaseException | None = None
+    charged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def after_error(policy: AckPolicy, error: BaseException) -> Outcome:
     if isinstance(error, Rejected):
         return Bury(error)
     if isinstance(error, RetryLater):
-        return Retry(error.delay_ms, error)
+        return Retry(error.delay_ms, error, error.charged)
     match policy:
         case AckPolicy.ACK | AckPolicy.ACK_FIRST:
             return ACKED
@@ -93,7 +97,7 @@ def after_error(policy: AckPolicy, error: BaseException) -> Outcome:
 
 
 def limit_deliveries(outcome: Outcome, times_delivered: int, max_deliveries: int) -> Outcome:
-    """A retry that would exceed the limit is a burial."""
-    if isinstance(outcome, Retry) and times_delivered >= max_deliveries:
+    """A retry that would exceed the limit is a burial; one that is not charged never does."""
+    if isinstance(outcome, Retry) and outcome.charged and times_delivered >= max_deliveries:
         return Bury(outcome.error if outcome.error is not None else Rejected(f"nacked {times_delivered} times"))
     return outcome

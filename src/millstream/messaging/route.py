@@ -10,7 +10,6 @@ from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.context import RunningHandler, begin, end
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.messaging.middleware.recoverer import recoverer
 from millstream.messaging.place import name_of, place_of
 from millstream.messaging.registration import HandlerRefused, message_handler
 from millstream.messaging.settings import check_topic
@@ -53,7 +52,7 @@ class Route:
     """What the subscriber is made with, beside the group."""
 
     def wrapped(self, consumer: str | None, owner: object) -> Handler:
-        """The handler inside of its middleware, knowing who runs, and unable to end the process."""
+        """The handler inside of its middleware, knowing who runs."""
         handler = _marking(self.handler) if self.middleware else self.handler
         for middleware in reversed(self.middleware):
             handler = middleware(handler)
@@ -69,7 +68,7 @@ class Route:
             finally:
                 end(token)
 
-        return recoverer()(handle)
+        return handle
 
     def inside(self, middleware: Sequence[Middleware], options: Mapping[str, Any]) -> Route:
         """The same route under a router that wraps it, and whose options hold where it has none of its own."""

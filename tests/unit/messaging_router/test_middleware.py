@@ -12,7 +12,7 @@ import pytest
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.context import RunningHandler, running
-from millstream.messaging.errors import Rejected, RetryLater
+from millstream.messaging.errors import HandlerCancelled, Rejected, RetryLater
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
@@ -33,6 +33,7 @@ from millstream.messaging.middleware import (
     timeout,
 )
 from millstream.messaging.middleware.errors import CircuitOpen, HandlerCrashed, HandlerTimedOut, InjectedFailure
+from millstream.messaging.outcome import AckPolicy, Retry, after_error
 from millstream.model import EntryId
 
 
@@ -315,6 +316,14 @@ async def test_an_error_that_does_not_poison_passes() -> None:
     assert published.messages == []
 
 
+async def test_what_asks_to_come_back_is_no_poison() -> None:
+    published = Published()
+    handler, _ = failing(1, lambda: CircuitOpen(2))
+    with pytest.raises(CircuitOpen):
+        await poison_queue(published, "poison")(handler)(received())
+    assert published.messages == []
+
+
 def test_a_poison_queue_needs_a_topic() -> None:
     with pytest.raises(InvalidArgument, match=r"poison_queue\.topic"):
         poison_queue(Published(), "")
@@ -402,6 +411,7 @@ async def test_a_circuit_may_refuse_instead() -> None:
     with pytest.raises(CircuitOpen) as caught:
         await wrapped(Message(b""))
     assert caught.value.retry_after_s == 30
+    assert after_error(AckPolicy.REJECT_ON_ERROR, caught.value) == Retry(30_000, caught.value, charged=False)
     assert len(calls) == 1
 
 
@@ -433,7 +443,7 @@ async def test_recoverer_tells_a_stray_cancellation_from_a_real_one() -> None:
     async def stray(message: Message) -> None:
         raise asyncio.CancelledError
 
-    with pytest.raises(HandlerCrashed):
+    with pytest.raises(HandlerCancelled):
         await recoverer()(stray)(Message(b""))
 
     async def waits(message: Message) -> None:

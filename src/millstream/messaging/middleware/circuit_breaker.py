@@ -1,7 +1,7 @@
 """Stops calling a handler that keeps failing, and tries one message now and then until it works again.
 
-By default a message that meets an open circuit waits, kept alive by the heartbeat: refusing it would use up one of its
-deliveries, and a long outage would bury every message that came along meanwhile.
+A message that meets an open circuit has not met its handler, and is not charged for it: however long the outage is,
+being refused buries nothing. What is charged are the calls that failed, one trial each reset time.
 """
 
 from __future__ import annotations
@@ -75,8 +75,13 @@ def circuit_breaker(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> Middleware:
-    """Opens after ``failures`` failures in a row. ``ignore`` names errors that say nothing about the service behind
-    (a bad message); ``Rejected`` is one of them always. One circuit per wrapped handler."""
+    """Opens after ``failures`` failures in a row. One circuit per wrapped handler.
+
+    ``when_open``: ``wait`` holds the message here, kept alive by the heartbeat, which fills ``max_in_flight`` and so
+    stops the reading; ``raise`` puts it off until the next trial (CircuitOpen, a RetryLater that is not charged), so
+    that reading goes on. ``ignore`` names errors that say nothing about the service behind (a bad message);
+    ``Rejected`` is one of them always.
+    """
     if failures < 1:
         raise InvalidArgument("circuit_breaker.failures", failures, "a number of at least 1")
     if when_open not in ("wait", "raise"):

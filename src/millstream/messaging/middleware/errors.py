@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from millstream.errors import MillstreamError
+from millstream.messaging.errors import HandlerCrashed, RetryLater
+
+__all__ = ["CircuitOpen", "HandlerCrashed", "HandlerTimedOut", "InjectedFailure"]
 
 
 class HandlerTimedOut(MillstreamError):
@@ -17,28 +22,21 @@ class HandlerTimedOut(MillstreamError):
         )
 
 
-class HandlerCrashed(MillstreamError):
-    """The handler raised something that is not an Exception, such as SystemExit."""
+class CircuitOpen(RetryLater):
+    """The circuit breaker refused to start the handler. ``retry_after_s`` says when it will try again.
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(
-            f"the handler raised {type(error).__name__}({error}), which is meant to end a program. "
-            "Raise an Exception from handlers instead.",
-            kind=type(error).__name__,
-        )
+    The message comes back then, and the start that did not happen is not counted.
+    """
 
-
-class CircuitOpen(MillstreamError):
-    """The circuit breaker refused to start the handler. ``retry_after_s`` says when it will try again."""
-
-    retryable = True
     retry_after_s: float
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(
             f"the circuit is open for another {retry_after_s:.1f} s. Look at why the handler failed before.",
-            retry_after_s=retry_after_s,
+            delay_ms=math.ceil(retry_after_s * 1000),
+            charged=False,
         )
+        self.retry_after_s = retry_after_s
 
 
 class InjectedFailure(MillstreamError):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.context import current_handler
+from millstream.messaging.errors import RetryLater
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 
@@ -27,7 +28,8 @@ class Publishes(Protocol):
 def poison_queue(
     publisher: Publishes, topic: str, *, poisons: Callable[[Exception], bool] = lambda error: True
 ) -> Middleware:
-    """An error for which ``poisons`` is false passes on, to be retried. Put ``retry`` inside of this one."""
+    """An error for which ``poisons`` is false passes on, to be retried, and so does ``RetryLater``, which asks for it
+    (an open circuit is one). Put ``retry`` inside of this one."""
     if not topic:
         raise InvalidArgument("poison_queue.topic", topic, "the name of a topic")
 
@@ -35,6 +37,8 @@ def poison_queue(
         async def handle(message: Message) -> Output:
             try:
                 return await handler(message)
+            except RetryLater:
+                raise
             except Exception as error:
                 if not poisons(error):
                     raise

@@ -1,31 +1,34 @@
-"""Turns what would end the process into an error of one message: sys.exit() in a library, a stray cancellation."""
+"""Turns what would end the process into an error of one message: sys.exit() in a library, a stray cancellation.
+
+Subscribers judge in the same way what leaves a handler. This one is for the inside: for a ``retry`` or a
+``poison_queue`` around it, which see Exceptions alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
+from millstream.messaging.crashes import failure_of
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.messaging.middleware.errors import HandlerCrashed
 
 
 def recoverer() -> Middleware:
-    """Raises HandlerCrashed instead of SystemExit, GeneratorExit and the like. KeyboardInterrupt passes, and so does a
-    cancellation that was meant for this task; one that came out of the handler's own work does not."""
+    """Raises HandlerCrashed instead of SystemExit, GeneratorExit and the like, and HandlerCancelled where something
+    that the handler waited for was cancelled. KeyboardInterrupt and a cancellation of the task itself pass."""
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:
+            task = asyncio.current_task()
             try:
                 return await handler(message)
-            except (Exception, KeyboardInterrupt):
+            except Exception:
                 raise
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                raise HandlerCrashed(error) from error
             except BaseException as error:
-                raise HandlerCrashed(error) from error
+                failure = failure_of(error, task)
+                if failure is None:
+                    raise
+                raise failure from error
 
         return handle
 

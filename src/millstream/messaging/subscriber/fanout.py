@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
 from millstream.messaging.codec import Codec
+from millstream.messaging.crashes import failure_of
 from millstream.messaging.errors import NothingToSettle
 from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Handler, Message
@@ -78,18 +79,29 @@ class Fanout:
     async def consume(self, handler: Handler, publish_to: str | None) -> None:
         """One message after the other. A handler that fails is told about, and the next message comes."""
         self._handling = True
-        while (message := await self.next_message()) is not None:
-            try:
-                output = await handler(message)
-                if output is not None and publish_to is not None:
-                    outputs = (output,) if isinstance(output, Message) else output
-                    await self._broker.xadd_many(publish_to, [self._codec.encode(one) for one in outputs])
-                    self._broker.site.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
-            except Exception as error:
-                log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
-                self._tell(
-                    "messaging.handler_failed", id=str(message.id), error=str(error), error_type=type(error).__name__
-                )
+        task = asyncio.current_task()
+        try:
+            while (message := await self.next_message()) is not None:
+                try:
+                    await self._handle(message, handler, publish_to)
+                except BaseException as error:
+                    failure = failure_of(error, task)
+                    if failure is None:
+                        raise
+                    self._failed(message, failure)
+        finally:
+            self._ended.set()
+
+    async def _handle(self, message: Message, handler: Handler, publish_to: str | None) -> None:
+        output = await handler(message)
+        if output is not None and publish_to is not None:
+            outputs = (output,) if isinstance(output, Message) else output
+            await self._broker.xadd_many(publish_to, [self._codec.encode(one) for one in outputs])
+            self._broker.site.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
+
+    def _failed(self, message: Message, error: Exception) -> None:
+        log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
+        self._tell("messaging.handler_failed", id=str(message.id), error=str(error), error_type=type(error).__name__)
 
     async def next_message(self) -> Message | None:
         """The next one; None when closed."""

@@ -50,8 +50,9 @@ class Settler:
         """Acknowledgements that gather. Workers append here themselves, and call ``wake`` before the first."""
         self._others: list[tuple[Message, Outcome]] = []
         self._charges: list[Message] = []
-        self._resting: dict[EntryId, tuple[asyncio.TimerHandle, Message]] = {}
-        """Messages that wait for a retry inside this process, because they hold their key back."""
+        self._resting: dict[EntryId, tuple[asyncio.TimerHandle, Message, bool]] = {}
+        """Messages that wait for a retry inside this process, because they hold their key back; whether the start that
+        they wait after is charged."""
         self._steps: set[asyncio.Task[None]] = set()
         self._wanted = asyncio.Event()
         self._idle = asyncio.Event()
@@ -172,7 +173,7 @@ class Settler:
 
     def _plan(self, others: Sequence[tuple[Message, Outcome]]) -> list[Coroutine[Any, Any, None]]:
         outputs: dict[Message, Sequence[Message]] = {}
-        retries: dict[int, list[Message]] = {}
+        retries: dict[tuple[int, bool], list[Message]] = {}
         steps: list[Coroutine[Any, Any, None]] = []
         for message, outcome in others:
             if isinstance(outcome, Ack):
@@ -180,11 +181,11 @@ class Settler:
             elif isinstance(outcome, Bury):
                 steps.append(self._insist(partial(self._bury, outcome.error), [message]))
             elif self._desk.lanes is not None:
-                self._rest(message, self._delay_of(message, outcome))
+                self._rest(message, self._delay_of(message, outcome), charged=outcome.charged)
             else:
-                retries.setdefault(self._delay_of(message, outcome), []).append(message)
-        for delay_ms, messages in retries.items():
-            steps.append(self._insist(partial(self._delay, delay_ms), messages))
+                retries.setdefault((self._delay_of(message, outcome), outcome.charged), []).append(message)
+        for (delay_ms, charged), messages in retries.items():
+            steps.append(self._insist(partial(self._delay, delay_ms, charged), messages))
         if outputs:
             steps.append(self._insist(partial(self._publish, outputs), list(outputs)))
         return steps
@@ -220,13 +221,19 @@ class Settler:
                 await self._lost(settled, generation)
                 self._release(refused)
 
-    async def _delay(self, delay_ms: int, messages: Sequence[Message]) -> None:
+    async def _delay(self, delay_ms: int, charged: bool, messages: Sequence[Message]) -> None:
         desk = self._desk
         generation = desk.generation
         for times, ids in ids_by_count(messages).items():
             settled = await desk.broker.delay(
                 desk.topic, desk.group, desk.consumer, ids, times_delivered=times, delay_ms=delay_ms
             )
+            if not charged:
+                # In this order: while it waits for its time no sweep takes it, however free it is. Taken in between,
+                # it was charged for once, which is better than to be free for everybody at once.
+                await desk.broker.hand_back(
+                    desk.topic, desk.group, desk.consumer, ids, times_delivered=times, leaving=max(0, times - 1)
+                )
             desk.tell("messaging.retried", entries=len(ids) - len(settled.refused), delay_ms=delay_ms)
             if settled.refused:
                 await self._lost(settled, generation)
@@ -292,28 +299,33 @@ class Settler:
 
     # --- retries inside the process, for keys in order --------------------------------------------------------------
 
-    def _rest(self, message: Message, delay_ms: int) -> None:
+    def _rest(self, message: Message, delay_ms: int, *, charged: bool) -> None:
         """The message stays in the book, with our signs of life: so its key waits for it."""
         assert message.id is not None
         entry_id = message.id
         timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._rested, entry_id)
-        self._resting[entry_id] = (timer, message)
+        self._resting[entry_id] = (timer, message, charged)
         self._desk.tell("messaging.retried", entries=1, delay_ms=delay_ms)
 
     def _rested(self, entry_id: EntryId) -> None:
-        _, message = self._resting.pop(entry_id)
-        if entry_id in self._desk.held.entries:
+        _, message, charged = self._resting.pop(entry_id)
+        if entry_id not in self._desk.held.entries:
+            return
+        if charged:
             self.charge(message)
+        else:
+            self._ready_again(message, message.times_delivered, message.valid_until)
 
     async def let_go(self) -> None:
         """On closing: what rests here is free at once. Resting on elsewhere, it would let the rest of its key pass."""
         desk = self._desk
         resting, self._resting = self._resting, {}
-        for timer, message in resting.values():
+        for timer, message, charged in resting.values():
             timer.cancel()
             assert message.id is not None
             times = message.times_delivered
+            leaving = times if charged else max(0, times - 1)
             await desk.broker.hand_back(
-                desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times, leaving=times
+                desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times, leaving=leaving
             )
             self._release([message.id])

@@ -2,7 +2,8 @@
 a handler that finishes without waiting costs a call, and the next one starts at once.
 
 A worker that finds more than it can start calls another; so there are as many as handlers wait at a time.
-What a handler sets in a context variable, it resets: the same task goes on to other messages.
+What a handler sets in a context variable, it resets: the same task goes on to other messages. Whatever it raises is a
+failure of its one message (``crashes`` says what is not), and no message is left without somebody who settles it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from millstream.broker.operations.arguments import field_words
 from millstream.broker.operations.once import ROW_WORDS
 from millstream.errors import InvalidArgument
+from millstream.messaging.crashes import failure_of
 from millstream.messaging.errors import HandlerCancelled
 from millstream.messaging.ground import log
 from millstream.messaging.message import Handler, Message
@@ -22,6 +24,9 @@ from millstream.messaging.subscriber.desk import Desk
 
 SLICE_S = 0.005
 """After so long without a pause a worker lets others on the loop run: signs of life, timers, other subscriptions."""
+
+DESERTED_S = 0.25
+"""How long a message whose worker was taken away waits for the subscription to close, and to hand it back."""
 
 
 class Workers:
@@ -64,7 +69,7 @@ class Workers:
             self._called = True
             task = asyncio.get_running_loop().create_task(self._work(), name=f"millstream worker of {self._desk.topic}")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._gone)
 
     async def close(self, time_left: Callable[[], float]) -> None:
         """Starts nothing more, waits for what is under way as long as ``time_left`` says, then cancels it."""
@@ -96,6 +101,7 @@ class Workers:
         """Message after message until nothing is ready. The hot path: every line here costs every message."""
         ready, handler, acks, wake_settler = self._desk.held.ready, self._handler, self._acks, self._wake_settler
         monotonic = time.monotonic
+        task = asyncio.current_task()
         short = self._policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and self._publish is None
         pause_at = monotonic() + SLICE_S
         while ready and not self._closing:
@@ -118,12 +124,12 @@ class Workers:
                     await self._handle(message)
             except Exception as error:
                 self._failed(message, error)
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+            except BaseException as error:
+                failure = failure_of(error, task)
+                if failure is None:
+                    self._deserted(message, error)
                     raise
-                # Something that the handler waited for was cancelled, not the handler: an error like any other.
-                self._failed(message, HandlerCancelled(error))
+                self._failed(message, failure)
             if now > pause_at:
                 await asyncio.sleep(0)
                 pause_at = monotonic() + SLICE_S
@@ -152,6 +158,27 @@ class Workers:
             if len(words) > ROW_WORDS:
                 raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
         return outputs
+
+    def _deserted(self, message: Message, error: BaseException) -> None:
+        """Its worker goes, and nobody else would settle it: the signs of life would keep it in flight for ever.
+
+        Mostly the subscription closes in the same moment, and hands it back. Where it does not (the handler cancelled
+        its own task, the loop goes on after Ctrl-C), the message has failed.
+        """
+
+        def look() -> None:
+            if not self._closing:
+                self._failed(message, HandlerCancelled(error))
+
+        if not isinstance(error, GeneratorExit):  # with that one the loop is gone, and with it the signs of life
+            asyncio.get_running_loop().call_later(DESERTED_S, look)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # Called, and cancelled before it could come: others may be called again.
+        self._called = False
+        if not task.cancelled() and (error := task.exception()) is not None and not self._closing:
+            log.error("a worker of %s ended", self._desk.topic, exc_info=error)
 
     def _failed(self, message: Message, error: Exception) -> None:
         desk = self._desk

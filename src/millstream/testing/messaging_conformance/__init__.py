@@ -5,6 +5,7 @@ pytest-asyncio in auto mode does the rest. Topics have fresh names, so that a se
 alone empties it.
 """
 
+from millstream.testing.messaging_conformance.crashing import CrashingChapter
 from millstream.testing.messaging_conformance.fanout import FanoutChapter
 from millstream.testing.messaging_conformance.group_loss import GroupLossChapter
 from millstream.testing.messaging_conformance.handling import HandlingChapter
@@ -17,6 +18,7 @@ from millstream.testing.messaging_conformance.recovery import RecoveryChapter
 CHAPTERS = (
     PublishingChapter,
     HandlingChapter,
+    CrashingChapter,
     IteratingChapter,
     HoldingChapter,
     RecoveryChapter,

@@ -1,0 +1,120 @@
+"""Crashing: whatever a handler raises ends its message, not its subscriber; and no message stays in flight for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.messaging import Message, Publisher, RetryLater, Subscriber
+from millstream.testing.messaging_conformance.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
+from millstream.testing.waiting import eventually
+
+
+class Stranger(BaseException):
+    """What a library may raise that does not know better."""
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.Event().wait()
+
+
+class CrashingChapter(Chapter):
+    @pytest.mark.parametrize("crash", [SystemExit, GeneratorExit, asyncio.CancelledError, Stranger])
+    @pytest.mark.parametrize("max_in_flight", [1, 10])
+    async def test_what_a_handler_raises_ends_its_message_alone(
+        self, broker: Broker, publisher: Publisher, topic: str, crash: type[BaseException], max_in_flight: int
+    ) -> None:
+        await publisher.publish(topic, *numbered(20))
+
+        async def crashes(message: Message) -> None:
+            if message.payload == b"7":
+                raise crash("out of here")
+
+        seen = Seen(crashes)
+        async with running(broker, topic, seen, max_deliveries=3, max_in_flight=max_in_flight):
+            await seen.have(22)
+            await nothing_pending(broker, topic)
+
+        assert seen.payloads.count(b"7") == 3
+        (letter,) = await broker.xrange(beside(topic, "dlq"))
+        kind = b"HandlerCancelled" if crash is asyncio.CancelledError else b"HandlerCrashed"
+        assert letter.fields[b"dlq.error_type"].endswith(kind)
+        assert crash.__name__.encode() in letter.fields[b"dlq.error"]
+
+    @pytest.mark.parametrize("max_in_flight", [1, 10])
+    async def test_a_handler_that_cancels_its_own_task_is_not_in_flight_for_ever(
+        self, broker: Broker, publisher: Publisher, topic: str, max_in_flight: int
+    ) -> None:
+        await publisher.publish(topic, *numbered(5))
+
+        async def crashes(message: Message) -> None:
+            if message.payload == b"2":
+                await cancels_itself()
+
+        seen = Seen(crashes)
+        async with running(broker, topic, seen, max_deliveries=2, max_in_flight=max_in_flight):
+            await seen.have(6)
+            await nothing_pending(broker, topic)
+        assert await broker.xlen(beside(topic, "dlq")) == 1
+
+    @pytest.mark.parametrize("crash", [SystemExit, asyncio.CancelledError, Stranger])
+    async def test_without_a_group_too(
+        self, broker: Broker, publisher: Publisher, topic: str, crash: type[BaseException]
+    ) -> None:
+        async def crashes(message: Message) -> None:
+            if message.payload == b"1":
+                raise crash("out of here")
+
+        await publisher.publish(topic, *numbered(3))
+        seen, told = Seen(crashes), Told()
+        subscriber = Subscriber(told.beside(broker), group=None)
+        task = asyncio.create_task(subscriber.consume(topic, seen, start="0"))
+        await seen.have(3)
+        await subscriber.close()
+        await task
+        assert len(told.all("messaging.handler_failed", "error_type")) == 1
+
+    @pytest.mark.parametrize("ordered", [False, True])
+    async def test_a_start_that_is_not_charged_never_buries(
+        self, broker: Broker, publisher: Publisher, topic: str, ordered: bool
+    ) -> None:
+        await publisher.publish(topic, Message(b"0", {"key": "k"}), Message(b"1", {"key": "k"}))
+        away = 10
+
+        async def not_now(message: Message) -> None:
+            nonlocal away
+            away -= 1
+            if away >= 0:
+                raise RetryLater("away", delay_ms=1, charged=False)
+
+        seen = Seen(not_now)
+        async with running(broker, topic, seen, max_deliveries=2, ordered_by_key=ordered):
+            await seen.have(12)
+            await nothing_pending(broker, topic)
+        assert {message.times_delivered for message in seen.messages} == {1}
+        assert await broker.xlen(beside(topic, "dlq")) == 0
+        if ordered:
+            assert seen.payloads == [b"0"] * 11 + [b"1"]
+
+    async def test_a_delay_that_is_none_is_refused_where_it_is_said(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        delays: list[Any] = [-1, 1.5, float("inf"), "soon"]
+
+        async def nack(message: Message) -> None:
+            if delays:
+                await message.nack(delay_ms=delays.pop())
+
+        await publisher.publish(topic, Message(b"x"))
+        seen = Seen(nack)
+        async with running(broker, topic, seen):
+            await seen.have(5)
+            await nothing_pending(broker, topic)
+        await eventually(lambda: not delays)
