@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from millstream.pipelines.plan import Plan, config_of
+from millstream.pipelines.spec.part import HASHED
 from millstream.pipelines.spec.uri import without_secrets
 
 Fingerprint = dict[str, Any]
@@ -40,7 +41,7 @@ def fingerprint(plan: Plan) -> Fingerprint:
 
 
 def _digest(part: BaseModel | Mapping[str, Any]) -> str:
-    plain = part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part
+    plain = part.model_dump(mode="json", by_alias=True, context=HASHED) if isinstance(part, BaseModel) else part
     text = json.dumps(_harmless(plain), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -97,9 +98,13 @@ def _state(old: list[Mapping[str, str]], new: list[Mapping[str, str]]) -> list[V
 
 
 def _processors(old: list[Mapping[str, str]], new: list[Mapping[str, str]]) -> list[Verdict]:
-    if [(p["type"], p["digest"]) for p in old] == [(p["type"], p["digest"]) for p in new]:
+    before, after = ([(p["type"], p["digest"]) for p in side] for side in (old, new))
+    if before == after:
         return []
-    return [Verdict("processors", True, "they changed; events from the next batch on go through the new ones")]
+    changed = [f"{p['name']} {p['type']}" for p, made in zip(new, after, strict=True) if made not in before]
+    gone = [f"{p['name']} {p['type']}" for p, made in zip(old, before, strict=True) if made not in after]
+    what = f"{', '.join(changed)} changed or came" if changed else f"{', '.join(gone)} went" if gone else "another order"
+    return [Verdict("processors", True, f"{what}; events from the next batch on go through the new ones")]
 
 
 def _sinks(old: Mapping[str, Any], new: Mapping[str, Any], waiting: Mapping[str, int]) -> list[Verdict]:

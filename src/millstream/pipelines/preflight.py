@@ -32,7 +32,7 @@ def _problems(made: Plan, once: bool) -> list[Problem]:
     name, found = made.pipeline.name, []
     try:
         for verdict in Checkpoint(made.pipeline.checkpoint_path).check(made):
-            log.info("%s: %s: %s", name, verdict.part, verdict.why)
+            log.warning("%s: the spec has changed: %s: %s", name, verdict.part, verdict.why)
     except CheckpointRefused as error:
         found.append(Problem(name, 0, "checkpoint", str(error)))
     if once and made.pipeline.spec.source.endless():

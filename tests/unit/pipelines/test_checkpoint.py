@@ -114,6 +114,25 @@ def test_no_password_is_kept(checkpoint: Checkpoint) -> None:
     assert verdicts(checkpoint, sinks=[redis_sink(uri="redis://u:other@h")]) == []
 
 
+def test_another_salt_is_another_mask_and_is_said_so(checkpoint: Checkpoint) -> None:
+    salted = {**MASK, "salt": "s4lt-word"}
+    checkpoint.open(planned(processors=[salted]))
+    assert "s4lt-word" not in (checkpoint.path / "millstream.json").read_text()
+    assert verdicts(checkpoint, processors=[salted]) == []
+    [said] = checkpoint.check(planned(processors=[{**MASK, "salt": "pepper"}]))
+    assert (said.part, said.compatible) == ("processors", True)
+    assert said.why.startswith("processors[0] mask changed")
+    batch(checkpoint, 0, committed=False)
+    with pytest.raises(CheckpointRefused, match="batch 0 is not committed"):
+        checkpoint.check(planned(processors=[{**MASK, "salt": "pepper"}]))
+
+
+def test_a_salt_is_shown_to_nobody() -> None:
+    made = pipeline(processors=[{**MASK, "salt": "s4lt-word"}])
+    for shown in (repr(made), made.model_dump_json(), str(made.model_dump())):
+        assert "s4lt-word" not in shown
+
+
 def test_batches_as_spark_s_logs_have_them(checkpoint: Checkpoint) -> None:
     for number in range(3):
         batch(checkpoint, number, committed=number < 2)

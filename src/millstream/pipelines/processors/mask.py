@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 
 from millstream.pipelines.events import change_fields
 from millstream.pipelines.processors.processor import Processor, Stage
-from millstream.pipelines.spec.part import NonEmpty, Text
+from millstream.pipelines.spec.part import NonEmpty, Secret, Text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -19,7 +19,7 @@ class Mask(Processor):
 
     type: Literal["mask"]
     fields: Annotated[dict[NonEmpty, Literal["hash", "redact"]], Field(min_length=1)]
-    salt: SecretStr = SecretStr("")
+    salt: Secret = SecretStr("")
     replacement: Text = "***"
 
     def apply(self, events: DataFrame, stage: Stage) -> DataFrame:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    SerializationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.templates import Template, TemplateError
@@ -56,6 +67,16 @@ def _no_template(text: str) -> str:
     return text
 
 
+HASHED = "secrets as hashes"
+
+
+def _told_secret(secret: SecretStr, info: SerializationInfo) -> str:
+    """Stars for whoever looks; a hash where the context asks for one, so that a changed secret can be noticed."""
+    if info.context != HASHED or not secret.get_secret_value():
+        return str(secret)
+    return hashlib.sha256(secret.get_secret_value().encode()).hexdigest()
+
+
 _DURATION_SCHEMA = {
     "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{_DURATION.pattern}$"}]
 }
@@ -63,6 +84,7 @@ _SIZE_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]
 
 Duration = Annotated[int, BeforeValidator(duration_ms), WithJsonSchema(_DURATION_SCHEMA)]
 Size = Annotated[int, BeforeValidator(size_bytes), WithJsonSchema(_SIZE_SCHEMA)]
+Secret = Annotated[SecretStr, PlainSerializer(_told_secret, when_used="json")]
 Text = Annotated[str, AfterValidator(_no_template)]
 NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_no_template)]
 TemplateText = Annotated[str, Field(min_length=1), AfterValidator(_checked_template)]
