@@ -103,7 +103,7 @@ def _processors(old: list[Mapping[str, str]], new: list[Mapping[str, str]]) -> l
         return []
     changed = [f"{p['name']} {p['type']}" for p, made in zip(new, after, strict=True) if made not in before]
     gone = [f"{p['name']} {p['type']}" for p, made in zip(old, before, strict=True) if made not in after]
-    what = f"{', '.join(changed)} changed or came" if changed else f"{', '.join(gone)} went" if gone else "another order"
+    what = f"{', '.join(changed)} changed or came" if changed else f"{', '.join(gone)} went" if gone else "the order"
     return [Verdict("processors", True, f"{what}; events from the next batch on go through the new ones")]
 
 
