@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
@@ -38,7 +39,7 @@ def write(url: str, values: list[bytes], *, chunk: int, short: bool, epoch: int 
     added = skipped = 0
     with opened(url, chunk) as broker:
         for first in range(0, len(values), 130):
-            part = UniformRows([b"event"], [values[first : first + 130]])
+            part = UniformRows([b"event"], [pa.array(values[first : first + 130], pa.binary())])
             if isinstance(once, BulkOnce):
                 new, known = broker.run(once.append_uniform, part)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from millstream.model.entry_id import EntryId
@@ -20,31 +20,47 @@ UNKNOWN = b"-"
 
 
 class Digest:
-    """A rolling digest over rows: the same rows give the same digest, however they are cut into chunks."""
+    """A rolling digest over rows: the same rows give the same digest, however they are cut into chunks.
 
-    __slots__ = ("_state",)
+    It is taken of the values as bulk strings, and of the names as an array where they differ from the row before: so
+    no two different sequences of rows look alike, and what travels to the server need not be packed a second time.
+    """
+
+    __slots__ = ("_names", "_state")
 
     def __init__(self) -> None:
-        self._state = blake2b(digest_size=16)
+        # SHA-256 because most processors have it in hardware; what could differ by accident needs no more bits of it.
+        self._state = sha256(usedforsecurity=False)
+        self._names: tuple[bytes, ...] = ()
 
     def add(self, rows: Iterable[Sequence[bytes]]) -> None:
-        """Rows as words: names and values in turn. Packed, so that no two different rows look alike."""
-        self.add_packed(b"".join(map(pack, rows)))
+        """Rows as words: names and values in turn."""
+        parts: list[bytes] = []
+        for row in rows:
+            if (names := tuple(row[::2])) != self._names:
+                self._names = names
+                parts.append(pack(names))
+            parts += [b"$%d\r\n%b\r\n" % (len(value), value) for value in row[1::2]]
+        self._state.update(b"".join(parts))
 
-    def add_packed(self, rows: bytes) -> None:
-        """Rows that are packed already: each as one RESP array of its words."""
-        self._state.update(rows)
+    def add_packed(self, names: tuple[bytes, ...], values: bytes | memoryview) -> None:
+        """Rows of the same names, row after row: each value as a RESP bulk string."""
+        if names != self._names:
+            self._names = names
+            self._state.update(pack(names))
+        self._state.update(values)
 
     def copy(self) -> Digest:
         twin = Digest()
-        twin._state = self._state.copy()
+        twin.adopt(self)
         return twin
 
     def adopt(self, other: Digest) -> None:
         self._state = other._state.copy()
+        self._names = other._names
 
     def word(self) -> bytes:
-        return self._state.hexdigest().encode()
+        return self._state.hexdigest()[:32].encode()
 
 
 class Appended(NamedTuple):

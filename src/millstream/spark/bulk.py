@@ -1,12 +1,15 @@
-"""append_once for rows with the same fields in all of them: the common shape, packed without a step for each row.
+"""append_once for rows with the same fields in all of them: the common shape, packed by Arrow, no step for each row.
 
 The same marker as ``Once``, the same digest, byte for byte: a replay may take the other way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.broker.operations.once import ROW_WORDS, Once
 from millstream.broker.scripts import load_script, script
@@ -16,65 +19,68 @@ from millstream.spark.errors import RowsMiscounted
 from millstream.wire.commands import Command, Conversation, Packed
 
 NO_TRIM = (b"0",)
+_BYTES = pa.large_binary()
+"""Offsets of 64 bits: the columns of one batch may hold more than 2 GiB together."""
 
 
 class UniformRows(Sequence[list[bytes]]):
-    """Rows ``[name, value, name, value, ...]`` with the same names in all, kept as the names and a list for each."""
+    """Rows ``[name, value, name, value, ...]`` with the same names in all, kept as the names and a column for each.
 
-    __slots__ = ("columns", "names")
+    Columns are Arrow arrays of bytes without nulls. They are packed once; slices share what was packed.
+    """
 
-    def __init__(self, names: Sequence[bytes], columns: Sequence[list[bytes]]) -> None:
+    __slots__ = ("_columns", "_packed", "names")
+
+    def __init__(self, names: Sequence[bytes], columns: Sequence[pa.Array], packed: pa.Array | None = None) -> None:
         self.names = tuple(names)
-        self.columns = tuple(columns)
+        self._columns = tuple(columns)
+        self._packed = packed
 
     def __len__(self) -> int:
-        return len(self.columns[0])
+        return len(self._columns[0])
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return UniformRows(self.names, [column[at] for column in self.columns])
-        return [word for name, column in zip(self.names, self.columns, strict=True) for word in (name, column[at])]
+            first, past, _ = at.indices(len(self))
+            size = max(past - first, 0)
+            packed = None if self._packed is None else self._packed.slice(first, size)
+            return UniformRows(self.names, [column.slice(first, size) for column in self._columns], packed)
+        values = [column[at].as_py() for column in self._columns]
+        return [word for pair in zip(self.names, values, strict=True) for word in pair]
 
-    def size(self) -> int:
-        """The values' bytes."""
-        return sum(sum(map(len, column)) for column in self.columns)
+    def __iter__(self) -> Iterator[list[bytes]]:
+        names = self.names
+        for values in zip(*(column.to_pylist() for column in self._columns), strict=True):
+            yield [word for pair in zip(names, values, strict=True) for word in pair]
 
-    def packed(self) -> bytes:
-        """Each row as a RESP array of its words: what the digest is taken of."""
-        return self._joined(b"*%d\r\n" % (2 * len(self.names)))
+    def take(self, places: Sequence[int]) -> UniformRows:
+        chosen = pa.array(places, pa.int64())
+        return UniformRows(self.names, [column.take(chosen) for column in self._columns])
 
-    def values(self) -> list[bytes]:
-        """Row by row, each row's in the order of the names: as the script takes them."""
-        width = len(self.columns)
-        if width == 1:
-            return self.columns[0]
-        flat = [b""] * (width * len(self))
-        for at, column in enumerate(self.columns):
-            flat[at::width] = column
-        return flat
+    def packed_values(self) -> memoryview:
+        """Row by row, each row's values in the order of the names, as bulk strings: as the script takes them."""
+        if self._packed is None:
+            self._packed = _packed(self._columns)
+        _, offsets, data = self._packed.buffers()
+        places = memoryview(offsets).cast("q")
+        first = self._packed.offset
+        return memoryview(data)[places[first] : places[first + len(self._packed)]]
 
-    def packed_values(self) -> bytes:
-        """``values`` as bulk strings."""
-        values = self.values()
-        lengths = list(map(len, values))
-        heads = {length: b"$%d\r\n" % length for length in set(lengths)}
-        parts = [b"\r\n"] * (3 * len(values))
-        parts[0::3] = map(heads.__getitem__, lengths)
-        parts[1::3] = values
-        return b"".join(parts)
 
-    def _joined(self, head: bytes) -> bytes:
-        """Before each value a text that depends on nothing but the value's length: one join for all rows."""
-        each = 2 * len(self.names) + 1
-        parts = [b"\r\n"] * (each * len(self))
-        for at, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
-            # The value before it, or the row's head, ends where this name begins.
-            before = b"%b$%d\r\n%b\r\n$" % (b"\r\n" if at else head, len(name), name)
-            lengths = list(map(len, column))
-            heads = {length: b"%b%d\r\n" % (before, length) for length in set(lengths)}
-            parts[2 * at :: each] = map(heads.__getitem__, lengths)
-            parts[2 * at + 1 :: each] = column
-        return b"".join(parts)
+def _packed(columns: Sequence[pa.Array]) -> pa.Array:
+    """Each row's values as bulk strings, one behind the other.
+
+    What stands before a value depends on its length alone: so each such text is made once, and Arrow lays texts and
+    values side by side.
+    """
+    parts: list[Any] = []
+    for column in columns:
+        wide = column.cast(_BYTES)
+        lengths = pc.binary_length(wide).dictionary_encode()
+        before = b"\r\n$%d\r\n" if parts else b"$%d\r\n"
+        heads = pa.array([before % length for length in lengths.dictionary.to_pylist()], _BYTES)
+        parts += [heads.take(lengths.indices), wide]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"\r\n", _BYTES), pa.scalar(b"", _BYTES))
 
 
 class BulkOnce(Once):
@@ -85,6 +91,7 @@ class BulkOnce(Once):
         if self._durability is not None or self._trim != NO_TRIM or 2 * len(rows.names) > ROW_WORDS:
             appended = yield from self.append_rows(site, list(rows))
             return appended.added, appended.skipped
+        rows.packed_values()  # all of them at once: chunks are slices of it
         skipped = self._skip(rows, [])
         todo = rows[skipped:]
         while todo:
@@ -105,20 +112,22 @@ class BulkOnce(Once):
 
     def _send(self, rows: UniformRows) -> Conversation[tuple[list[Any], Any]]:
         assert self.digest is not None
+        values = rows.packed_values()
         ahead = self.digest.copy()
-        ahead.add_packed(rows.packed())
+        ahead.add_packed(rows.names, values)
         chosen = script("append_once_uniform")
-        head = chosen.words(
-            (self._stream, self._markers),
-            (
-                *(self._partition, self._version, b"%d" % self.position),
-                *(self.digest.word(), ahead.word(), self._ttl),
-                *(b"%d" % len(rows.names), *rows.names),
-            ),
+        words = Packed(
+            chosen.words(
+                (self._stream, self._markers),
+                (
+                    *(self._partition, self._version, b"%d" % self.position),
+                    *(self.digest.word(), ahead.word(), self._ttl),
+                    *(b"%d" % len(rows.names), *rows.names),
+                ),
+            )
         )
-        words = Packed((*head, *rows.values()))
-        start = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in head)
-        words.data = b"*%d\r\n%b%b" % (len(words), start, rows.packed_values())
+        count = len(words) + len(rows.names) * len(rows)
+        words.data = b"".join((b"*%d\r\n" % count, *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words), values))
         call = Command(words, self._stream, repeatable=True)
         try:
             reply: list[Any] = yield call
@@ -132,7 +141,7 @@ class BulkOnce(Once):
     def _move(self, rows: Sequence[list[bytes]]) -> None:
         if isinstance(rows, UniformRows) and self.digest is not None:
             self.position += len(rows)
-            self.digest.add_packed(rows.packed())
+            self.digest.add_packed(rows.names, rows.packed_values())
         else:
             super()._move(rows)
 
@@ -141,6 +150,6 @@ def _first_chunk(rows: UniformRows, site: Site) -> UniformRows:
     """As many rows as one call of the script may carry."""
     most = site.limits.script_entries
     chunk: UniformRows = rows[:most]
-    while len(chunk) > 1 and chunk.size() > site.limits.script_bytes:
+    while len(chunk) > 1 and chunk.packed_values().nbytes > site.limits.script_bytes:
         chunk = chunk[: len(chunk) // 2]
     return chunk

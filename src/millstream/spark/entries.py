@@ -122,14 +122,15 @@ def pieces(mapping: Mapping, batch: pa.RecordBatch) -> Iterator[Piece]:
         return
     for stream, places in _places(mapping, batch).items():
         own_marks = None if marks is None else [marks[at] for at in places]
-        yield Piece(stream, [rows[at] for at in places], own_marks)
+        own = rows.take(places) if isinstance(rows, UniformRows) else [rows[at] for at in places]
+        yield Piece(stream, own, own_marks)
 
 
 def _rows(mapping: Mapping, batch: pa.RecordBatch) -> Sequence[Words]:
     if mapping.content == "value":
         name = mapping.value_name
-        values = _texts(batch.column("value"))
-        if None in values:
+        values = _bytes(batch.column("value"))
+        if values.null_count:
             raise UnusableRow("a row's value is null. Filter such rows out, or use coalesce(value, '').")
         return UniformRows([name], [values])
     if mapping.content == "fields":
@@ -137,13 +138,18 @@ def _rows(mapping: Mapping, batch: pa.RecordBatch) -> Sequence[Words]:
     return _from_columns(mapping.columns, batch)
 
 
+def _bytes(column: pa.Array) -> pa.Array:
+    """The column's cells as they are written."""
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return column
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        column = column.cast(pa.string())
+    return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+
+
 def _texts(column: pa.Array) -> list[Any]:
     """The column's cells as bytes, None for null."""
-    if not pa.types.is_binary(column.type):
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            column = column.cast(pa.string())
-        column = column.cast(pa.binary())
-    cells: list[Any] = column.to_pylist()
+    cells: list[Any] = _bytes(column).to_pylist()
     return cells
 
 
@@ -151,12 +157,12 @@ def _from_maps(column: pa.Array) -> Sequence[Words]:
     if column.null_count:
         raise UnusableRow("a row's fields are null. Filter such rows out.")
     # The offsets point into keys and items of the whole buffer, of which this column may be a slice.
-    offsets, values = column.offsets.to_pylist(), _texts(column.items)
-    if offsets == list(range(len(values) + 1)) and None not in values:
+    offsets, items = column.offsets.to_pylist(), column.items
+    if offsets == list(range(len(items) + 1)) and not items.null_count:
         unique = pc.unique(column.keys)
         if len(unique) == 1:
-            return UniformRows(_texts(unique), [values])
-    names = _texts(column.keys)
+            return UniformRows(_texts(unique), [_bytes(items)])
+    names, values = _texts(column.keys), _texts(items)
     rows: list[Words] = []
     for left, right in pairwise(offsets):
         row = [
@@ -172,9 +178,10 @@ def _from_maps(column: pa.Array) -> Sequence[Words]:
 
 
 def _from_columns(names: Sequence[str], batch: pa.RecordBatch) -> Sequence[Words]:
-    cells = [(name.encode("utf-8", "surrogateescape"), _texts(batch.column(name))) for name in names]
+    fields = [name.encode("utf-8", "surrogateescape") for name in names]
     if not any(batch.column(name).null_count for name in names):
-        return UniformRows([name for name, _ in cells], [column for _, column in cells])
+        return UniformRows(fields, [_bytes(batch.column(name)) for name in names])
+    cells = [(field, _texts(batch.column(name))) for field, name in zip(fields, names, strict=True)]
     rows: list[Words] = []
     for at in range(batch.num_rows):
         row = [word for name, column in cells if column[at] is not None for word in (name, column[at])]

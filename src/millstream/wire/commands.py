@@ -12,7 +12,8 @@ Args = tuple[bytes, ...]
 
 
 class Packed(tuple[bytes, ...]):
-    """Args whose bytes a bulk writer has made already, in a quicker way. A link may send ``data`` as it is."""
+    """The first words of a command whose bytes a bulk writer has made already, in a quicker way: all of it is in
+    ``data``, and a link to a server sends that."""
 
     data: bytes
 

@@ -22,6 +22,10 @@ def texts(*cells: str | None) -> pa.Array:
     return pa.array(cells, pa.string())
 
 
+def binary(*cells: bytes) -> pa.Array:
+    return pa.array(cells, pa.binary())
+
+
 def maps(*cells: dict[str, str | None] | None) -> pa.Array:
     return pa.array([None if c is None else list(c.items()) for c in cells], pa.map_(pa.string(), pa.string()))
 
@@ -115,15 +119,39 @@ def test_marks_travel_with_their_rows():
 @pytest.mark.parametrize("values", [[], [b""], [b"a", b"\r\n$1\r\n", b"x" * 1000], [b"ab"] * 50])
 @pytest.mark.parametrize("names", [[b"event"], [b"event", b"id", b"headers"]])
 def test_the_short_way_packs_the_same_bytes(values: list[bytes], names: list[bytes]):
-    rows = UniformRows(names, [values, values[::-1], values][: len(names)])
-    assert rows.packed() == b"".join(pack(row) for row in rows)
-    assert rows.values() == [value for row in rows for value in row[1::2]]
-    assert b"*%d\r\n%b" % (len(rows.values()), rows.packed_values()) == pack(tuple(rows.values())) or not values
-    whole, parts = Digest(), Digest()
-    whole.add(list(rows))
-    parts.add_packed(rows[:1].packed())
-    parts.add_packed(rows[1:].packed())
-    assert whole.word() == parts.word()
+    columns = [binary(*column) for column in (values, values[::-1], values)]
+    rows = UniformRows(names, columns[: len(names)])
+    listed = [rows[at] for at in range(len(rows))]
+    assert list(rows) == listed
+    flat = tuple(value for row in listed for value in row[1::2])
+    assert b"*%d\r\n%b" % (len(flat), rows.packed_values()) == pack(flat)
+    again = UniformRows(names, columns[: len(names)])
+    for part in (again[:1], again[1:], rows[1:], rows[1:2][:5]):
+        assert part.packed_values() == b"".join(pack(tuple(row[1::2]))[4:] for row in part)
+    assert list(rows.take([at for at in range(len(rows)) if at % 2])) == listed[1::2]
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_a_digest_does_not_depend_on_how_rows_are_cut_or_packed(cut: int):
+    few, many = UniformRows([b"a"], [binary(b"1", b"2")]), UniformRows([b"a", b"b"], [binary(b"1"), binary(b"2")])
+    rows = [*few, *many, *few]
+    whole, parts, packed = Digest(), Digest(), Digest()
+    whole.add(rows)
+    parts.add(rows[:cut])
+    parts.add(rows[cut:])
+    for piece in (few[:1], few[1:], many, few):
+        packed.add_packed(piece.names, piece.packed_values())
+    assert whole.word() == parts.word() == packed.word()
+
+
+def test_a_digest_tells_names_from_values_and_one_row_from_two():
+    words = set()
+    alike = ([[b"a", b"1"]], [[b"1", b"a"]], [[b"a", b"1", b"b", b"2"]], [[b"a", b"1"], [b"b", b"2"]], [[b"a", b""]])
+    for rows in ([], *alike, [[b"a", b"1"], [b"a", b"2"]], [[b"a", b"1$1\r\n2\r\n"]]):
+        digest = Digest()
+        digest.add(rows)
+        words.add(digest.word())
+    assert len(words) == len(alike) + 3
 
 
 def test_a_streaming_write_without_ids_never_falls_back():

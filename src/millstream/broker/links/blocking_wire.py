@@ -14,8 +14,8 @@ import hiredis
 
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NoAnswer, NotSent
-from millstream.broker.links.packing import chunks_of, pack, pack_all
-from millstream.wire.commands import Args, Packed, Reading, as_they_are
+from millstream.broker.links.packing import chunks_of, pack_all, pack_one
+from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
 _MISSING: Final = object()
@@ -65,8 +65,7 @@ class BlockingWire:
             # While sending, and for the answer to begin: the usual silence on top of what the server may wait.
             self._sock.settimeout(None if wait_ms is None else (wait_ms + self._limits.answer_ms) / 1000)
             if len(requests) == 1:
-                only = requests[0]
-                self._sock.sendall(only.data if type(only) is Packed else pack(only))
+                self._sock.sendall(pack_one(requests[0]))
                 self._read(replies, 1)
             elif whole:
                 self._sock.sendall(pack_all(requests))

@@ -9,7 +9,7 @@ import hiredis
 
 from millstream.broker.bulk import SameShape
 from millstream.broker.limits import Limits
-from millstream.wire.commands import Args
+from millstream.wire.commands import Args, Packed
 
 pack = cast(Callable[[Args], bytes], hiredis.pack_command)
 
@@ -45,6 +45,10 @@ def _chunks_of_columns(requests: SameShape, limits: Limits) -> Iterator[tuple[by
             piece = piece[: (len(piece) + 1) // 2]
         yield piece.packed(), len(piece)
         start += len(piece)
+
+
+def pack_one(args: Args) -> bytes:
+    return args.data if type(args) is Packed else pack(args)
 
 
 def pack_all(requests: Sequence[Args]) -> bytes:
