@@ -5,6 +5,7 @@ A script touches only the keys in KEYS, takes everything else from ARGV, and che
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha1
@@ -28,10 +29,15 @@ class Script(NamedTuple):
         return (b"EVALSHA", self.sha, b"%d" % len(keys), *keys, *argv)
 
 
+_BEGINS_WITH = re.compile(rb"-- Begins with (parts/[a-z]+\.lua)\n")
+
+
 @cache
 def script(name: str) -> Script:
-    """The script in ``<name>.lua`` beside this file."""
+    """The script in ``<name>.lua`` beside this file, behind the part that its first line names."""
     source = (files(__package__) / f"{name}.lua").read_bytes()
+    if part := _BEGINS_WITH.match(source):
+        source = (files(__package__) / part[1].decode()).read_bytes() + source
     return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
