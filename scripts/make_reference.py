@@ -21,7 +21,7 @@ def command_line() -> str:
         "# The command line",
         "",
         "`millstream COMMAND --help` tells the options. Every command takes `--url` (or",
-        "`MILLSTREAM_URL`); every listing takes `-o table|json`. Made from the code.",
+        "`MILLSTREAM_URL`); every listing and every change takes `-o table|json`. Made from the code.",
         "",
     ]
     lines += ["| command | what it does |", "|---|---|"]

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from millstream.assignment.announcement import Announcement
+from millstream.assignment.announcement import Announcement, balancer_stream
 from millstream.assignment.operator import announce_stream, assignments, force_release
+from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.ages import duration
+from millstream.cli.found import typed
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, NoSuchStream
 
 app = typer.Typer()
 
@@ -24,6 +26,7 @@ Service = Annotated[str, typer.Argument(help="The service's name.")]
 def list_assignments(service: Service, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
     """Every announced stream: who owns it, since when, with which token, and whether the owner is alive."""
     with opened(url) as broker:
+        _need_service(broker, service)
         now_ms = broker.server_time_ms()
         items = [
             {
@@ -46,6 +49,7 @@ def announce(
     stream: Annotated[str, typer.Argument(help="The data stream that wants an owner.")],
     info: Annotated[str, typer.Option("--info", help="A JSON object for the owner.")] = "{}",
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Announce a data stream; a member will own it."""
     try:
@@ -55,7 +59,8 @@ def announce(
     if not isinstance(details, dict):
         raise InvalidArgument("--info", info, 'a JSON object, such as {"tenant": "a"}')
     with opened(url) as broker:
-        typer.echo(str(announce_stream(broker, service, Announcement(stream, details))))
+        announced = announce_stream(broker, service, Announcement(stream, details))
+    show.outcome(output, str(announced), service=service, stream=stream, lbs_id=str(announced))
 
 
 @app.command()
@@ -64,9 +69,21 @@ def release(
     stream: Annotated[str, typer.Argument(help="The stream to take from its owner.")],
     yes: Yes = False,
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Take a stream from its owner and let another member have it. The old owner cannot write any more."""
     with opened(url) as broker:
-        show.confirm(f"Take {show.printable(stream)!r} from its owner? Its work there will be refused.", yes=yes)
+        _need_service(broker, service)
+        if all(one.stream != stream for one in assignments(broker, service)):
+            listing = typed("assignments", "ls", service)
+            raise NoSuchStream(f"stream {show.named(stream)} is not announced. {listing} lists what is.")
+        show.confirm(f"Take {show.named(stream)} from its owner? Its work there will be refused.", yes=yes)
         owner = force_release(broker, service, stream)
-        typer.echo(f"released; it was owned by {show.printable(owner)}" if owner else "nobody owned it")
+    sentence = f"released; it was owned by {show.printable(owner)}" if owner else "nobody owned it"
+    show.outcome(output, sentence, service=service, stream=stream, owner=owner or None)
+
+
+def _need_service(broker: BlockingBroker, service: str) -> None:
+    if not broker.exists(balancer_stream(service)):
+        first = typed("assignments", "announce", service, "STREAM")
+        raise NoSuchStream(f"service {show.named(service)} has announced nothing yet. {first} does.")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from millstream.cli import show
 from millstream.cli.ages import duration
+from millstream.cli.found import need_group, need_stream
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.model import ConsumerInfo
 
 app = typer.Typer()
 
@@ -26,7 +29,8 @@ def list_consumers(
 ) -> None:
     """The consumers of a stream's groups, with what they hold and how long they have been silent."""
     with opened(url) as broker:
-        found = broker.group_info(stream)
+        need_stream(broker, stream)
+        found = broker.group_info(stream) if group is None else [need_group(broker, stream, group)]
     items = [
         {
             "group": one.name,
@@ -36,7 +40,6 @@ def list_consumers(
             "silent_for": duration(consumer.idle_ms),
         }
         for one in found
-        if group is None or one.name == group
         for consumer in one.consumers
     ]
     show.rows(output, ("group", "consumer", "pending", "silent_for"), items)
@@ -50,18 +53,31 @@ def reap(
     to: Annotated[str | None, typer.Option("--to", help="Who gets what the dead ones hold.")] = None,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Remove consumers that have been silent for long. Those that still hold entries need --to."""
     with opened(url) as broker:
-        members = next((one.consumers for one in broker.group_info(stream) if one.name == group), [])
+        members = need_group(broker, stream, group).consumers
         dead = [one for one in members if one.idle_ms >= idle_s * 1000 and one.name != to]
-        if not dead:
-            typer.echo(f"no consumer has been silent for {duration(idle_s * 1000)}")
-            return
-        show.table(["consumer", "pending", "silent for"], [[x.name, x.pending, duration(x.idle_ms)] for x in dead])
-        show.confirm(
-            f"Remove these {len(dead)} consumers{f', handing their entries to {to!r}' if to else ''}?", yes=yes
-        )
+        if dead:
+            if output is OutputKind.table:
+                rows = [[one.name, one.pending, duration(one.idle_ms)] for one in dead]
+                show.table(["consumer", "pending", "silent for"], rows)
+            show.confirm(f"Remove these {len(dead)} consumers{_heir(to, members)}?", yes=yes)
+        removed = []
         for consumer in dead:
             moved = broker.delete_consumer(stream, group, consumer.name, to=to)
-            typer.echo(f"removed {show.printable(consumer.name)}; {moved:,} entries handed over")
+            removed.append({"consumer": consumer.name, "handed_over": moved})
+            if output is OutputKind.table:
+                typer.echo(f"removed {show.printable(consumer.name)}; {moved:,} entries handed over")
+    if output is OutputKind.json:
+        show.as_json(removed)
+    elif not dead:
+        typer.echo(f"no consumer has been silent for {duration(idle_s * 1000)}")
+
+
+def _heir(to: str | None, members: Sequence[ConsumerInfo]) -> str:
+    if to is None:
+        return ""
+    known = any(one.name == to for one in members)
+    return f", handing their entries to {show.named(to)}{'' if known else ', whom the group does not know yet'}"

@@ -11,13 +11,12 @@ import typer
 from millstream.broker.open import open_broker
 from millstream.cli import show
 from millstream.cli.ages import age
-from millstream.cli.exits import NOT_FOUND
+from millstream.cli.found import NoSuchEntry, no_entry, no_stream, typed
 from millstream.cli.opened import DEADLINE_MS
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.messaging.dead_letters import (
     DeadLetter,
     DeadLetters,
-    NoSuchDeadLetter,
     Replayed,
     Selection,
     dead_letter_streams,
@@ -68,11 +67,8 @@ def list_letters(
     """The dead letters of a stream, the newest first."""
     chosen = _selection(None, error_type, contains, group)
 
-    async def work(broker: Any) -> tuple[int, list[DeadLetter]]:
-        letters = DeadLetters(broker, stream, dlq=dlq)
-        return await broker.server_time_ms(), await letters.list(chosen, limit=limit)
-
-    now_ms, found = _with_broker(url, work)
+    found = _with_letters(url, stream, dlq, lambda letters: letters.list(chosen, limit=limit))
+    now_ms = _with_broker(url, lambda broker: broker.server_time_ms())
     items = [{**_row(letter), "age": age(now_ms, letter.id)} for letter in found]
     show.rows(output, ("id", "age", "group", "deliveries", "error_type", "error"), items)
 
@@ -86,11 +82,7 @@ def show_letter(
     output: Output = OutputKind.table,
 ) -> None:
     """One dead letter in full: its fields, and what happened."""
-    try:
-        letter = _with_broker(url, lambda broker: DeadLetters(broker, stream, dlq=dlq).show(id))
-    except NoSuchDeadLetter as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        raise typer.Exit(NOT_FOUND) from None
+    letter = _with_letters(url, stream, dlq, lambda letters: letters.show(id))
     fields = {show.printable(name): show.printable(value) for name, value in letter.fields.items()}
     if output is OutputKind.json:
         trace = letter.burial.traceback if letter.burial is not None else None
@@ -108,7 +100,7 @@ def group_by_error(
 ) -> None:
     """Dead letters that failed alike, counted: the most frequent first."""
     chosen = _selection(None, None, None, group)
-    found = _with_broker(url, lambda broker: DeadLetters(broker, stream, dlq=dlq).by_error(chosen))
+    found = _with_letters(url, stream, dlq, lambda letters: letters.by_error(chosen))
     items = [
         {
             "count": each.count,
@@ -145,11 +137,12 @@ def replay(
     """Send dead letters round again: all of them, or those that the options select. Safe to run again."""
     chosen = _selection(ids, error_type, contains, group)
 
-    async def work(broker: Any) -> Replayed:
-        letters = DeadLetters(broker, stream, dlq=dlq)
+    async def work(letters: DeadLetters) -> Replayed:
         return await letters.replay(chosen, to=to, rate=rate, limit=limit, dry_run=dry_run, every_group=every_group)
 
-    done = _with_broker(url, work)
+    done = _with_letters(url, stream, dlq, work)
+    if ids and not (done.added or done.already or done.left):
+        raise _no_letters(stream, ids)
     if output is OutputKind.json:
         facts = {"added": done.added, "already": done.already, "left": done.left}
         show.as_json({**facts, "streams": done.streams, "dry_run": dry_run})
@@ -174,19 +167,20 @@ def purge(
     yes: Yes = False,
     dlq: Dlq = None,
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Throw dead letters away: all of them, or those that the options select."""
     chosen = _selection(ids, error_type, contains, group)
 
-    def letters(broker: Any) -> DeadLetters:
-        return DeadLetters(broker, stream, dlq=dlq)
-
-    count = _with_broker(url, lambda broker: letters(broker).purge(chosen, limit=limit, dry_run=True))
+    count = _with_letters(url, stream, dlq, lambda letters: letters.purge(chosen, limit=limit, dry_run=True))
+    if ids and not count:
+        raise _no_letters(stream, ids)
     if dry_run or not count:
-        typer.echo(f"would purge {count:,}")
+        show.outcome(output, f"would purge {count:,}", stream=stream, would_purge=count, dry_run=dry_run)
         return
-    show.confirm(f"Throw {count:,} dead letters of {show.printable(stream)!r} away for good?", yes=yes)
-    typer.echo(f"purged {_with_broker(url, lambda broker: letters(broker).purge(chosen, limit=limit)):,}")
+    show.confirm(f"Throw {count:,} dead letters of {show.named(stream)} away for good?", yes=yes)
+    gone = _with_letters(url, stream, dlq, lambda letters: letters.purge(chosen, limit=limit))
+    show.outcome(output, f"purged {gone:,}", stream=stream, purged=gone, dry_run=False)
 
 
 def _selection(ids: list[str] | None, error_type: str | None, contains: str | None, group: str | None) -> Selection:
@@ -212,6 +206,22 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 
 def _summary(found: Any) -> str:
     return f"{found.count:,} x {found.error_type}: {found.error}"
+
+
+def _no_letters(stream: str, ids: list[str]) -> NoSuchEntry:
+    return no_entry(stream, ids, f" among its dead letters; {typed('dlq', 'list', stream)} lists them")
+
+
+def _with_letters(url: str, stream: str, dlq: str | None, work: Callable[[DeadLetters], Awaitable[R]]) -> R:
+    """The stream's dead letters. That there are none is an answer; that the stream was never there is not."""
+
+    async def run(broker: Any) -> R:
+        letters = DeadLetters(broker, stream, dlq=dlq)
+        if not await broker.exists(stream) and not await broker.exists(letters.name):
+            raise no_stream(stream)
+        return await work(letters)
+
+    return _with_broker(url, run)
 
 
 def _with_broker(url: str, work: Callable[[Any], Awaitable[R]]) -> R:

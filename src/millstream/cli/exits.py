@@ -33,6 +33,9 @@ LEGEND: Final = {
     FINDINGS: "doctor found something that needs attention",
 }
 
+_ALSO_NOT_FOUND: Final = frozenset({"NoSuchConsumer", "NoSuchEntry", "NoSuchDeadLetter"})
+"""Errors of rooms that most commands do not load: known by name, so that telling an exit code costs no import."""
+
 
 def exit_code(error: MillstreamError) -> int:
     if isinstance(error, InvalidArgument):
@@ -41,6 +44,6 @@ def exit_code(error: MillstreamError) -> int:
         return UNREACHABLE
     if isinstance(error, (AuthenticationFailed, PermissionDenied)):
         return DENIED
-    if isinstance(error, (NoSuchStream, NoSuchGroup)):
+    if isinstance(error, (NoSuchStream, NoSuchGroup)) or type(error).__name__ in _ALSO_NOT_FOUND:
         return NOT_FOUND
     return FAILED

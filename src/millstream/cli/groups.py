@@ -10,10 +10,11 @@ import typer
 from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.ages import age
+from millstream.cli.found import need_group, streams_found
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
-from millstream.errors import InvalidArgument, NoSuchGroup
-from millstream.model import EntryId, GroupInfo
+from millstream.errors import InvalidArgument
+from millstream.model import EntryId
 
 app = typer.Typer()
 
@@ -29,7 +30,7 @@ def list_groups(
 ) -> None:
     """All groups with their lag and what is pending."""
     with opened(url) as broker:
-        found = broker.survey(broker.list_streams(pattern), memory=False)
+        found = broker.survey(streams_found(broker, pattern), memory=False)
         now_ms = broker.server_time_ms()
     items = [
         {
@@ -52,7 +53,7 @@ def list_groups(
 def describe(stream: Stream, group: Group, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
     """One group: its position, and each consumer."""
     with opened(url) as broker:
-        found = _find(broker, stream, group)
+        found = need_group(broker, stream, group)
     facts = {
         "stream": stream,
         "group": found.name,
@@ -76,25 +77,29 @@ def create(
     group: Group,
     start: Annotated[str, typer.Option("--start", help="0 for everything, $ for what is new, or an id.")],
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Make a group, and the stream where it is absent. Where it starts must be said."""
     with opened(url) as broker:
         made = broker.create_group(stream, group, start=start)
-    typer.echo("created" if made else "it was there already; nothing was changed")
+    sentence = "created" if made else "it was there already; nothing was changed"
+    show.outcome(output, sentence, stream=stream, group=group, created=made)
 
 
 @app.command()
-def rm(stream: Stream, group: Group, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+def rm(
+    stream: Stream, group: Group, yes: Yes = False, url: Url = DEFAULT_URL, output: Output = OutputKind.table
+) -> None:
     """Remove a group, its position and its pending list."""
     with opened(url) as broker:
-        found = _find(broker, stream, group)
+        found = need_group(broker, stream, group)
         show.confirm(
-            f"Remove group {show.printable(group)!r} of {show.printable(stream)!r}: {len(found.consumers)} consumers, "
+            f"Remove group {show.named(group)} of {show.named(stream)}: {len(found.consumers)} consumers, "
             f"{found.pending:,} pending entries that will not be delivered again?",
             yes=yes,
         )
         broker.delete_group(stream, group)
-        typer.echo("removed")
+    show.outcome(output, "removed", stream=stream, group=group, removed=True)
 
 
 @app.command()
@@ -109,6 +114,7 @@ def reset(
     ] = None,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Move a group's position. What is pending stays pending."""
     chosen = [bool(to_earliest), bool(to_latest), to_id is not None, to_datetime is not None]
@@ -117,7 +123,7 @@ def reset(
             "reset", f"{sum(chosen)} positions", "exactly one of --to-earliest, --to-latest, --to-id, --to-datetime"
         )
     with opened(url) as broker:
-        found = _find(broker, stream, group)
+        found = need_group(broker, stream, group)
         info = broker.stream_info(stream)
         if to_earliest:
             position = EntryId(0, 0)
@@ -132,13 +138,13 @@ def reset(
             position = position.previous() if position.ms else position
         again, skipped = _moved(broker, stream, found.last_delivered, position)
         show.confirm(
-            f"Group {show.printable(group)!r} is at {found.last_delivered}. Move it to {position}? "
+            f"Group {show.named(group)} is at {found.last_delivered}. Move it to {position}? "
             f"({again} delivered again, {skipped} skipped; {found.pending:,} pending stay as they are)",
             yes=yes,
         )
         read = 0 if to_earliest else info.entries_added if to_latest else None
         broker.set_group_position(stream, group, position, entries_read=read)
-        typer.echo(f"moved to {position}")
+    show.outcome(output, f"moved to {position}", stream=stream, group=group, position=str(position))
 
 
 def _moved(broker: BlockingBroker, stream: str, old: EntryId, new: EntryId, most: int = 10_000) -> tuple[str, str]:
@@ -147,12 +153,3 @@ def _moved(broker: BlockingBroker, stream: str, old: EntryId, new: EntryId, most
     count = len(broker.xrange(stream, f"({low}", high, count=most)) if low != high else 0
     text = f"{count:,}{' or more' if count == most else ''} entries"
     return (text, "none") if new < old else ("none", text)
-
-
-def _find(broker: BlockingBroker, stream: str, group: str) -> GroupInfo:
-    for found in broker.group_info(stream):
-        if found.name == group:
-            return found
-    raise NoSuchGroup(
-        f"there is no group {show.printable(group)!r} on {show.printable(stream)!r}. `millstream groups ls` lists them."
-    )

@@ -81,7 +81,9 @@ def main() -> None:
     try:
         build(sys.argv[1:])()
     except MillstreamError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
+        from millstream.cli.advice import sentence
+
+        typer.secho(f"error: {sentence(error)}", fg="red", err=True)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -8,6 +8,7 @@ import typer
 
 from millstream.cli import show
 from millstream.cli.ages import duration
+from millstream.cli.found import need_consumer, need_group, no_entry
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 
@@ -30,6 +31,10 @@ def list_pending(
 ) -> None:
     """Pending entries, oldest first: who holds them, for how long, delivered how often."""
     with opened(url) as broker:
+        if consumer is None:
+            need_group(broker, stream, group)
+        else:
+            need_consumer(broker, stream, group, consumer)
         found = broker.xpending_range(
             stream, group, count=count, consumer=consumer, min_idle_ms=int(idle_s * 1000) or None
         )
@@ -58,13 +63,28 @@ def claim(
 ) -> None:
     """Hand pending entries to another consumer."""
     with opened(url) as broker:
+        need_group(broker, stream, group)
         moved = broker.xclaim_ids(stream, group, consumer, ids, min_idle_ms=int(idle_s * 1000))
+    if not moved:
+        why = f" in what group {show.named(group)} was handed out and has left alone for {duration(idle_s * 1000)}"
+        raise no_entry(stream, ids, why)
     show.rows(output, ("id",), [{"id": str(one)} for one in moved])
 
 
 @app.command()
-def ack(stream: Stream, group: Group, ids: Ids, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+def ack(
+    stream: Stream,
+    group: Group,
+    ids: Ids,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
     """Acknowledge entries by hand: they will not be delivered again."""
     with opened(url) as broker:
+        need_group(broker, stream, group)
         show.confirm(f"Acknowledge {len(ids)} entries that no handler has finished?", yes=yes)
-        typer.echo(f"acknowledged {broker.xack(stream, group, ids):,}")
+        done = broker.xack(stream, group, ids)
+    if not done:
+        raise no_entry(stream, ids, f" in what group {show.named(group)} was handed out and has not acknowledged")
+    show.outcome(output, f"acknowledged {done:,}", stream=stream, group=group, acknowledged=done)

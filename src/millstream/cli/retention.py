@@ -14,6 +14,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.open import open_broker
 from millstream.cli import show
 from millstream.cli.ages import duration, size
+from millstream.cli.found import is_glob, no_stream
 from millstream.cli.opened import DEADLINE_MS
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
@@ -72,6 +73,9 @@ def apply(
 
     async def work() -> list[dict[str, Any]]:
         async with open_broker(url, deadline_ms=DEADLINE_MS) as broker:
+            for name in streams or ():
+                if not is_glob(name) and not await broker.exists(name):
+                    raise no_stream(name)
             reports = await Janitor(broker, policies, dead_after=silent_s).sweep()
             return [await _row(broker, report) for report in reports]
 

@@ -24,6 +24,11 @@ def printable(text: str | bytes) -> str:
     return "".join(_escaped(char) for char in text)
 
 
+def harmless(text: str) -> str:
+    """A sentence of ours with foreign names in it: lines and backslashes stay as they are, the rest is escaped."""
+    return "".join(char if char in "\n\\" else _escaped(char) for char in text)
+
+
 def _escaped(char: str) -> str:
     if char in _SPECIAL:
         return _SPECIAL[char]
@@ -33,6 +38,11 @@ def _escaped(char: str) -> str:
     if char.isprintable():
         return char
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def named(text: str | bytes) -> str:
+    """A name within a sentence: in quotes, with nothing in it that a terminal would obey."""
+    return f"'{printable(text)}'"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
@@ -95,6 +105,14 @@ def rows(
             [[item.get(c) for c in columns] for item in items],
             title=title,
         )
+
+
+def outcome(output: OutputKind, sentence: str, **facts: Any) -> None:
+    """What a command did: a sentence for people, the facts in it for programs."""
+    if output is OutputKind.json:
+        as_json(facts)
+    else:
+        typer.echo(sentence)
 
 
 def console() -> Console:

@@ -8,9 +8,10 @@ import typer
 
 from millstream.cli import show
 from millstream.cli.ages import age
+from millstream.cli.found import need_stream, no_entry, no_stream, streams_found
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
-from millstream.errors import InvalidArgument, NoSuchStream
+from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId, TrimPolicy
 
 app = typer.Typer()
@@ -23,7 +24,7 @@ Pattern = Annotated[str, typer.Argument(help="A glob, such as 'orders*'.")]
 def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
     """All streams with their length, groups, lag, pending entries and memory."""
     with opened(url) as broker:
-        found = broker.survey(broker.list_streams(pattern))
+        found = broker.survey(streams_found(broker, pattern))
         now_ms = broker.server_time_ms()
     items = [
         {
@@ -44,6 +45,7 @@ def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output 
 def describe(stream: Stream, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
     """Everything about one stream: ids, counts, groups and their consumers."""
     with opened(url) as broker:
+        need_stream(broker, stream)
         info, groups, now_ms = broker.stream_info(stream), broker.group_info(stream), broker.server_time_ms()
     facts = {
         "stream": info.name,
@@ -85,6 +87,8 @@ def tail(
 ) -> None:
     """The last entries of a stream, oldest first."""
     with opened(url) as broker:
+        if not follow:
+            need_stream(broker, stream)
         entries = broker.xrevrange(stream, count=count)[::-1]
         for entry in entries:
             _print_entry(entry, output)
@@ -109,13 +113,15 @@ def add(
     fields: Annotated[list[str], typer.Argument(help="Fields as name=value.")],
     id: Annotated[str, typer.Option("--id", help="An explicit id.")] = "*",
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Append one entry; prints its id."""
     pairs = [field.partition("=") for field in fields]
     if bad := [name for name, sign, _ in pairs if not sign or not name]:
         raise InvalidArgument("fields", bad[0], "name=value, such as type=email")
     with opened(url) as broker:
-        typer.echo(str(broker.xadd(stream, {name: value for name, _, value in pairs}, id=id)))
+        added = broker.xadd(stream, {name: value for name, _, value in pairs}, id=id)
+    show.outcome(output, str(added), stream=stream, id=str(added))
 
 
 @app.command("del")
@@ -124,14 +130,20 @@ def delete(
     ids: Annotated[list[str], typer.Argument(help="The ids of the entries.")],
     yes: Yes = False,
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Delete entries by id, whether or not a group still needs them."""
     with opened(url) as broker:
+        need_stream(broker, stream)
         found = [one for one in broker.entries_at(stream, ids) if one is not None]
-        for entry in found:
-            _print_entry(entry, OutputKind.table)
-        show.confirm(f"Delete {len(found)} entries of {show.printable(stream)!r}?", yes=yes)
-        typer.echo(f"deleted {broker.xdel(stream, ids)}")
+        if not found:
+            raise no_entry(stream, ids, "")
+        if output is OutputKind.table:
+            for entry in found:
+                _print_entry(entry, output)
+        show.confirm(f"Delete {len(found)} entries of {show.named(stream)}?", yes=yes)
+        gone = broker.xdel(stream, ids)
+    show.outcome(output, f"deleted {gone}", stream=stream, deleted=gone)
 
 
 @app.command()
@@ -142,35 +154,39 @@ def trim(
     force: Annotated[bool, typer.Option("--force", help="Also drop what a group still needs.")] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
 ) -> None:
     """Cut a stream from its old end; never what a group still needs, unless forced."""
     if (max_len is None) == (min_id is None):
         raise InvalidArgument("trim", f"--max-len {max_len} --min-id {min_id}", "exactly one of --max-len and --min-id")
     smallest = EntryId.parse(min_id, argument="--min-id") if min_id is not None else None
     with opened(url) as broker:
+        need_stream(broker, stream)
         length = broker.xlen(stream)
         what = f"to {max_len:,} entries" if max_len is not None else f"before {smallest}"
         kept = "what groups still need goes too" if force else "what a group still needs is kept"
-        show.confirm(f"{show.printable(stream)!r} has {length:,} entries. Trim it {what}? ({kept})", yes=yes)
+        show.confirm(f"{show.named(stream)} has {length:,} entries. Trim it {what}? ({kept})", yes=yes)
         if force:
             gone = broker.xtrim(stream, TrimPolicy(max_len=max_len, min_id=smallest))
         else:
             gone = broker.trim_safely(stream, max_len=max_len, min_id=smallest)
-        typer.echo(f"trimmed {gone:,} entries; {broker.xlen(stream):,} are left")
+        left = broker.xlen(stream)
+    show.outcome(output, f"trimmed {gone:,} entries; {left:,} are left", stream=stream, trimmed=gone, left=left)
 
 
 @app.command()
-def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
     """Remove a stream with its groups, pending lists and companion keys."""
     with opened(url) as broker:
+        need_stream(broker, stream)
         found = broker.survey([stream])
         if not found:
-            raise NoSuchStream(f"there is no stream {show.printable(stream)!r}. `millstream streams ls` lists them.")
+            raise no_stream(stream)
         groups = ", ".join(show.printable(group.name) for group in found[0].groups) or "none"
         pending = sum(group.pending for group in found[0].groups)
         show.confirm(
-            f"Remove {show.printable(stream)!r}: {found[0].length:,} entries, groups: {groups}, {pending:,} pending?",
+            f"Remove {show.named(stream)}: {found[0].length:,} entries, groups: {groups}, {pending:,} pending?",
             yes=yes,
         )
         broker.delete_stream(stream, companions=True)
-        typer.echo("removed")
+    show.outcome(output, "removed", stream=stream, removed=True)

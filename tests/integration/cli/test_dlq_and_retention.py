@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.cli.dlq import app as dlq_app
-from millstream.cli.exits import DECLINED, NOT_FOUND
+from millstream.cli.exits import DECLINED
 from millstream.cli.retention import app as retention_app
 from millstream.cli.retention import read_policies
 from millstream.errors import InvalidArgument
 from millstream.messaging.burial import Burial, bury_with
+from millstream.messaging.dead_letters import NoSuchDeadLetter
 from millstream.messaging.retention import RetentionPolicy
 from millstream.testing import wait_until
 
@@ -98,7 +99,8 @@ def test_dead_letters_are_replayed_and_purged(terminal: Terminal, letters: Block
 
 
 def test_bad_ids_are_refused(terminal: Terminal, letters: BlockingBroker) -> None:
-    assert "may have been replayed" in terminal.run(dlq_app, "show", "orders", "1-1", fails_with=NOT_FOUND)
+    with pytest.raises(NoSuchDeadLetter, match="may have been replayed"):
+        terminal.run(dlq_app, "show", "orders", "1-1")
     with pytest.raises(InvalidArgument, match="--id"):
         terminal.run(dlq_app, "purge", "orders", "--id", "everything", "--yes")
     assert letters.xlen("{orders}.dlq") == 5

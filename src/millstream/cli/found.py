@@ -1,0 +1,74 @@
+"""What a command names must be there: looked for before anything is done, and the answer says what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from millstream.broker.broker import BlockingBroker
+from millstream.cli import show
+from millstream.errors import MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.model import GroupInfo
+
+_GLOB = frozenset("*?[\\")
+
+
+class NoSuchConsumer(MillstreamError):
+    """The group has never heard of the consumer."""
+
+
+class NoSuchEntry(MillstreamError):
+    """None of the entries that were named is there."""
+
+
+def is_glob(pattern: str) -> bool:
+    return not _GLOB.isdisjoint(pattern)
+
+
+def typed(*words: str) -> str:
+    """A command as one would type it."""
+    return "`" + show.printable(shlex.join(("millstream", *words))) + "`"
+
+
+def no_stream(stream: str) -> NoSuchStream:
+    return NoSuchStream(f"there is no stream {show.named(stream)}. {typed('streams', 'ls')} lists those that exist.")
+
+
+def streams_found(broker: BlockingBroker, pattern: str) -> list[str]:
+    """The streams of a glob. A plain name is no glob: it must be there."""
+    names = broker.list_streams(pattern)
+    if not names and not is_glob(pattern):
+        raise no_stream(pattern)
+    return names
+
+
+def need_stream(broker: BlockingBroker, stream: str) -> None:
+    if not broker.survey([stream], memory=False):
+        broker.xlen(stream)  # where another kind of key has the name, this says so
+        raise no_stream(stream)
+
+
+def need_group(broker: BlockingBroker, stream: str, group: str) -> GroupInfo:
+    need_stream(broker, stream)
+    groups = broker.group_info(stream)
+    for found in groups:
+        if found.name == group:
+            return found
+    others = ", ".join(show.named(one.name) for one in groups[:10]) or "none"
+    raise NoSuchGroup(
+        f"{show.named(stream)} has no group {show.named(group)} (it has: {others}). "
+        f"Make it with {typed('groups', 'create', stream, group, '--start', '0')}."
+    )
+
+
+def need_consumer(broker: BlockingBroker, stream: str, group: str, consumer: str) -> None:
+    if all(one.name != consumer for one in need_group(broker, stream, group).consumers):
+        raise NoSuchConsumer(
+            f"group {show.named(group)} has no consumer {show.named(consumer)}. "
+            f"{typed('consumers', 'ls', stream, group)} lists those that it has."
+        )
+
+
+def no_entry(stream: str, ids: Sequence[str], why: str) -> NoSuchEntry:
+    which = "entry " + ids[0] if len(ids) == 1 else f"any of these {len(ids)} entries"
+    return NoSuchEntry(f"{show.named(stream)}: no sign of {show.printable(which)}{why}. Nothing was changed.")

@@ -1,0 +1,181 @@
+"""Commands that name something which is not there: the documented exit code, and what to type next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from millstream import BlockingBroker, open_blocking_broker
+from millstream.cli.exits import FINDINGS, NOT_FOUND
+from millstream.cli.main import main
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def types(redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    monkeypatch.setenv("MILLSTREAM_URL", redis_url)
+
+    def types(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["millstream", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        return code or 0, *capsys.readouterr()
+
+    return types
+
+
+@pytest.fixture
+def broker(redis_url: str) -> BlockingBroker:
+    broker = open_blocking_broker(redis_url)
+    broker.xadd("orders", {"n": 1}, id="5-1")
+    broker.create_group("orders", "billing", start="0")
+    broker.xreadgroup("orders", "billing", "w1")
+    broker.set("plain", "x")
+    return broker
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("streams ls missing", "millstream streams ls"),
+        ("streams describe missing", "millstream streams ls"),
+        ("streams tail missing", "millstream streams ls"),
+        ("streams del missing 1-1 --yes", "millstream streams ls"),
+        ("streams del orders 1-1 --yes", "Nothing was changed"),
+        ("streams trim missing --max-len 1 --yes", "millstream streams ls"),
+        ("streams rm missing --yes", "millstream streams ls"),
+        ("groups ls missing", "millstream streams ls"),
+        ("groups describe missing billing", "millstream streams ls"),
+        ("groups describe orders missing", "millstream groups create orders missing --start 0"),
+        ("groups rm missing billing --yes", "millstream streams ls"),
+        ("groups rm orders missing --yes", "'billing'"),
+        ("groups reset missing billing --to-latest --yes", "millstream streams ls"),
+        ("groups reset orders missing --to-latest --yes", "millstream groups create orders missing --start 0"),
+        ("consumers ls missing", "millstream streams ls"),
+        ("consumers ls orders missing", "millstream groups create orders missing --start 0"),
+        ("consumers reap missing billing --yes", "millstream streams ls"),
+        ("consumers reap orders missing --yes", "millstream groups create orders missing --start 0"),
+        ("pending ls missing billing", "millstream streams ls"),
+        ("pending ls orders missing", "millstream groups create orders missing --start 0"),
+        ("pending ls orders billing --consumer missing", "millstream consumers ls orders billing"),
+        ("pending claim missing billing w2 5-1", "millstream streams ls"),
+        ("pending claim orders missing w2 5-1", "millstream groups create orders missing --start 0"),
+        ("pending claim orders billing w2 9-9 --idle 0", "Nothing was changed"),
+        ("pending ack missing billing 5-1 --yes", "millstream streams ls"),
+        ("pending ack orders missing 5-1 --yes", "millstream groups create orders missing --start 0"),
+        ("pending ack orders billing 9-9 --yes", "Nothing was changed"),
+        ("dlq list missing", "millstream streams ls"),
+        ("dlq errors missing", "millstream streams ls"),
+        ("dlq show missing 1-1", "millstream streams ls"),
+        ("dlq show orders 1-1", "replayed or purged"),
+        ("dlq replay missing", "millstream streams ls"),
+        ("dlq replay orders --id 9-9", "millstream dlq list orders"),
+        ("dlq purge missing --yes", "millstream streams ls"),
+        ("dlq purge orders --id 9-9 --yes", "millstream dlq list orders"),
+        ("retention apply missing --max-len 5", "millstream streams ls"),
+        ("assignments ls missing", "millstream assignments announce missing STREAM"),
+        ("assignments release missing a --yes", "millstream assignments announce missing STREAM"),
+    ],
+)
+def test_what_is_not_there_is_said_to_be_missing(types: Typed, broker: BlockingBroker, line: str, says: str) -> None:
+    code, printed, said = types(*line.split())
+
+    assert (code, printed) == (NOT_FOUND, ""), said
+    assert says in said
+    assert "create_group" not in said, "that is Python, and a shell is typed into"
+    assert ".." not in said
+    assert [one.id for one in broker.xrange("orders")] == [(5, 1)]
+    assert broker.list_streams() == ["orders"]
+    assert broker.xpending("orders", "billing").count == 1
+
+
+def test_a_stream_that_is_not_announced_is_not_released(types: Typed, broker: BlockingBroker) -> None:
+    assert types("assignments", "announce", "service", "a")[0] == 0
+
+    code, _, said = types("assignments", "release", "service", "b", "--yes")
+
+    assert code == NOT_FOUND
+    assert "millstream assignments ls service" in said
+
+
+def test_doctor_calls_a_missing_stream_a_finding(types: Typed, broker: BlockingBroker) -> None:
+    code, printed, _ = types("doctor", "missing")
+
+    assert code == FINDINGS
+    assert "millstream streams ls" in printed
+
+
+def test_a_key_of_another_kind_is_not_called_missing(types: Typed, broker: BlockingBroker) -> None:
+    code, _, said = types("streams", "describe", "plain")
+
+    assert code == 1
+    assert "WRONGTYPE" in said
+
+
+@pytest.mark.parametrize("line", ["streams ls miss*", "groups ls miss*", "dlq list orders", "dlq streams"])
+def test_nothing_is_an_answer_where_nothing_was_named(types: Typed, broker: BlockingBroker, line: str) -> None:
+    assert types(*line.split())[0] == 0
+    code, printed, _ = types(*line.split(), "-o", "json")
+    assert (code, json.loads(printed)) == (0, [])
+
+
+def test_who_gets_a_dead_ones_work_may_be_new_and_is_told(types: Typed, broker: BlockingBroker) -> None:
+    code, _, said = types("consumers", "reap", "orders", "billing", "--idle", "0", "--to", "w9")
+
+    assert code == 6
+    assert "'w9', whom the group does not know yet" in said
+
+
+def test_work_without_an_heir_is_not_thrown_away(types: Typed, broker: BlockingBroker) -> None:
+    code, _, said = types("consumers", "reap", "orders", "billing", "--idle", "0", "--yes")
+
+    assert code == 1
+    assert "Pass --to CONSUMER" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "fact"),
+    [
+        ("streams add orders a=b --id 6-1", ("id", "6-1")),
+        ("streams del orders 5-1 --yes", ("deleted", 1)),
+        ("streams trim orders --max-len 0 --force --yes", ("trimmed", 1)),
+        ("streams rm orders --yes", ("removed", True)),
+        ("groups create orders billing --start 0", ("created", False)),
+        ("groups reset orders billing --to-earliest --yes", ("position", "0-0")),
+        ("groups rm orders billing --yes", ("removed", True)),
+        ("pending ack orders billing 5-1 --yes", ("acknowledged", 1)),
+        ("dlq purge orders --yes", ("would_purge", 0)),
+        ("dlq replay orders", ("added", 0)),
+        ("assignments announce service a", ("stream", "a")),
+    ],
+)
+def test_what_changes_something_can_tell_programs_so(
+    types: Typed, broker: BlockingBroker, line: str, fact: tuple[str, object]
+) -> None:
+    code, printed, said = types(*line.split(), "-o", "json")
+
+    assert code == 0, said
+    assert json.loads(printed)[fact[0]] == fact[1]
+
+
+def test_reaping_tells_programs_who_went(types: Typed, broker: BlockingBroker) -> None:
+    code, printed, _ = types(
+        "consumers", "reap", "orders", "billing", "--idle", "0", "--to", "w2", "--yes", "-o", "json"
+    )
+
+    assert (code, json.loads(printed)) == (0, [{"consumer": "w1", "handed_over": 1}])
+
+
+def test_errors_cannot_touch_the_terminal(types: Typed, broker: BlockingBroker) -> None:
+    """A server's error text holds the name as it is."""
+    evil = "evil\x1b]0;owned\x07\x9b31m"
+    for words in (("streams", "describe", evil), ("groups", "describe", "orders", evil), ("dlq", "show", evil, "1-1")):
+        code, _, said = types(*words)
+        assert code == NOT_FOUND
+        assert "\\x1b]0;owned\\x07" in said
+        assert not {"\x1b", "\x07", "\x9b"} & set(said)
