@@ -31,6 +31,10 @@ class TestCrashing(conformance.CrashingChapter):
     pass
 
 
+class TestBounds(conformance.BoundsChapter):
+    pass
+
+
 class TestIterating(conformance.IteratingChapter):
     pass
 

@@ -7,7 +7,7 @@ A lone publish leaves at once; while a batch is on its way, the next one gathers
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain
 from types import TracebackType
@@ -82,7 +82,7 @@ class Publisher:
         self._lines: dict[tuple[str, Durability | None], Line] = {}
         self._buffered = 0
         self._buffered_bytes = 0
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: OrderedDict[asyncio.Future[Ids], Waiting] = OrderedDict()
         self._mover = Mover(broker)
         self._tokens = 0
         self._closed = False
@@ -123,11 +123,15 @@ class Publisher:
             rows = [row for row, _ in weighed]
             size = sum(weight for _, weight in weighed)
         stored: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
-        if self._waiting or not self._has_room(size):
-            self._waiting.append(Waiting(line, rows, size, stored))
-        else:
+        if not self._waiting and self._has_room(size):
             self._take(line, rows, size, stored)
-        return await stored
+            return await stored
+        self._waiting[stored] = Waiting(line, rows, size, stored)
+        try:
+            return await stored
+        finally:
+            # Cancelled while it waited: callers that give up and come again, all through an outage, would pile up here.
+            self._waiting.pop(stored, None)
 
     @property
     def ready(self) -> bool:
@@ -144,11 +148,16 @@ class Publisher:
         """Messages that were taken and are not stored yet."""
         return self._buffered
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for room."""
+        return len(self._waiting)
+
     async def close(self) -> None:
         """Sends what is buffered, then takes no more. Idempotent."""
         self._closed = True
         while self._waiting:
-            stored = self._waiting.popleft().stored
+            stored, _ = self._waiting.popitem(last=False)
             if not stored.done():
                 stored.set_exception(PublisherClosed("this publisher was closed while the message waited for room."))
         await self._idle.wait()
@@ -219,9 +228,12 @@ class Publisher:
         self._buffered -= messages
         self._buffered_bytes -= size
         # First come, first served: so that the order of calls stays the order of messages.
-        while self._waiting and self._has_room(self._waiting[0].size):
-            waiting = self._waiting.popleft()
-            if not waiting.stored.done():
+        while self._waiting:
+            stored, waiting = next(iter(self._waiting.items()))
+            if not stored.done() and not self._has_room(waiting.size):
+                break
+            del self._waiting[stored]
+            if not stored.done():
                 self._take(*waiting)
         if not self._buffered:
             self._idle.set()

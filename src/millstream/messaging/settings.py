@@ -46,7 +46,8 @@ class SubscriberSettings:
     max_in_flight: int = 100
     """Messages that this consumer holds at a time, waiting or being handled: the bound of its concurrency."""
     max_bytes_in_flight: int = 64 * 1024 * 1024
-    """The same, in bytes of payload. One message may exceed it; it then travels alone."""
+    """The same, in bytes of payload. One message may exceed it; it then travels alone. What handlers put out and is not
+    stored yet counts too: beyond this no other handler starts."""
     claim_min_idle_ms: int = 60_000
     """An entry whose holder gave no sign of life for so long is taken over. Holders give one three times as often."""
     claim_interval_ms: int = 5_000

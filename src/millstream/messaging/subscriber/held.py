@@ -14,7 +14,7 @@ from millstream.model import EntryId
 
 
 class Held:
-    __slots__ = ("_max_bytes", "_max_entries", "doubtful", "entries", "ready", "weight")
+    __slots__ = ("_max_bytes", "_max_entries", "_outputs", "doubtful", "entries", "outputs_weight", "ready", "weight")
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self.entries: dict[EntryId, Message] = {}
@@ -24,6 +24,9 @@ class Held:
         """What may have been taken over by others meanwhile: not started before the broker was asked."""
         self.weight = 0
         """Bytes of all payloads in the book."""
+        self._outputs: dict[EntryId, int] = {}
+        self.outputs_weight = 0
+        """Bytes that handlers put out and that are not stored yet."""
         self._max_entries = max_entries
         self._max_bytes = max_bytes
 
@@ -34,21 +37,34 @@ class Held:
         self.weight += size
         return size
 
+    def put_out(self, entry_id: EntryId, size: int) -> None:
+        """What its handler put out waits to be stored: until the entry leaves the book, it takes up room."""
+        if entry_id in self.entries:
+            self._outputs[entry_id] = size
+            self.outputs_weight += size
+
     def drop(self, ids: Iterable[EntryId]) -> None:
         """Forgets entries; those that are not in the book are passed over."""
         for entry_id in ids:
             message = self.entries.pop(entry_id, None)
             if message is not None:
                 self.weight -= message.weight
+                if self._outputs:
+                    self.outputs_weight -= self._outputs.pop(entry_id, 0)
+
+    @property
+    def outputs_full(self) -> bool:
+        """Handlers put out faster than it can be stored: no other one starts. Soft: those that run may add to it."""
+        return self.outputs_weight >= self._max_bytes
 
     def room(self) -> int:
         """How many entries more may be held. Bytes bound it too, but an empty book always has room for one."""
-        if self.weight >= self._max_bytes:
+        if self.weight + self.outputs_weight >= self._max_bytes:
             return 0
         return self._max_entries - len(self.entries)
 
     def room_bytes(self) -> int:
-        return max(0, self._max_bytes - self.weight)
+        return max(0, self._max_bytes - self.weight - self.outputs_weight)
 
     def oldest(self) -> EntryId | None:
         return min(self.entries, default=None)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from millstream.broker.operations.settling import Output, Settled, shares_slot
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe
 from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Message
@@ -61,7 +61,7 @@ class Settler:
     # --- what handlers and the intake say ---------------------------------------------------------------------------
 
     def settle(self, message: Message, outcome: Outcome) -> None:
-        if outcome is ACKED:
+        if isinstance(outcome, Ack) and not outcome.outputs:
             self.acks.append(message)
         else:
             limit = self._desk.settings.max_deliveries
@@ -160,10 +160,14 @@ class Settler:
                     self._give_up(messages, error)
                     return
                 self._desk.tell("messaging.settle_retried", error=str(error))
+            except Exception as error:
+                # A codec that encodes no more, a bug of ours: kept to itself it would leave them in flight for ever.
+                self._give_up(messages, error)
+                return
             await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311 - spreads retries, hides nothing
             pause = min(PAUSE_S[1], pause * 2)
 
-    def _give_up(self, messages: Sequence[Message], error: MillstreamError) -> None:
+    def _give_up(self, messages: Sequence[Message], error: Exception) -> None:
         # The entries stay pending; without our sign of life a sweep delivers them again, and counts.
         log.error("could not settle %d deliveries of %s: %s", len(messages), self._desk.topic, error)
         self._desk.tell("messaging.settle_failed", entries=len(messages), error=str(error))
@@ -272,8 +276,27 @@ class Settler:
         self._release([message.id])
 
     async def _publish(self, outputs: Mapping[Message, Sequence[Message]], messages: Sequence[Message]) -> None:
+        """In steps that hold nobody up for long. One message's outputs are never divided: they are one atomic step."""
+        held = self._desk.held.entries
+        limits = self._desk.broker.site.limits
+        some: list[Message] = []
+        count = size = 0
+        for message in messages:
+            if held.get(message.id) is not message:  # type: ignore[arg-type]  # received: it has an id
+                continue  # stored with an earlier step, before the one that failed and is said again
+            here, weight = len(outputs[message]), sum(len(one.payload) for one in outputs[message])
+            if some and (count + here > limits.script_entries or size + weight > limits.script_bytes):
+                await self._publish_some(outputs, some)
+                some, count, size = [], 0, 0
+            some.append(message)
+            count += here
+            size += weight
+        await self._publish_some(outputs, some)
+
+    async def _publish_some(self, outputs: Mapping[Message, Sequence[Message]], messages: Sequence[Message]) -> None:
         desk = self._desk
-        assert self.publish_to is not None
+        if self.publish_to is None:
+            raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
         target, encode = self.publish_to, desk.codec.encode
         if shares_slot(desk.broker.site, desk.topic, target):
             step = [

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from millstream.broker.operations.arguments import field_words
 from millstream.broker.operations.once import ROW_WORDS
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.crashes import failure_of
 from millstream.messaging.errors import HandlerCancelled
 from millstream.messaging.ground import log
@@ -57,7 +57,8 @@ class Workers:
         self._closing = False
 
     def wake(self) -> None:
-        if self._called or self._closing:
+        # What was put out leaves the book when it is stored, and whatever leaves it wakes workers again.
+        if self._called or self._closing or self._desk.held.outputs_full:
             return
         while self._parked:
             parked = self._parked.pop()
@@ -105,6 +106,8 @@ class Workers:
         short = self._policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and self._publish is None
         pause_at = monotonic() + SLICE_S
         while ready and not self._closing:
+            if not short and self._desk.held.outputs_full:
+                return
             message = ready.popleft()
             if ready and not self._called:
                 self.wake()
@@ -139,25 +142,32 @@ class Workers:
         if self._policy is AckPolicy.ACK_FIRST and not await self._ack_first(message):
             return  # somebody else has it
         output = await self._handler(message)
-        outputs = self._outputs(output) if self._publish is not None else ()
+        outputs, size = self._outputs(output) if self._publish is not None else ((), 0)
         if message.settled is not None:
             # Acknowledged before, by the policy or by the handler: the output can only follow.
             if outputs and self._publish is not None:
                 await self._publish(outputs)
         elif outputs:
+            assert message.id is not None
+            self._desk.held.put_out(message.id, size)
             message.settle(Ack(outputs))
         elif self._policy is not AckPolicy.MANUAL:
             message.settle(ACKED)
 
-    def _outputs(self, output: object) -> Sequence[Message]:
-        """What the handler put out. Encoded here to see that it can be: what cannot is this handler's error, and not
-        one of all messages that are settled together with it."""
+    def _outputs(self, output: object) -> tuple[Sequence[Message], int]:
+        """What the handler put out, and its bytes. Encoded here to see that it can be: what cannot is this handler's
+        error, and not one of all messages that are settled together with it."""
         outputs = _messages(output)
+        limits = self._desk.broker.site.limits
+        size = 0
         for one in outputs:
-            words = field_words(self._desk.codec.encode(one), self._desk.broker.site.limits)
+            words = field_words(self._desk.codec.encode(one), limits)
             if len(words) > ROW_WORDS:
                 raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
-        return outputs
+            size += sum(map(len, words))
+        if size > limits.max_atomic_bytes:
+            raise PayloadTooLarge("handler's result", size, limits.max_atomic_bytes)
+        return outputs, size
 
     def _deserted(self, message: Message, error: BaseException) -> None:
         """Its worker goes, and nobody else would settle it: the signs of life would keep it in flight for ever.

@@ -5,6 +5,7 @@ pytest-asyncio in auto mode does the rest. Topics have fresh names, so that a se
 alone empties it.
 """
 
+from millstream.testing.messaging_conformance.bounds import BoundsChapter
 from millstream.testing.messaging_conformance.crashing import CrashingChapter
 from millstream.testing.messaging_conformance.fanout import FanoutChapter
 from millstream.testing.messaging_conformance.group_loss import GroupLossChapter
@@ -19,6 +20,7 @@ CHAPTERS = (
     PublishingChapter,
     HandlingChapter,
     CrashingChapter,
+    BoundsChapter,
     IteratingChapter,
     HoldingChapter,
     RecoveryChapter,

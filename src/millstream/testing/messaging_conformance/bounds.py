@@ -1,0 +1,149 @@
+"""Bounds: whatever gathers while the broker is slow or away is bounded, and whoever adds to it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.broker.limits import Limits
+from millstream.broker.scripts import script
+from millstream.broker.site import Site
+from millstream.messaging import Ack, Message, Publisher
+from millstream.testing.faulty import FaultyLink
+from millstream.testing.messaging_conformance.chapter import Chapter, Seen, nothing_pending, numbered, running
+from millstream.testing.waiting import eventually
+from millstream.wire.commands import Command
+
+STORES_OUTPUTS = script("settle_outputs").sha
+
+
+class HeldBack:
+    """A link on which one script waits until it is let through; it remembers how much each call carried."""
+
+    def __init__(self, broker: Broker, sha: bytes) -> None:
+        self.link = FaultyLink(broker.link)
+        self.let_through = asyncio.Event()
+        self.words: list[int] = []
+        self._call = self.link.call
+        self._sha = sha
+        self.link.call = self._slow  # type: ignore[method-assign]
+
+    async def _slow(self, command: Command) -> Any:
+        if command.args[:2] == (b"EVALSHA", self._sha):
+            self.words.append(len(command.args))
+            await self.let_through.wait()
+        return await self._call(command)
+
+
+class BoundsChapter(Chapter):
+    async def test_no_handler_starts_while_too_much_output_waits(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(60))
+        held_back = HeldBack(broker, STORES_OUTPUTS)
+
+        async def blow_up(message: Message) -> Message:
+            return Message(b"x" * 10_000)
+
+        seen = Seen(blow_up)
+        output = beside(topic, "out").decode()
+        options: dict[str, Any] = {"max_in_flight": 50, "max_bytes_in_flight": 100_000, "count": 50}
+        async with running(Broker(held_back.link, Site()), topic, seen, publish_to=output, **options) as subscriber:
+            await eventually(lambda: held_back.words, what="outputs that wait")
+            await eventually(lambda: len(seen.messages) >= 10, what="outputs that fill the room")
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+            assert len(seen.messages) == 10
+            assert subscriber.ready
+            held_back.let_through.set()
+            await seen.have(60)
+            await nothing_pending(broker, topic)
+        assert await broker.xlen(output) == 60
+
+    async def test_closing_does_not_wait_for_room_for_output(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(10))
+        held_back = HeldBack(broker, STORES_OUTPUTS)
+
+        async def blow_up(message: Message) -> Message:
+            return Message(b"x" * 10_000)
+
+        seen = Seen(blow_up)
+        output = beside(topic, "out").decode()
+        options: dict[str, Any] = {"max_in_flight": 1, "max_bytes_in_flight": 5_000}
+        async with running(Broker(held_back.link, Site()), topic, seen, publish_to=output, **options) as subscriber:
+            await eventually(lambda: held_back.words, what="output that waits")
+            closing = asyncio.create_task(subscriber.close())
+            await asyncio.sleep(0)
+            held_back.let_through.set()
+            await closing
+        assert len(seen.messages) == await broker.xlen(output)
+
+    async def test_outputs_of_many_messages_travel_in_steps_of_a_bounded_size(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(30))
+        held_back = HeldBack(broker, STORES_OUTPUTS)
+        held_back.let_through.set()
+        all_at_once = asyncio.Event()
+
+        async def put_out(message: Message) -> list[Message]:
+            if len(seen.messages) == 30:
+                all_at_once.set()
+            await all_at_once.wait()
+            return [Message(b"%s.%d" % (message.payload, n)) for n in range(5)]
+
+        seen = Seen(put_out)
+        output = beside(topic, "out").decode()
+        limited = Broker(held_back.link, Site(limits=Limits(script_entries=20)))
+        async with running(limited, topic, seen, publish_to=output):
+            await seen.have(30)
+            await nothing_pending(broker, topic)
+        assert await broker.xlen(output) == 150
+        entry = (await broker.xrange(output, count=1))[0]
+        # Two keys and what names the call; three words a message; two words beside each output's own.
+        assert max(held_back.words) <= 3 + 2 + 2 + 4 * 3 + 20 * (2 + 2 * len(entry.fields))
+
+    async def test_calls_that_give_up_waiting_for_room_leave_nothing_behind(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"first"))
+        link = FaultyLink(broker.link)
+        away = asyncio.Event()
+        call = link.call
+
+        async def slow(command: Command) -> Any:
+            await away.wait()
+            return await call(command)
+
+        link.call = slow  # type: ignore[method-assign]
+        impatient = Publisher(Broker(link, Site()), max_buffered=5)
+        for round_ in range(20):
+            tasks = [asyncio.create_task(impatient.publish(topic, message)) for message in numbered(10, round_ * 10)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        assert impatient.buffered <= 5
+        assert impatient.waiting == 0
+        last = asyncio.create_task(impatient.publish(topic, Message(b"last")))
+        away.set()
+        await last
+        await impatient.close()
+        assert await broker.xlen(topic) <= 1 + 5 + 1
+
+    async def test_an_acknowledgement_with_outputs_and_nowhere_to_put_them_is_not_in_flight_for_ever(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+
+        async def settles(message: Message) -> None:
+            message.settle(Ack([Message(b"y")]) if message.times_delivered == 1 else Ack())
+
+        seen = Seen(settles)
+        async with running(broker, topic, seen, claim_min_idle_ms=200):
+            await seen.have(2)
+            await nothing_pending(broker, topic)
