@@ -49,6 +49,7 @@ ID_TOO_SMALL = (
 )
 SCRIPT_PLACE = re.compile(r" script: \w+, on @user_script:\d+\.$")
 """Where in a script the server was when it refused: of no use to a caller."""
+INVALID_ID = "ERR Invalid stream ID specified as stream command argument"
 NO_SUCH_KEY = ("ERR no such key", "ERR The XGROUP subcommand requires the key to exist")
 
 
@@ -67,6 +68,10 @@ def typed(error: ErrorReply) -> MillstreamError:
         return IdTooSmall(f"{text.rstrip('.')}. Use '*', or an id greater than the stream's last one.")
     if text.startswith(NO_SUCH_KEY):
         return NoSuchStream(f"{text.rstrip('.')}. Add an entry or create a group first.")
+    if text.startswith(INVALID_ID):
+        return InvalidArgument(
+            "id", "an id of this call", "ids such as 1526919030474-55, of two whole numbers of 64 bits"
+        )
     if code == "CROSSSLOT":
         return InvalidArgument("streams", text, "streams with one hash tag, such as {orders}.a and {orders}.b")
     return ServerError(text)

@@ -68,12 +68,13 @@ def test_the_plain_way() -> None:
 
 
 def test_what_was_not_sent_is_tried_until_the_deadline() -> None:
-    road = Road(single(), *[NotSent("connection refused")] * 50, deadline_ms=2000)
+    road = Road(single(), *[NotSent("connection refused.")] * 50, deadline_ms=2000)
 
     with pytest.raises(BrokerUnavailable) as caught:
         road.walk(road.traveller.call(WRITE))
 
     assert not caught.value.may_have_been_applied
+    assert ": connection refused. Check" in str(caught.value)
     assert road.pauses == sorted(road.pauses), "each wait is longer than the one before"
     assert sum(road.pauses) <= 2
 

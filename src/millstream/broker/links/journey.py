@@ -170,7 +170,7 @@ class Traveller:
                 if isinstance(trouble, ErrorReply):
                     return [*done, *replies]
                 raise BrokerUnavailable(
-                    f"no server answered within {self._deadline_ms} ms ({attempt} tries): {trouble}. "
+                    f"no server answered within {self._deadline_ms} ms ({attempt} tries): {trouble.rstrip('.')}. "
                     "Check that it runs and that the URL is right."
                 )
             self._observer("broker.retry", reason=str(trouble), attempt=attempt, pause_ms=int(pause * 1000))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.broker.operations.answers import deliveries, entry_id, entry_ids, fields_of
-from millstream.broker.operations.arguments import Id, Name, bound_word, count_word, id_word, id_words, name_word
+from millstream.broker.operations.arguments import Id, Name, bound_word, count_word, id_word, name_word, sequence
 from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Claimed, Delivery, PendingEntry, PendingSummary
@@ -65,7 +65,8 @@ def _claim_words(
 ) -> Args:
     if idle_ms is not None and time_ms is not None:
         raise InvalidArgument("time_ms", time_ms, "either idle_ms or time_ms")
-    given = id_words(ids)
+    many = [ids] if isinstance(ids, (EntryId, str, bytes)) else sequence(ids, "ids", "ids")
+    given = [id_word(one, "ids") for one in many]
     if not given:
         raise InvalidArgument("ids", ids, "at least one id")
     options: list[bytes] = []
