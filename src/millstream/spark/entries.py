@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from millstream.spark.bulk import UniformRows
 from millstream.spark.errors import InvalidOption, UnusableRow
 from millstream.spark.options import SinkOptions
+from millstream.wire.names import to_bytes, to_name
 
 Words = list[bytes]
 """One entry: names and values in turn."""
@@ -202,11 +203,11 @@ def _places(mapping: Mapping, batch: pa.RecordBatch) -> dict[str, list[int]]:
     """Stream to the rows that go there."""
     parts: list[Any] = []
     for at, part in enumerate(mapping.route):
-        parts.append(part if at % 2 == 0 else batch.column(part).cast(pa.string()))
-    names = pc.binary_join_element_wise(*parts, "", null_handling="emit_null").to_pylist()
-    found: dict[str, list[int]] = {}
+        parts.append(to_bytes(part) if at % 2 == 0 else _bytes(batch.column(part)).cast(pa.binary()))
+    names = pc.binary_join_element_wise(*parts, b"", null_handling="emit_null").to_pylist()
+    found: dict[bytes, list[int]] = {}
     for at, name in enumerate(names):
         if not name:
-            raise UnusableRow("a row names no stream: a column of its route is null. Filter such rows out.")
+            raise UnusableRow("a row names no stream: a column of its route is null or empty. Filter such rows out.")
         found.setdefault(name, []).append(at)
-    return found
+    return {to_name(name): places for name, places in found.items()}

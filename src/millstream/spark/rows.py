@@ -85,11 +85,17 @@ def _without_repeats(cells: _Cells) -> _Cells:
 
 
 def _strings(raw: Sequence[bytes]) -> pa.Array:
-    """Names are UTF-8 in every sane stream; bytes that are not become replacement characters, rather than an error."""
+    """Names are UTF-8 in every sane stream; bytes that are not are written out, so that two names stay two keys."""
     try:
         return pa.array(raw, pa.string())
     except (pa.ArrowInvalid, UnicodeDecodeError):
-        return pa.array([each.decode(errors="replace") for each in raw], pa.string())
+        return pa.array([each.decode(errors="backslashreplace") for each in raw], pa.string())
+
+
+def _repeated(stream: str, count: int) -> pa.Array:
+    """A stream's name beside each of its rows. Bytes that are not UTF-8 are written out, so that names stay apart."""
+    shown = stream.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return pa.repeat(pa.scalar(shown, pa.string()), count)
 
 
 def _ids(page: Page) -> pa.Array:
@@ -123,7 +129,7 @@ def default_batches(schema: pa.Schema, value_field: str) -> ToBatch:
         fields = pa.MapArray.from_arrays(
             pa.array(cells.offsets, pa.int32()), _strings(cells.names), items, type=map_kind
         )
-        names = pa.repeat(pa.scalar(stream, pa.string()), len(page))
+        names = _repeated(stream, len(page))
         columns = [names, ids, _timestamps(ids, time_kind), value, fields]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -169,7 +175,7 @@ def typed_batches(schema: pa.Schema, mode: str, corrupt_column: str) -> ToBatch:
 
 def _meta(what: str, stream: str, page: Page, kind: pa.DataType) -> pa.Array:
     if what == "stream":
-        return pa.repeat(pa.scalar(stream, pa.string()), len(page)).cast(kind)
+        return _repeated(stream, len(page)).cast(kind)
     ids = _ids(page)
     return ids.cast(kind) if what == "id" else _timestamps(ids, kind)
 

@@ -67,6 +67,13 @@ def test_a_stream_column_routes_and_the_option_wins():
     assert write({"stream": texts("s"), "n": pa.array([1])}) == [("s", [[b"n", b"1"]], None)]
 
 
+def test_a_stream_may_be_named_by_bytes_that_are_no_text():
+    names = pa.array([b"caf\xe9", b"plain", b"caf\xe9"], pa.binary())
+    batch = pa.record_batch({"stream": names, "value": ["1", "2", "3"]})
+    mapping = mapping_for(batch.schema, sink_options({"url": "redis://h"}, streaming=True))
+    assert [(piece.stream, len(piece.rows)) for piece in pieces(mapping, batch)] == [("caf\udce9", 2), ("plain", 1)]
+
+
 def test_a_template_is_filled_from_columns():
     table = {"region": texts("eu", "us"), "n": pa.array([1, 2]), "value": texts("a", "b")}
     assert [stream for stream, _, _ in write(table, stream="{orders}.${region}.${n}")] == [

@@ -60,10 +60,16 @@ def test_of_a_field_that_is_there_twice_the_last_counts():
 
 
 def test_names_that_are_not_utf8_and_ids_beyond_time_do_not_stop_a_query():
-    got = rows([[b"18446744073709551615-1", [b"\xff", b"1"]]])
+    got = rows([[b"18446744073709551615-1", [b"\xff", b"1", b"\xfe", b"2"]]])
     assert got[0]["timestamp"] is None
     assert got[0]["id"] == "18446744073709551615-1"
-    assert [name for name, _ in got[0]["fields"]] == ["�"]
+    assert got[0]["fields"] == [("\\xff", b"1"), ("\\xfe", b"2")]
+    odd = b"caf\xe9".decode("utf-8", "surrogateescape")
+    (row,) = default_batches(DEFAULT, "event")(odd, [[b"1-0", [b"event", b"x"]]]).to_pylist()
+    assert row["stream"] == "caf\\xe9"
+    schema = pa.schema([pa.field("_stream", pa.string())])
+    (row,) = typed_batches(schema, "PERMISSIVE", "c")(odd, [[b"1-0", [b"event", b"x"]]]).to_pylist()
+    assert row["_stream"] == "caf\\xe9"
 
 
 def test_a_schema_maps_fields_by_name_and_casts():
