@@ -40,7 +40,7 @@ class NothingToSettle(MillstreamError):
 
 
 class AlreadySubscribed(MillstreamError):
-    """This subscriber reads the topic already, under the same group and consumer."""
+    """A subscriber of this process reads the topic already, under the same group and consumer."""
 
     def __init__(self, topic: str, group: str, consumer: str) -> None:
         super().__init__(

@@ -7,11 +7,13 @@ A lone publish leaves at once; while a batch is on its way, the next one gathers
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
+from weakref import WeakSet
 
 from millstream.broker.operations.once import ROW_WORDS
 from millstream.errors import InvalidArgument, PayloadTooLarge
@@ -40,7 +42,7 @@ class Waiting(NamedTuple):
 
 
 class Publisher:
-    """Belongs to one event loop; usable from any number of its tasks.
+    """Belongs to one event loop; usable from any number of its tasks, and in the children of a fork.
 
     Messages of one publisher to one topic are stored in the order of the calls. Idempotent: whatever has to be sent
     again after a broken connection is stored once.
@@ -88,6 +90,7 @@ class Publisher:
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
+        _publishers.add(self)
 
     async def publish(
         self,
@@ -238,6 +241,17 @@ class Publisher:
         if not self._buffered:
             self._idle.set()
 
+    def _start_afresh(self) -> None:
+        """In the child of a fork: under the parent's name, its messages would be taken for the parent's, sent again,
+        and not be stored. What the parent has buffered the parent sends."""
+        self.id = new_uuid()
+        self._lines = {}
+        self._buffered = self._buffered_bytes = 0
+        self._waiting = OrderedDict()
+        self._mover = Mover(self._broker)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
     def _by_topic(self) -> dict[str, list[Line]]:
         found: dict[str, list[Line]] = {}
         for (topic, _), line in self._lines.items():
@@ -257,6 +271,17 @@ class Publisher:
             sent=self._sent,
         )
         return line
+
+
+_publishers: WeakSet[Publisher] = WeakSet()
+
+
+def _start_afresh_after_fork() -> None:
+    for publisher in list(_publishers):
+        publisher._start_afresh()
+
+
+os.register_at_fork(after_in_child=_start_afresh_after_fork)
 
 
 def _numbered(key: str, at: int) -> str:

@@ -110,7 +110,7 @@ def _at_least(name: str, value: object, least: int) -> None:
 
 
 def default_consumer() -> str:
-    """Host and process: unique among what runs, and telling in every list."""
+    """Host and process: telling in every list. A second subscription of a process gets a number behind it."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 

@@ -42,19 +42,20 @@ class Intake:
                 continue
             try:
                 message = decode(fields if OF not in fields else unmarked(fields))
+                # ``Message.receive`` and ``Held.add`` in plain stores: every call here is paid by every message.
+                message._origin = origin
+                message.id = entry_id
+                message.times_delivered = times or 1
+                message.fields = fields
+                message.valid_until = valid_until
+                may_start = lanes is None or lanes.enter(message)
             except Exception as error:
-                self._bury_undecodable(entry_id, fields, times or 1, error)
+                self._bury_unreadable(entry_id, fields, times or 1, error)
                 continue
-            # ``Message.receive`` and ``Held.add`` in plain stores: every call here is paid by every message.
-            message._origin = origin
-            message.id = entry_id
-            message.times_delivered = times or 1
-            message.fields = fields
-            message.valid_until = valid_until
             message.weight = weight = len(message.payload)
             entries[entry_id] = message
             size += weight
-            if lanes is None or lanes.enter(message):
+            if may_start:
                 ready.append(message)
         desk.held.weight += size
         if ready:
@@ -80,13 +81,14 @@ class Intake:
                 continue
             try:
                 message = desk.codec.decode(unmarked(fields))
+                message.receive(self._origin, entry_id, times, fields, valid_until)
+                may_start = desk.lanes is None or desk.lanes.enter(message)
             except Exception as error:
-                self._bury_undecodable(entry_id, fields, times, error)
+                self._bury_unreadable(entry_id, fields, times, error)
                 continue
-            message.receive(self._origin, entry_id, times, fields, valid_until)
             desk.held.add(message)
             self._suspects.add(entry_id)
-            if desk.lanes is None or desk.lanes.enter(message):
+            if may_start:
                 self._start(message)
         self.next_suspect()
 
@@ -172,9 +174,10 @@ class Intake:
         self._desk.held.add(message)
         message.settle(ACKED)
 
-    def _bury_undecodable(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int, error: Exception) -> None:
+    def _bury_unreadable(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int, error: Exception) -> None:
+        """Its codec, or the function that names its key, cannot make anything of it: no handler ever will."""
         if not isinstance(error, Undecodable):
-            log.exception("codec %s failed on entry %s of %s", self._desk.codec.name, entry_id, self._desk.topic)
+            log.error("entry %s of %s cannot be made a message", entry_id, self._desk.topic, exc_info=error)
         message = Message(b"").receive(self._origin, entry_id, times, fields)
         self._desk.held.add(message)
         message.settle(Bury(error))

@@ -22,6 +22,7 @@ from millstream.messaging.settings import (
 )
 from millstream.messaging.subscriber.fanout import Fanout
 from millstream.messaging.subscriber.messages import Messages
+from millstream.messaging.subscriber.names import begins, others_of, own_name
 from millstream.messaging.subscriber.subscription import Subscription
 from millstream.model import EntryId
 
@@ -74,6 +75,7 @@ class Subscriber:
         across consumers that needs partitions. ``group=None``: every subscriber gets every message.
         """
         self._broker = broker
+        self._named = consumer is not None
         self._codec = codec_named(codec)
         self._settings = SubscriberSettings(
             group=group,
@@ -177,14 +179,26 @@ class Subscriber:
         await self.close()
 
     async def _begin(self, subscription: Subscription | Fanout) -> None:
-        """One consumer reads a topic once: two loops under one name would take each other's entries for lost ones."""
         if isinstance(subscription, Subscription):
-            for other in [one for one in self._open if isinstance(one, Subscription)]:
-                if other.topic == subscription.topic:
-                    if not other.closing and not other.abandoned:
-                        raise AlreadySubscribed(other.topic, str(other.group), str(other.consumer))
-                    await other.ended()
+            while rivals := self._rivals(subscription):
+                for one in rivals:
+                    if not one.on_its_way_out:
+                        raise AlreadySubscribed(one.topic, str(one.group), str(one.consumer))
+                    await one.ended()
+            # Chosen now and not when this object was made: that may have been before a fork.
+            subscription.begin(self._settings.consumer if self._named else own_name(others_of(subscription)))
+            begins(subscription)
         self._open.add(subscription)
+
+    def _rivals(self, subscription: Subscription) -> list[Subscription]:
+        """Those that read the same topic for this subscriber, or under the same given name for another one."""
+        return [
+            one
+            for one in others_of(subscription)
+            if isinstance(one, Subscription)
+            and (one in self._open or (self._named and one.consumer == self._settings.consumer))
+            and one.shares_link(subscription)
+        ]
 
     def _make(self, topic: str, group: str | _OwnGroup | None, start: str | EntryId | None) -> Subscription | Fanout:
         check_topic(topic)

@@ -59,6 +59,24 @@ class Subscription:
         self._deadline = float("inf")
         self._ended = asyncio.Event()
         self._work = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self, consumer: str) -> None:
+        """It reads from now on, in this loop, under this name."""
+        self.consumer = self._desk.consumer = consumer
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def alive(self) -> bool:
+        return self._loop is not None and not self._loop.is_closed() and not self._ended.is_set()
+
+    @property
+    def on_its_way_out(self) -> bool:
+        """It will end by itself, and can be waited for here."""
+        return (self._closing or self.abandoned) and self._loop is asyncio.get_running_loop()
+
+    def shares_link(self, other: Subscription) -> bool:
+        return self._desk.broker.link is other._desk.broker.link
 
     # --- what handlers say ------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber
+from millstream.messaging.settings import default_consumer
 from millstream.testing.messaging_conformance.chapter import QUICK, Chapter, Seen, nothing_pending, numbered, running
 from millstream.testing.waiting import eventually
 
@@ -112,6 +113,42 @@ class IteratingChapter(Chapter):
             await eventually(lambda: subscriber.ready)
             with pytest.raises(AlreadySubscribed):
                 await subscriber.consume(topic, seen)
+
+    async def test_under_one_given_name_a_topic_is_read_once(self, broker: Broker, topic: str) -> None:
+        seen = Seen()
+        async with running(broker, topic, seen, consumer="one") as subscriber:
+            await eventually(lambda: subscriber.ready)
+            with pytest.raises(AlreadySubscribed):
+                await self.subscriber(broker, consumer="one").consume(topic, seen)
+        async with running(broker, topic, seen, consumer="one") as subscriber:
+            await eventually(lambda: subscriber.ready)
+
+    async def test_two_subscribers_of_one_process_have_two_names(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """Under one name the second would take what the first has in hand for entries that were lost."""
+        await publisher.publish(topic, *numbered(20))
+        both_at_work = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            if len({one.consumer for one in seen.messages}) == 2:
+                both_at_work.set()
+            await both_at_work.wait()
+
+        seen = Seen(wait)
+        first, second = self.subscriber(broker, max_in_flight=10), self.subscriber(broker, max_in_flight=10)
+        async with first, second:
+            tasks = [asyncio.create_task(first.consume(topic, seen))]
+            await seen.have(10)
+            tasks.append(asyncio.create_task(second.consume(topic, seen)))
+            await seen.have(20)
+            await nothing_pending(broker, topic)
+            await first.close()
+            await second.close()
+            await asyncio.gather(*tasks)
+        assert sorted(int(payload) for payload in seen.payloads) == list(range(20))
+        names = sorted({str(message.consumer) for message in seen.messages})
+        assert names == [default_consumer(), f"{default_consumer()}-2"]
 
     async def test_a_topic_may_be_read_again_after_leaving_the_loop(
         self, broker: Broker, publisher: Publisher, topic: str

@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 
 from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
 from millstream.messaging import Message, Publisher
 from millstream.testing.messaging_conformance.chapter import Chapter, Seen, nothing_pending, running
 from millstream.testing.messaging_conformance.recovery import abandon
@@ -108,3 +109,21 @@ class OrderingChapter(Chapter):
             await seen.have(20)
             await nothing_pending(broker, topic)
         assert seen.most == 2
+
+    async def test_a_message_whose_key_cannot_be_told_is_buried_and_in_nobodys_way(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        ordered = [keyed("k", n) for n in range(4)]
+        await publisher.publish(topic, *ordered[:2], Message(b"no key"), Message(b"[]", {"key": "list"}), *ordered[2:])
+
+        def key_of(message: Message) -> str:
+            key = message.metadata["key"]
+            return [] if key == "list" else key  # type: ignore[return-value]  # what cannot be a key
+
+        seen = Seen()
+        async with running(broker, topic, seen, ordered_by_key=key_of):
+            await seen.have(4)
+            await nothing_pending(broker, topic)
+        assert seen.payloads == [b"0", b"1", b"2", b"3"]
+        kinds = [entry.fields[b"dlq.error_type"] for entry in await broker.xrange(beside(topic, "dlq"))]
+        assert sorted(kinds) == [b"KeyError", b"TypeError"]
