@@ -112,7 +112,7 @@ def test_what_destroys_asks_first(terminal: Terminal, redis_url: str) -> None:
         broker.xadd("s", {"n": 1})
         code, shown = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
         assert code == DECLINED
-        assert "1 entries" in shown
+        assert "1 entry" in shown
         assert broker.xlen("s") == 1
         assert terminal.pipes("streams", "rm", "s")[0] == DECLINED
         assert broker.xlen("s") == 1

@@ -1,4 +1,4 @@
-"""Times as people say them."""
+"""Times, sizes and counts as people say them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def duration(ms: float) -> str:
 def age(now_ms: int, entry_id: EntryId) -> str:
     """How long ago an id was made, by the server's clock; ids that are no times have none."""
     return f"{duration(max(0, now_ms - entry_id.ms))} ago" if entry_id.ms > 1_000_000_000_000 else "-"
+
+
+def count_of(number: int, one: str, many: str) -> str:
+    """Such as ``1 entry``, ``2,000 entries``."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def entries(number: int) -> str:
+    return count_of(number, "entry", "entries")
 
 
 def size(count: float) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.ages import duration
+from millstream.cli.ages import count_of, duration, entries
 from millstream.cli.found import need_group, need_stream
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
@@ -63,13 +63,13 @@ def reap(
             if output is OutputKind.table:
                 rows = [[one.name, one.pending, duration(one.idle_ms)] for one in dead]
                 show.table(["consumer", "pending", "silent for"], rows)
-            show.confirm(f"Remove these {len(dead)} consumers{_heir(to, members)}?", yes=yes)
+            show.confirm(f"Remove {count_of(len(dead), 'consumer', 'consumers')}{_heir(to, members)}?", yes=yes)
         removed = []
         for consumer in dead:
             moved = broker.delete_consumer(stream, group, consumer.name, to=to)
             removed.append({"consumer": consumer.name, "handed_over": moved})
             if output is OutputKind.table:
-                typer.echo(f"removed {show.printable(consumer.name)}; {moved:,} entries handed over")
+                typer.echo(f"removed {show.printable(consumer.name)}; {entries(moved)} handed over")
     if output is OutputKind.json:
         show.as_json(removed)
     elif not dead:

@@ -176,7 +176,8 @@ def purge(
     if ids and not count:
         raise _no_letters(stream, ids)
     if dry_run or not count:
-        show.outcome(output, f"would purge {count:,}", stream=stream, would_purge=count, dry_run=dry_run)
+        sentence = f"would purge {count:,}" if count else "there is nothing to purge"
+        show.outcome(output, sentence, stream=stream, would_purge=count, dry_run=dry_run)
         return
     show.confirm(f"Throw {count:,} dead letters of {show.named(stream)} away for good?", yes=yes)
     gone = _with_letters(url, stream, dlq, lambda letters: letters.purge(chosen, limit=limit))

@@ -37,6 +37,6 @@ def command(
 
 def _print(finding: Finding) -> None:
     typer.secho(f"{finding.level.value:>8}  ", fg=_STYLE[finding.level], nl=False)
-    typer.echo(f"{finding.what}: {show.printable(finding.found)}")
+    typer.echo(f"{show.printable(finding.what)}: {show.printable(finding.found)}")
     if finding.remedy:
         typer.secho(f"          -> {show.printable(finding.remedy)}", dim=True)

@@ -9,7 +9,7 @@ import typer
 
 from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.ages import age
+from millstream.cli.ages import age, count_of, entries
 from millstream.cli.found import need_group, streams_found
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
@@ -94,8 +94,9 @@ def rm(
     with opened(url) as broker:
         found = need_group(broker, stream, group)
         show.confirm(
-            f"Remove group {show.named(group)} of {show.named(stream)}: {len(found.consumers)} consumers, "
-            f"{found.pending:,} pending entries that will not be delivered again?",
+            f"Remove group {show.named(group)} of {show.named(stream)}: "
+            f"{count_of(len(found.consumers), 'consumer', 'consumers')}, "
+            f"{count_of(found.pending, 'pending entry', 'pending entries')} that will not be delivered again?",
             yes=yes,
         )
         broker.delete_group(stream, group)
@@ -134,7 +135,7 @@ def reset(
         else:
             assert to_datetime is not None
             at = to_datetime if to_datetime.tzinfo else to_datetime.replace(tzinfo=UTC)
-            position = EntryId(int(at.timestamp() * 1000), 0)
+            position = EntryId(max(0, int(at.timestamp() * 1000)), 0)
             position = position.previous() if position.ms else position
         again, skipped = _moved(broker, stream, found.last_delivered, position)
         show.confirm(
@@ -151,5 +152,5 @@ def _moved(broker: BlockingBroker, stream: str, old: EntryId, new: EntryId, most
     """How many entries lie between the two positions, counted up to a bound."""
     low, high = sorted((old, new))
     count = len(broker.xrange(stream, f"({low}", high, count=most)) if low != high else 0
-    text = f"{count:,}{' or more' if count == most else ''} entries"
+    text = f"{count:,} or more entries" if count == most else entries(count)
     return (text, "none") if new < old else ("none", text)

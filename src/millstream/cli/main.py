@@ -51,13 +51,18 @@ def build(words: list[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    @app.callback()
-    def millstream(
-        version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
-    ) -> None:
-        if version:
+    def tell_version(wanted: bool) -> None:
+        if wanted:
             typer.echo(__version__)
             raise typer.Exit
+
+    @app.callback()
+    def millstream(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and exit.", is_eager=True, callback=tell_version
+        ),
+    ) -> None:
+        pass
 
     completing = any(name.endswith("_COMPLETE") for name in os.environ)
     chosen = next((word for word in words if not word.startswith("-")), None)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.ages import duration
+from millstream.cli.ages import duration, entries
 from millstream.cli.found import need_consumer, need_group, no_entry
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
@@ -83,7 +83,7 @@ def ack(
     """Acknowledge entries by hand: they will not be delivered again."""
     with opened(url) as broker:
         need_group(broker, stream, group)
-        show.confirm(f"Acknowledge {len(ids)} entries that no handler has finished?", yes=yes)
+        show.confirm(f"Acknowledge {entries(len(ids))} that no handler has finished?", yes=yes)
         done = broker.xack(stream, group, ids)
     if not done:
         raise no_entry(stream, ids, f" in what group {show.named(group)} was handed out and has not acknowledged")

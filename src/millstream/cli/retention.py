@@ -126,7 +126,11 @@ def read_policies(streams: list[str], limits: Mapping[str, object], config: Path
     """Streams on the command line share its limits and come first; a file gives each its own."""
     policies: dict[str, RetentionPolicy] = {}
     if streams:
-        policy = RetentionPolicy.parse({name: value for name, value in limits.items() if value is not None})
+        given = {name: value for name, value in limits.items() if value is not None}
+        if not given:
+            allowed = ", ".join("--" + name.replace("_", "-") for name in limits)
+            raise InvalidArgument("limits", "none at all", f"at least one of {allowed}")
+        policy = RetentionPolicy.parse(given)
         policies = dict.fromkeys(streams, policy)
     if config is not None:
         for name, written in _read_config(config).items():

@@ -8,6 +8,7 @@ import typer
 
 from millstream.cli import show
 from millstream.cli.ages import age
+from millstream.cli.ages import entries as entry_count
 from millstream.cli.found import need_stream, no_entry, no_stream, streams_found
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
@@ -141,7 +142,7 @@ def delete(
         if output is OutputKind.table:
             for entry in found:
                 _print_entry(entry, output)
-        show.confirm(f"Delete {len(found)} entries of {show.named(stream)}?", yes=yes)
+        show.confirm(f"Delete {entry_count(len(found))} of {show.named(stream)}?", yes=yes)
         gone = broker.xdel(stream, ids)
     show.outcome(output, f"deleted {gone}", stream=stream, deleted=gone)
 
@@ -158,20 +159,21 @@ def trim(
 ) -> None:
     """Cut a stream from its old end; never what a group still needs, unless forced."""
     if (max_len is None) == (min_id is None):
-        raise InvalidArgument("trim", f"--max-len {max_len} --min-id {min_id}", "exactly one of --max-len and --min-id")
+        given = "both" if max_len is not None else "neither"
+        raise InvalidArgument("--max-len, --min-id", given, "exactly one of them")
     smallest = EntryId.parse(min_id, argument="--min-id") if min_id is not None else None
     with opened(url) as broker:
         need_stream(broker, stream)
         length = broker.xlen(stream)
-        what = f"to {max_len:,} entries" if max_len is not None else f"before {smallest}"
+        what = f"to {entry_count(max_len)}" if max_len is not None else f"before {smallest}"
         kept = "what groups still need goes too" if force else "what a group still needs is kept"
-        show.confirm(f"{show.named(stream)} has {length:,} entries. Trim it {what}? ({kept})", yes=yes)
+        show.confirm(f"{show.named(stream)} has {entry_count(length)}. Trim it {what}? ({kept})", yes=yes)
         if force:
             gone = broker.xtrim(stream, TrimPolicy(max_len=max_len, min_id=smallest))
         else:
             gone = broker.trim_safely(stream, max_len=max_len, min_id=smallest)
         left = broker.xlen(stream)
-    show.outcome(output, f"trimmed {gone:,} entries; {left:,} are left", stream=stream, trimmed=gone, left=left)
+    show.outcome(output, f"trimmed {entry_count(gone)}; {left:,} left", stream=stream, trimmed=gone, left=left)
 
 
 @app.command()
@@ -185,7 +187,7 @@ def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL, output: Output 
         groups = ", ".join(show.printable(group.name) for group in found[0].groups) or "none"
         pending = sum(group.pending for group in found[0].groups)
         show.confirm(
-            f"Remove {show.named(stream)}: {found[0].length:,} entries, groups: {groups}, {pending:,} pending?",
+            f"Remove {show.named(stream)}: {entry_count(found[0].length)}, groups: {groups}, {pending:,} pending?",
             yes=yes,
         )
         broker.delete_stream(stream, companions=True)

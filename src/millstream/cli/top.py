@@ -35,7 +35,7 @@ def command(
             if output is OutputKind.json:
                 show.as_json([row._asdict() for row in rows(now, before)])
             else:
-                show.console().print(picture(now, before, height=10_000))
+                show.console().print(picture(now, before, None))
             return
         console = show.console()
         with Live(picture(now, before, console.height), console=console, screen=True, auto_refresh=False) as live:
@@ -60,7 +60,8 @@ def look(broker: BlockingBroker, pattern: str) -> Look:
     )
 
 
-def picture(now: Look, before: Look | None, height: int) -> Group:
+def picture(now: Look, before: Look | None, height: int | None) -> Group:
+    """Cut to a screen of ``height`` lines; without one all of it, for a look that ends."""
     found = rows(now, before)
     limit = f" of {size(now.max_memory)}" if now.max_memory else ""
     head = Text.assemble(
@@ -85,11 +86,11 @@ def picture(now: Look, before: Look | None, height: int) -> Group:
             no_wrap=True,
             overflow="ellipsis",
         )
-    shown = found[: max(1, height - 5)]
+    shown = found if height is None else found[: max(1, height - 5)]
     for row in shown:
         table.add_row(*_cells(row))
     foot = Text(f"… {len(found) - len(shown):,} more; Ctrl-C ends" if len(shown) < len(found) else "Ctrl-C ends", "dim")
-    return Group(head, Text(), table, foot)
+    return Group(head, Text(), table, *(() if height is None else (foot,)))
 
 
 def _cells(row: Row) -> list[Text]:

@@ -22,7 +22,7 @@ def examine_stream(broker: BlockingBroker, stream: str) -> list[Finding]:
         remedy = "Check the name with `millstream streams ls`; it is made by the first XADD."
         return [Finding(Level.problem, "stream", "it does not exist", remedy)]
     groups = broker.group_info(stream)
-    findings = [Finding(Level.ok, "length", f"{info.length:,} entries, {info.entries_added:,} ever added")]
+    findings = [Finding(Level.ok, "length", f"{info.length:,} in the stream, {info.entries_added:,} ever added")]
     if not groups:
         remedy = f"Nobody will be handed anything: millstream groups create {shlex.quote(stream)} GROUP --start 0"
         findings.append(Finding(Level.warning, "groups", "none: nothing is processed", remedy))
@@ -46,9 +46,9 @@ def examine_group(stream: str, group: GroupInfo) -> list[Finding]:
     if not group.consumers:
         found = [Finding(Level.warning, what, f"no consumer reads it ({behind})", "Start a worker with this group.")]
     elif not living:
-        found = [Finding(Level.problem, what, f"all {len(dead)} consumers are silent ({behind})", "Start a worker.")]
+        found = [Finding(Level.problem, what, f"every consumer is silent, {len(dead)} in all ({behind})", "Start a worker.")]
     else:
-        found = [Finding(Level.ok, what, f"{len(living)} living consumers, {behind}, {group.pending:,} pending")]
+        found = [Finding(Level.ok, what, f"living consumers: {len(living)}, {behind}, {group.pending:,} pending")]
     holding = [one for one in dead if one.pending]
     if holding:
         found.append(_dead_with_work(stream, group, holding))

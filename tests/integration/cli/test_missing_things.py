@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
 
-from millstream import BlockingBroker, open_blocking_broker
-from millstream.cli.exits import FINDINGS, NOT_FOUND
+from millstream import BlockingBroker, __version__, open_blocking_broker
+from millstream.cli.exits import FINDINGS, NOT_FOUND, USAGE
 from millstream.cli.main import main
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -179,3 +180,64 @@ def test_errors_cannot_touch_the_terminal(types: Typed, broker: BlockingBroker) 
         assert code == NOT_FOUND
         assert "\\x1b]0;owned\\x07" in said
         assert not {"\x1b", "\x07", "\x9b"} & set(said)
+
+
+# --- small things that a newcomer meets first ---
+
+
+def test_the_version(types: Typed) -> None:
+    assert types("--version") == (0, f"{__version__}\n", "")
+
+
+def test_one_entry_is_one_entry(types: Typed, broker: BlockingBroker) -> None:
+    for words in (
+        ("streams", "trim", "orders", "--max-len", "1"),
+        ("streams", "rm", "orders"),
+        ("streams", "del", "orders", "5-1"),
+        ("groups", "rm", "orders", "billing"),
+        ("groups", "reset", "orders", "billing", "--to-earliest"),
+        ("consumers", "reap", "orders", "billing", "--idle", "0", "--to", "w2"),
+        ("pending", "ack", "orders", "billing", "5-1"),
+        ("doctor", "orders"),
+    ):
+        _, printed, said = types(*words)
+        for text in (printed, said):
+            assert not re.search(r"\b1 (\w+ )?(entries|consumers)", text), text
+
+
+def test_where_a_group_may_start_is_said(types: Typed) -> None:
+    code, _, said = types("groups", "create", "orders", "billing", "--start", "beginning")
+
+    assert code == USAGE
+    assert "'$'" in said
+
+
+def test_a_policy_without_limits_says_which_options_there_are(types: Typed, broker: BlockingBroker) -> None:
+    code, _, said = types("retention", "apply", "orders")
+
+    assert code == USAGE
+    assert "--max-age" in said
+    assert "RetentionPolicy(" not in said
+
+
+def test_a_time_before_all_entries_is_the_beginning(types: Typed, broker: BlockingBroker) -> None:
+    code, printed, _ = types("groups", "reset", "orders", "billing", "--to-datetime", "1960-01-01", "--yes")
+
+    assert (code, printed) == (0, "moved to 0-0\n")
+
+
+def test_a_look_that_ends_does_not_say_how_to_end_it(types: Typed, broker: BlockingBroker) -> None:
+    code, printed, _ = types("top", "--once", "--interval", "0.2")
+
+    assert code == 0
+    assert "orders" in printed
+    assert "Ctrl-C" not in printed
+
+
+def test_groups_names_cannot_touch_the_terminal_in_doctor(types: Typed, broker: BlockingBroker) -> None:
+    broker.create_group("orders", "evil\x1b]0;owned\x07", start="0")
+
+    _, printed, said = types("doctor", "orders")
+
+    assert "evil\\x1b]0;owned\\x07" in printed
+    assert not {"\x1b", "\x07"} & set(printed + said)

@@ -56,8 +56,9 @@ def target_of(url: str) -> Target:
             return Target("single", (Node("", 0, unquote(parts.path)),), options=options)
         nodes = _nodes(parts.netloc, 26379 if kind == "sentinel" else 6379)
         path = [unquote(part) for part in parts.path.split("/") if part]
-    except ValueError as error:
-        raise InvalidArgument("url", redacted(url), f"a well-formed URL ({type(error).__name__})") from None
+    except ValueError:
+        allowed = "a well-formed URL such as redis://user:password@host:6379/0, with a port from 1 to 65535"
+        raise InvalidArgument("url", redacted(url), allowed) from None
     if kind == "sentinel":
         return _sentinel_target(url, nodes, path, options, tls)
     if len(nodes) > 1 and kind != "cluster":

@@ -179,7 +179,10 @@ def position_word(given: Id, argument: str) -> bytes:
     """Where a reader starts: after an id, or at the end (``$``)."""
     if isinstance(given, (str, bytes)) and given in ("$", b"$"):
         return b"$"
-    return id_word(given, argument)
+    try:
+        return id_word(given, argument)
+    except InvalidArgument:
+        raise InvalidArgument(argument, given, "'0' (everything), '$' (from now on) or an id") from None
 
 
 def count_word(count: int, argument: str = "count", *, least: int = 1, most: int = GREATEST) -> bytes:
