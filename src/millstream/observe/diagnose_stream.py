@@ -46,7 +46,8 @@ def examine_group(stream: str, group: GroupInfo) -> list[Finding]:
     if not group.consumers:
         found = [Finding(Level.warning, what, f"no consumer reads it ({behind})", "Start a worker with this group.")]
     elif not living:
-        found = [Finding(Level.problem, what, f"every consumer is silent, {len(dead)} in all ({behind})", "Start a worker.")]
+        silent = f"every consumer is silent, {len(dead)} in all ({behind})"
+        found = [Finding(Level.problem, what, silent, "Start a worker.")]
     else:
         found = [Finding(Level.ok, what, f"living consumers: {len(living)}, {behind}, {group.pending:,} pending")]
     holding = [one for one in dead if one.pending]
