@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.engine.glob import matches
 from millstream.engine.notifications import format_flags, parse_flags
-from millstream.engine.numbers import INT64_MAX
+from millstream.engine.numbers import INT64_MAX, read_int
 from millstream.wire.names import to_bytes, to_name
 from millstream.wire.replies import ErrorReply
 
@@ -24,6 +24,7 @@ class _Refused(Exception):
 Check = Callable[[str], str]
 """Gives the value as CONFIG GET will show it, or raises _Refused."""
 
+UINT64_MAX: Final = 2**64 - 1
 _UNITS: Final = {
     "": 1,
     "b": 1,
@@ -38,19 +39,21 @@ _UNITS: Final = {
 
 def _memory(low: int = 0, high: int = INT64_MAX) -> Check:
     def check(text: str) -> str:
-        found = re.fullmatch(r"([0-9]+)([a-z]*)", text.lower())
+        """As C reads it: a NUL ends the text, no digits are 0, too many saturate, and the product wraps around."""
+        found = re.fullmatch(r"([0-9]{0,127})([a-z]*)", text.partition("\0")[0].lower())
         if found is None or found[2] not in _UNITS:
             raise _Refused("argument must be a memory value")
-        return _between(int(found[1]) * _UNITS[found[2]], low, high)
+        return _between(min(int(found[1] or 0), UINT64_MAX) * _UNITS[found[2]] & UINT64_MAX, low, high)
 
     return check
 
 
 def _number(low: int, high: int) -> Check:
     def check(text: str) -> str:
-        if re.fullmatch(r"-?[0-9]+", text) is None:
+        number = read_int(to_bytes(text))
+        if number is None:
             raise _Refused("argument couldn't be parsed into an integer")
-        return _between(int(text), low, high)
+        return _between(number, low, high)
 
     return check
 
@@ -112,7 +115,7 @@ _PARAMETERS: Final[Mapping[str, _Parameter]] = {
     "dir": _Parameter(""),
     "enable-debug-command": _Parameter("no"),
     "maxclients": _Parameter("10000", _number(1, 2**32 - 1)),
-    "maxmemory": _Parameter("0", _memory()),
+    "maxmemory": _Parameter("0", _memory(high=UINT64_MAX)),
     "maxmemory-policy": _Parameter("noeviction", _one_of("noeviction")),
     "notify-keyspace-events": _Parameter("", _events),
     "port": _Parameter("0"),
