@@ -13,6 +13,18 @@ from millstream.testing import ClusterSetup, RedisProcess, SentinelSetup, Served
 pytest.register_assert_rewrite("millstream.testing.conformance")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `make test`, which has two processes: one Spark session is enough, so everything of Spark is one piece of
+    work, and the first; of the rest each file is one."""
+    items.sort(key=lambda item: not of_spark(item))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if of_spark(item) else str(item.path)))
+
+
+def of_spark(item: pytest.Item) -> bool:
+    return item.nodeid.startswith("tests/spark/")
+
+
 def need_redis_server() -> None:
     if redis_server_installed():
         return
