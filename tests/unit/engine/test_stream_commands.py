@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from driving import START_MS, Driver
 
+from millstream.engine.journal.snapshot import snapshot
 from millstream.wire.replies import NIL_ARRAY, ErrorReply
 
 INVALID_ID = "ERR Invalid stream ID specified as stream command argument"
@@ -267,3 +268,27 @@ def test_an_effect_names_what_it_did(line: str, effects: list[str]) -> None:
     driver.say(line)
     recorded = [b" ".join(words).decode() for unit in driver.engine.take_units() for _, words in unit]
     assert recorded == effects
+
+
+def test_what_is_delivered_together_is_recorded_together_and_comes_back_the_same() -> None:
+    """One command for each entry made journals long, and loading them slow."""
+    driver = Driver(recording=True)
+    for n in range(1, 251):
+        driver.say(f"XADD s {n}-0 n {n}")
+    driver.say("XGROUP CREATE s g 0")
+    driver.engine.take_units()
+    driver.say("XREADGROUP GROUP g c COUNT 250 STREAMS s >")
+    assert [words[0] for unit in driver.engine.take_units() for _, words in unit].count(b"XCLAIM") == 3
+    driver.now_ms += 5
+    driver.say("XCLAIM s g other 0 7-0 9-0")
+    driver.say("XDEL s 8-0")
+
+    again = Driver()
+    again.now_ms = driver.now_ms
+    written = [words for unit in snapshot(driver.engine) for _, words in unit]
+    for words in written:
+        again.send(words)
+
+    assert [words[0] for words in written].count(b"XCLAIM") < 10
+    for line in ("XPENDING s g - + 1000", "XINFO GROUPS s", "XRANGE s - +"):
+        assert again.say(line) == driver.say(line)

@@ -11,7 +11,7 @@ from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import Consumer, Group, Stream, reading
 from millstream.engine.stream.delivery import record_position
-from millstream.engine.stream.dump import claim
+from millstream.engine.stream.dump import claims
 from millstream.engine.stream.ids import format_id, parse_end, parse_id, parse_start, read_id
 from millstream.engine.stream.lookup import changed_unwatched, consumer_of, group_of, shown
 from millstream.engine.stream.pending import Holding
@@ -133,7 +133,8 @@ class _Claims:
         self.replies.append(format_id(entry_id) if just_id else reading.entry(self.stream, entry_id))
         changed_unwatched(self.db, self.key)
         if self.engine.recording:
-            self.engine.record(self.db, *claim(self.key, self.group.name, entry_id, holding))
+            for words in claims(self.key, self.group.name, [entry_id], holding):
+                self.engine.record(self.db, *words)
 
 
 @command("XCLAIM", arity=-6, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.engine.stream import reading
-from millstream.engine.stream.dump import claim
+from millstream.engine.stream.dump import claims
 from millstream.engine.stream.group import Consumer, Group
 from millstream.engine.stream.ids import format_id
 from millstream.engine.stream.lag import advance_all
@@ -43,8 +43,8 @@ class Delivery(NamedTuple):
             group.deliver(ids, consumer, engine.now_ms)
             if engine.recording:
                 holding = (consumer, engine.now_ms, 1)
-                for entry_id in ids:
-                    engine.record(db, *claim(key, group.name, entry_id, holding))
+                for words in claims(key, group.name, ids, holding):
+                    engine.record(db, *words)
         if engine.recording:
             record_position(db, key, group)
         return entries
@@ -65,7 +65,8 @@ class Delivery(NamedTuple):
             holding = (consumer, engine.now_ms, deliveries + 1)
             group.hold(entry_id, holding)
             if engine.recording:
-                engine.record(db, *claim(key, group.name, entry_id, holding))
+                for words in claims(key, group.name, [entry_id], holding):
+                    engine.record(db, *words)
         return found
 
 

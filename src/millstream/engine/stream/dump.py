@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
 
 from millstream.engine.stream.ids import ID_MAX, format_id
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from millstream.engine.stream.node import Words
     from millstream.engine.stream.pending import Holding
     from millstream.engine.stream.stream import Stream
+
+IDS_PER_CLAIM: Final = 100
+"""Commands of moderate length, so that nobody who reads them back waits long for one."""
 
 
 def effects(key: bytes, stream: Stream) -> Iterator[Words]:
@@ -71,17 +75,19 @@ def _group(key: bytes, group: Group) -> Iterator[Words]:
     yield (b"XGROUP", b"CREATE", key, name, format_id(group.last_id), b"ENTRIESREAD", reads)
     for consumer in group.consumers_by_name():
         yield (b"XGROUP", b"CREATECONSUMER", key, name, consumer.name)
-        for entry_id, holding in consumer.pending.items():
-            yield claim(key, name, entry_id, holding)
+        # What was delivered together has one time and one count: one command for many, as it was when they were read.
+        for _, alike in groupby(consumer.pending.items(), key=lambda held: held[1][1:]):
+            held = list(alike)
+            yield from claims(key, name, [entry_id for entry_id, _ in held], held[0][1])
 
 
-def claim(key: bytes, group: bytes, entry_id: int, holding: Holding) -> Words:
-    """The command that makes one entry pending just so."""
+def claims(key: bytes, group: bytes, ids: list[int], holding: Holding) -> Iterator[Words]:
+    """The commands that make these entries pending just so."""
     consumer, time_ms, count = holding
-    return (
-        *(b"XCLAIM", key, group, consumer.name, b"0", format_id(entry_id)),
-        *(b"TIME", b"%d" % time_ms, b"RETRYCOUNT", b"%d" % count, b"FORCE", b"JUSTID"),
-    )
+    head = (b"XCLAIM", key, group, consumer.name, b"0")
+    tail = (b"TIME", b"%d" % time_ms, b"RETRYCOUNT", b"%d" % count, b"FORCE", b"JUSTID")
+    for first in range(0, len(ids), IDS_PER_CLAIM):
+        yield (*head, *map(format_id, ids[first : first + IDS_PER_CLAIM]), *tail)
 
 
 def _counters(key: bytes, stream: Stream) -> Words:
