@@ -23,7 +23,7 @@ class StreamCounts(NamedTuple):
 
 def fingerprint(ask: Ask, key: bytes) -> bytes:
     """Type, value and expiry. Of a stream: all entries, counters, groups, consumers, and pending entries with their
-    delivery counts; delivery times of the first PAGE of each group."""
+    delivery counts and times."""
     hashed = hashlib.sha256()
     kind = ask(b"TYPE", key)
     for answer in (bytes(kind), ask(b"PEXPIRETIME", key), *_value(ask, key, bytes(kind))):
@@ -73,14 +73,22 @@ def _stream(ask: Ask, key: bytes) -> Iterator[Any]:
         yield sorted(fields.items())
         consumers = [_fields(one) for one in ask(b"XINFO", b"CONSUMERS", key, name)]
         yield sorted((one[b"name"], one[b"pending"]) for one in consumers)
-        start = b"-"
-        while held := ask(b"XPENDING", key, name, start, b"+", b"%d" % PAGE):
-            yield [[entry_id, consumer, deliveries] for entry_id, consumer, _, deliveries in held]
-            if len(held) < PAGE:
-                break
-            start = b"(" + held[-1][0]
-    full = _fields(ask(b"XINFO", b"STREAM", key, b"FULL", b"COUNT", b"%d" % PAGE))
+        yield from _pending(ask, key, name)
+    # The first of each group with its time as such: what the others' times are relative to.
+    full = _fields(ask(b"XINFO", b"STREAM", key, b"FULL", b"COUNT", b"1"))
     yield [_fields(group)[b"pending"] for group in full[b"groups"]]
+
+
+def _pending(ask: Ask, key: bytes, group: bytes) -> Iterator[Any]:
+    """Servers tell how long ago, each by its own clock, when they are asked. Within one answer the differences are
+    exact; so each page begins with the last entry of the page before, and one time alone has to be known as such."""
+    start = b"-"
+    while held := ask(b"XPENDING", key, group, start, b"+", b"%d" % PAGE):
+        first = held[0][2]
+        yield [[entry_id, consumer, first - idle, deliveries] for entry_id, consumer, idle, deliveries in held]
+        if len(held) < PAGE:
+            break
+        start = held[-1][0]
 
 
 def _fields(flat: list[Any]) -> dict[bytes, Any]:

@@ -162,3 +162,25 @@ def test_the_greatest_id_of_all_arrives(tmp_path, redis_server):
     report = migrate(f"local://{tmp_path}/data", redis_server.url)
     assert (report.entries, report.pending) == (1, 1)
     assert redis.Redis(port=redis_server.port).xrange("s") == [(greatest, {b"a": b"b"})]
+
+
+def test_a_delivery_time_that_differs_is_noticed_wherever_it_is(tmp_path, redis_server):
+    embedded = Embedded(directory=tmp_path)
+    session = embedded.session()
+    embedded.execute(session, (b"XGROUP", b"CREATE", b"s", b"g", b"0", b"MKSTREAM"))
+    for n in range(1, 2502):
+        embedded.execute(session, (b"XADD", b"s", b"%d-0" % n, b"n", b"1"))
+        embedded.execute(session, (b"XREADGROUP", b"GROUP", b"g", b"c", b"STREAMS", b"s", b">"))
+    embedded.close()
+    url = f"local://{tmp_path}"
+    assert migrate(url, redis_server.url).pending == 2501
+    assert migrate(url, redis_server.url, skip_existing=True).skipped == 1
+    client = redis.Redis(port=redis_server.port)
+    for entry_id in ("1-0", "1000-0", "1001-0", "2000-0", "2501-0"):
+        [held] = client.xpending_range("s", "g", entry_id, entry_id, 1)
+        before = client.time()[0] * 1000 - held["time_since_delivered"]
+        client.xclaim("s", "g", "c", 0, [entry_id], time=before - 100_000, retrycount=1, justid=True)
+        with pytest.raises(KeysExist):
+            migrate(url, redis_server.url, skip_existing=True)
+        client.delete("s")
+        migrate(url, redis_server.url)
