@@ -20,6 +20,7 @@ from millstream.assignment import (
     partition_streams,
 )
 from millstream.assignment.client import announce
+from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.tokens import OwnerRecord
 from millstream.broker.keys import beside
 from millstream.broker.scripts import Guard
@@ -144,6 +145,22 @@ async def test_a_stale_token_cannot_acknowledge_a_delivery(broker_url: str) -> N
         current = await broker.get(beside("s", "owner"))
         fresh = broker.behind(Guard(beside("s", "owner"), current or b""))
         assert (await fresh.ack_held("s", "g", "c", [delivery.id], times_delivered=1)).refused == []
+
+
+async def test_partitions_are_announced_once_however_long_ago_that_was(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        await asyncio.gather(*(announce_partitions(broker, "svc", "orders", 3) for _ in range(5)))
+        assert await broker.xlen("svc-input") == 3
+
+        await broker.delete(*(beside("svc-input", f"seen.{one}") for one in "abt"))
+        await announce_partitions(broker, "svc", "orders", 3)
+        assert await broker.xlen("svc-input") == 3, "what was remembered is gone, but the announcements are there"
+
+        first, *_ = await broker.xrange("svc-input")
+        await broker.xadd("svc-input", {"nonsense": 1})
+        await broker.xdel("svc-input", first.id)
+        await announce_partitions(broker, "svc", "orders", 4)
+        assert await broker.xlen("svc-input") == 5, "the finished one and the new one were announced"
 
 
 async def test_partitions_are_checked_and_stable(broker_url: str) -> None:

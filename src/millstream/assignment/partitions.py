@@ -9,13 +9,15 @@ import zlib
 from collections import defaultdict
 
 from millstream.assignment.announcement import Announcement, balancer_stream
+from millstream.assignment.errors import MalformedAnnouncement
 from millstream.broker.broker import Broker
 from millstream.errors import InvalidArgument
 from millstream.messaging import Message, Publisher
 from millstream.model import EntryId
 
-ANNOUNCED_MS = 30 * 86_400_000
-"""How long a partition's announcement is remembered, so that members that start together announce it once."""
+TOGETHER_MS = 600_000
+"""Members that start within this time and find a partition missing announce it once, not each of them."""
+_PAGE = 1000
 
 
 def partition_streams(topic: str, partitions: int) -> list[str]:
@@ -33,9 +35,27 @@ def partition_of(key: str, partitions: int) -> int:
 
 
 async def announce_partitions(broker: Broker, service: str, topic: str, partitions: int) -> None:
-    """Announces every partition once, whoever asks and how often."""
-    entries = [(name, Announcement(name, {"topic": topic}).fields()) for name in partition_streams(topic, partitions)]
-    await broker.append_unique(balancer_stream(service), entries, window_ms=ANNOUNCED_MS)
+    """Announces every partition that is not announced, whoever asks and how often.
+
+    The stream itself says what is announced, however long ago; a partition that was finished is announced again.
+    """
+    announced = await _announced(broker, balancer_stream(service))
+    missing = [name for name in partition_streams(topic, partitions) if name not in announced]
+    entries = [(name, Announcement(name, {"topic": topic}).fields()) for name in missing]
+    await broker.append_unique(balancer_stream(service), entries, window_ms=TOGETHER_MS)
+
+
+async def _announced(broker: Broker, stream: str) -> set[str]:
+    found: set[str] = set()
+    start = "-"
+    while page := await broker.xrange(stream, start, count=_PAGE):
+        for entry in page:
+            try:
+                found.add(Announcement.parse(entry.fields).stream)
+            except MalformedAnnouncement:
+                continue  # a member will bury it
+        start = f"({page[-1].id}"
+    return found
 
 
 class PartitionedPublisher:
