@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from millstream.broker.limits import DEFAULT_LIMITS
+from millstream.broker.links.addresses import redacted
 from millstream.spark.errors import InvalidOption
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+_SCHEMES = (
+    *("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel"),
+    *("redis+cluster", "rediss+cluster"),
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -24,6 +29,8 @@ class Address:
     password_file: str | None = None
     password_env: str | None = None
     deadline_ms: int = 60_000
+    connect_ms: int = DEFAULT_LIMITS.connect_ms
+    answer_ms: int = DEFAULT_LIMITS.answer_ms
 
     def resolve(self, environment: Mapping[str, str] = os.environ) -> str:
         """The URL to connect to, secrets included. Never log it."""
@@ -33,10 +40,13 @@ class Address:
         if self.username is None and password is None:
             return url
         parts = urlsplit(url)
-        _, _, host = parts.netloc.rpartition("@")
-        user = self.username if self.username is not None else (parts.username or "")
-        secret = f":{quote(password, safe='')}" if password is not None else ""
-        return urlunsplit(parts._replace(netloc=f"{quote(user, safe='')}{secret}@{host}"))
+        login, _, host = parts.netloc.rpartition("@")
+        user, colon, secret = login.partition(":")
+        if self.username is not None:
+            user = quote(self.username, safe="")
+        if password is not None:
+            colon, secret = ":", quote(password, safe="")
+        return urlunsplit(parts._replace(netloc=f"{user}{colon}{secret}@{host}"))
 
     def _password(self, environment: Mapping[str, str]) -> str | None:
         if self.password_env is not None:
@@ -55,19 +65,21 @@ class Address:
 
 
 def address_from(
-    url: str, *, username: str | None, password_file: str | None, password_env: str | None, deadline_ms: int
+    url: str,
+    *,
+    username: str | None,
+    password_file: str | None,
+    password_env: str | None,
+    deadline_ms: int,
+    connect_ms: int = DEFAULT_LIMITS.connect_ms,
+    answer_ms: int = DEFAULT_LIMITS.answer_ms,
 ) -> Address:
     """Checks what can be checked before the environment is known."""
     if password_file is not None and password_env is not None:
         raise InvalidOption("passwordFile", password_file, "only one of passwordFile and passwordEnv")
     if not _VARIABLE.search(url):
         _check(url)
-    return Address(url, username, password_file, password_env, deadline_ms)
-
-
-def redacted(url: str) -> str:
-    """The URL with its password starred out, for people to read."""
-    return re.sub(r"(://[^/@:]*):[^/]*@", r"\1:***@", url)
+    return Address(url, username, password_file, password_env, deadline_ms, connect_ms, answer_ms)
 
 
 def _variable(name: str, environment: Mapping[str, str], where: str) -> str:

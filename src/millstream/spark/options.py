@@ -3,12 +3,16 @@
 Names follow Spark's Kafka source and are case-insensitive. An unknown name is an error, so that a typo cannot pass.
 
 Both sides
-    url             redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://; ``${NAME}`` in it is replaced
-                    from the environment of each process that connects. Default: ``${MILLSTREAM_URL}``.
+    url             redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (with TLS rediss+...);
+                    ``${NAME}`` in it is replaced from the environment of each process that connects.
+                    Default: ``${MILLSTREAM_URL}``.
     username, passwordFile, passwordEnv
                     who connects, and the file or the environment variable that holds the password, read where it is
                     used: so no secret lies in a plan, in a checkpoint or in a log.
     deadlineMs      how long a task tries on when the server does not answer (default 60000).
+    connectTimeoutMs, answerTimeoutMs
+                    within that: how long opening one connection may take, and how long a sent command may go without
+                    an answer before its connection counts as broken and another is tried (default 5000 each).
     valueField      the field that the column ``value`` stands for (default ``event``).
 
 Source
@@ -57,6 +61,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from millstream.broker.limits import DEFAULT_LIMITS
 from millstream.errors import InvalidArgument
 from millstream.model import Durability, EntryId, TrimPolicy
 from millstream.spark.address import Address, address_from
@@ -66,7 +71,16 @@ Delivery = Literal["exactly_once", "exactly_once_by_event_id", "at_least_once"]
 Content = Literal["auto", "fields", "value", "columns"]
 Start = Literal["earliest", "latest"] | EntryId
 
-_BOTH: Final = ("url", "username", "passwordFile", "passwordEnv", "deadlineMs", "valueField")
+_BOTH: Final = (
+    "url",
+    "username",
+    "passwordFile",
+    "passwordEnv",
+    "deadlineMs",
+    "connectTimeoutMs",
+    "answerTimeoutMs",
+    "valueField",
+)
 _SOURCE: Final = (
     *_BOTH,
     "subscribe",
@@ -128,6 +142,10 @@ class SourceOptions:
     page_size: int = 5000
     mode: Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"] = "PERMISSIVE"
     corrupt_column: str = "_corrupt_record"
+
+    def reads(self, stream: str) -> bool:
+        """Whether subscribe or subscribePattern asks for this stream."""
+        return stream in self.streams if self.pattern is None else bool(re.fullmatch(self.pattern, stream))
 
     def start_of(self, stream: str, default: Literal["earliest", "latest"]) -> Start:
         if self.starting is None:
@@ -215,15 +233,17 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         raise InvalidOption("maxOffsetsPerTrigger", value, "it in streaming reads only (spark.readStream)")
     ending = given.text("endingOffsets")
     names, starting = _stream_names(subscribe), _starting(given)
-    if isinstance(starting, Mapping) and names and (strange := set(starting) - set(names)):
-        raise InvalidOption("startingOffsets", sorted(strange), "streams that subscribe names")
+    ends = None if ending is None or ending == "latest" else _per_stream("endingOffsets", ending, ("latest",))
+    for option, places in (("startingOffsets", starting), ("endingOffsets", ends)):
+        if isinstance(places, Mapping) and names and (strange := set(places) - set(names)):
+            raise InvalidOption(option, sorted(strange), "streams that subscribe names")
     return SourceOptions(
         address=_address(given),
         streams=names,
         pattern=_pattern(pattern),
         value_field=given.text("valueField") or "event",
         starting=starting,
-        ending=None if ending is None or ending == "latest" else _per_stream("endingOffsets", ending, ("latest",)),
+        ending=ends,
         max_rows=given.number("maxOffsetsPerTrigger", None),
         min_partitions=given.whole("minPartitions", 1),
         rows_each=given.whole("maxRecordsPerPartition", 250_000),
@@ -278,6 +298,8 @@ def _address(given: _Given) -> Address:
         password_file=given.text("passwordFile"),
         password_env=given.text("passwordEnv"),
         deadline_ms=given.whole("deadlineMs", 60_000),
+        connect_ms=given.whole("connectTimeoutMs", DEFAULT_LIMITS.connect_ms),
+        answer_ms=given.whole("answerTimeoutMs", DEFAULT_LIMITS.answer_ms),
     )
 
 

@@ -55,10 +55,12 @@ class RedisStreamsSource(DataSource):
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RedisStreamsWriter:
-        """Twice for each micro-batch, on the driver: kept free of connections, for the sake of latency."""
+        """Twice for each micro-batch, on the driver, in processes that live on: each of them connects once."""
         _no_overwrite(overwrite)
         options = sink_options(self.options, streaming=True)
-        return RedisStreamsWriter(options, to_arrow_schema(schema, timezone="UTC"))
+        made = RedisStreamsWriter(options, to_arrow_schema(schema, timezone="UTC"))
+        reached_broker(options.address)
+        return made
 
 
 def _no_overwrite(overwrite: bool) -> None:

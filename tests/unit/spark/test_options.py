@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from millstream.model import EntryId, TrimPolicy
-from millstream.spark.address import Address, redacted
+from millstream.spark.address import Address
 from millstream.spark.errors import InvalidOption
 from millstream.spark.options import sink_options, source_options
 
@@ -90,6 +90,14 @@ def test_a_source_option_that_is_wrong_is_named(given: dict[str, str], named: st
     assert named in str(caught.value)
 
 
+def test_an_end_for_a_stream_that_is_not_read_is_an_error():
+    """A typo there would read to the end, in silence."""
+    given = {"url": URL, "subscribe": "orders", "endingOffsets": '{"order": "5-0"}'}
+    with pytest.raises(InvalidOption) as caught:
+        source_options(given, streaming=False)
+    assert caught.value.option == "endingOffsets"
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -139,10 +147,26 @@ def test_an_address_holds_no_secret_until_it_is_used(tmp_path):
 
 
 def test_a_password_in_an_address_is_not_shown():
-    address = Address("redis://user:hush@h:1/0")
-    assert "hush" not in repr(address)
-    assert "hush" not in repr(source(url="redis://user:hush@h:1/0"))
-    assert redacted("redis://user:a@b@h:1/0") == "redis://user:***@h:1/0"
+    for url in ("redis://user:hush@h:1/0", "redis://user:a/hush@b@h:1", "redis://h:1/0?password=hush"):
+        assert "hush" not in repr(Address(url))
+        assert "hush" not in repr(source(url=url))
+        with pytest.raises(InvalidOption) as caught:
+            source(url=f"x{url}")
+        assert "hush" not in str(caught.value)
+
+
+def test_options_replace_their_part_of_the_login_and_leave_the_rest():
+    known = {"SECRET": "p@ss"}
+    url = "redis+sentinel://us%20er:old@a:1,b:2/main/3"
+    assert source(url=url, username="spark").address.resolve(known) == url.replace("us%20er", "spark")
+    assert source(url=url, passwordEnv="SECRET").address.resolve(known) == url.replace("old", "p%40ss")
+    socket = source(url="unix:///run/redis.sock?db=1", username="spark", passwordEnv="SECRET").address
+    assert socket.resolve(known) == "unix://spark:p%40ss@/run/redis.sock?db=1"
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "rediss+sentinel", "rediss+cluster"])
+def test_tls_is_a_way_in_to_every_set_up(scheme: str):
+    assert source(url=f"{scheme}://h:1/main").address.resolve({}) == f"{scheme}://h:1/main"
 
 
 def test_what_is_missing_in_the_environment_is_named():
@@ -159,3 +183,13 @@ def test_an_embedded_broker_is_refused_with_a_way_out():
         source(url="local://")
     with pytest.raises(InvalidOption, match="redis://"):
         source(url="http://h")
+
+
+def test_timeouts_reach_the_address_of_both_sides():
+    given = {"connectTimeoutMs": "70", "answerTimeoutMs": "80"}
+    for address in (source(**given).address, sink(**given).address):
+        assert (address.connect_ms, address.answer_ms) == (70, 80)
+        assert pickle.loads(pickle.dumps(address)) == address
+    assert (sink().address.connect_ms, sink().address.answer_ms) == (5000, 5000)
+    with pytest.raises(InvalidOption, match="answerTimeoutMs"):
+        sink(answerTimeoutMs="soon")
