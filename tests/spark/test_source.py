@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.testing import wait_until
+from millstream.wire.commands import Command
 
 pytestmark = pytest.mark.spark
 
@@ -268,6 +269,58 @@ def test_what_was_trimmed_before_it_was_read_is_an_error_that_counts_it(broker, 
     assert reported(query.recentProgress[0])["streams"]["orders"]["lost"] == 15
 
 
+def test_what_was_trimmed_between_planning_and_reading_is_counted_in_the_progress(broker, stream):
+    """Only the tasks can find this: when the driver looked, all entries were there."""
+    from millstream.model import TrimPolicy
+
+    fill(broker, "orders", 20)
+    seen: list[int] = []
+
+    def trim_and_read(batch: DataFrame, number: int) -> None:
+        if number == 0:
+            fill(broker, "orders", 10, first=20)
+            broker.xtrim("orders", TrimPolicy(max_len=3))  # the batch of 20, and 7 of the next one
+        for _ in range(2):
+            seen.extend(values(batch.collect()))
+
+    options = {"url": stream.url, "subscribe": "orders", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    rows = stream.spark.readStream.format("redis_streams").options(**options, minPartitions="2").load()
+    writer = rows.writeStream.foreachBatch(trim_and_read).option("checkpointLocation", str(stream.where / "checkpoint"))
+    query = writer.start()
+    try:
+        wait_until(lambda: len(seen) == 6, what="what was left", timeout_s=60)
+        fill(broker, "orders", 1, first=30)
+        wait_until(lambda: len(seen) == 8, what="another batch", timeout_s=60)
+        wait_until(lambda: query.lastProgress["batchId"] >= 2, what="its progress", timeout_s=30)
+    finally:
+        query.stop()
+    assert seen == [27, 28, 29] * 2 + [30] * 2
+    said = reported(query.lastProgress)["streams"]["orders"]
+    assert (said["lost"], said["gaps"]) == (27, 2)
+    assert not broker.link.call(Command((b"KEYS", b"*gaps*")))
+
+
+def test_a_reader_that_may_not_write_reads_on_behind_a_gap(broker, stream):
+    broker.link.call(Command((b"ACL", b"SETUSER", b"looker", b"on", b"nopass", b"~orders", b"+@all")))
+    from millstream.model import TrimPolicy
+
+    fill(broker, "orders", 20)
+    seen: list[int] = []
+
+    def trim_and_read(batch: DataFrame, number: int) -> None:
+        broker.xtrim("orders", TrimPolicy(max_len=3))
+        seen.extend(values(batch.collect()))
+
+    url = stream.url.replace("redis://", "redis://looker:x@")
+    options = {"url": url, "subscribe": "orders", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    rows = stream.spark.readStream.format("redis_streams").options(**options, maxOffsetsPerTrigger="10").load()
+    writer = rows.writeStream.foreachBatch(trim_and_read).option("checkpointLocation", str(stream.where / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    assert query.exception() is None
+    assert seen == [17, 18, 19]
+
+
 def test_deletions_make_a_loss_only_possible(broker, stream):
     fill(broker, "orders", 5)
     stream.run("del1", subscribe="orders", startingOffsets="earliest")
@@ -296,8 +349,6 @@ def test_a_stream_that_was_made_anew_is_named_and_read_from_its_beginning_if_all
 
 
 def test_a_password_is_in_no_plan_no_checkpoint_and_no_error(broker, redis_url, spark, tmp_path):
-    from millstream.wire.commands import Command
-
     broker.link.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush-hush", b"~*", b"+@all")))
     fill(broker, "orders", 5)
     secret = tmp_path / "password"
@@ -344,7 +395,6 @@ def test_a_server_that_does_not_answer_and_a_wrong_password_are_named(read, brok
 
     with pytest.raises(PySparkException, match=r"BrokerUnavailable.*option url"):
         read(subscribe="a", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500").collect()
-    from millstream.wire.commands import Command
 
     broker.link.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush", b"~*", b"+@all")))
     with pytest.raises(PySparkException, match=r"AuthenticationFailed.*passwordEnv") as caught:

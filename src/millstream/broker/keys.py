@@ -55,6 +55,11 @@ LEGEND: Final = (
         "never: an account of losses must not vanish; one small field a group",
     ),
     Legend(
+        "gaps:*",
+        "hash of one Spark batch: stream to the number of entries that tasks found gone unread, or ?",
+        "when the batch is finished, a day at the latest",
+    ),
+    Legend(
         "members",
         "hash beside a load-balancer stream: member to 'expires_ms owned capacity'",
         "a day after the last member's last beat",

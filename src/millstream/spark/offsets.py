@@ -87,6 +87,8 @@ class Range(NamedTuple):
     exact: bool
     weight: float
     """How many entries it is expected to hold, for spreading ranges over partitions."""
+    most: int | None = None
+    """How many entries the batch can have lost after ``after``: what is lost behind its end, the next one counts."""
 
 
 def ranges(start: Offset, end: Offset) -> list[Range]:
@@ -103,7 +105,7 @@ def ranges(start: Offset, end: Offset) -> list[Range]:
         weight = (1.0 if count is None else float(max(count, 1))) / (len(bounds) - 1)
         for at, (after, upto) in enumerate(pairwise(bounds)):
             known = before.added if at == 0 else None
-            found.append(Range(stream, after, upto, known, before.exact, weight))
+            found.append(Range(stream, after, upto, known, before.exact, weight, count))
     return found
 
 

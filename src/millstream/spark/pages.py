@@ -41,7 +41,7 @@ def read_range(broker: BlockingBroker, wanted: Range, page_size: int, on_gap: On
         if not page or page[0][0] != words[2]:
             page, gap = _page_with_proof(broker, wanted, words, place)
         if gap is not None:
-            on_gap(wanted.stream, gap)
+            on_gap(wanted.stream, _within(gap, wanted, place))
             place = place._replace(added=None)
         full = len(page) > size
         if page and page[0][0] == words[2]:
@@ -53,6 +53,13 @@ def read_range(broker: BlockingBroker, wanted: Range, page_size: int, on_gap: On
             size = _next_size(page, page_size)
         if not full or place.id >= wanted.upto:
             return
+
+
+def _within(gap: Gap, wanted: Range, place: Position) -> Gap:
+    """No more than the batch held from this place on: the rest is the next batch's loss, and the driver counts it."""
+    if gap.lost is None or wanted.most is None or wanted.added is None or place.added is None:
+        return gap
+    return gap._replace(lost=min(gap.lost, wanted.added + wanted.most - place.added))
 
 
 def _page_with_proof(

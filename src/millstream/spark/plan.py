@@ -90,10 +90,12 @@ def next_offset(
     on_gap: OnGap,
 ) -> Offset | None:
     """The end of the next batch, or None where there is nothing new. Never beyond ``target``, if there is one."""
-    names = dict.fromkeys([*start.streams, *(survey.streams() if target is None else target.streams)])
+    # A stream that was read and is gone is a gap; one that was read and is no longer asked for is not.
+    before = [name for name in start.streams if options.reads(name)]
+    names = dict.fromkeys([*before, *(survey.streams() if target is None else target.streams)])
     reaches = {}
     for name, info in survey.look(names).items():
-        if target is not None and name not in target.streams:
+        if target is not None and name not in target.streams and info is not None:
             continue
         reach = _reach(name, start.streams.get(name, BEGINNING), info, on_gap)
         if reach is not None:

@@ -7,6 +7,7 @@ import logging
 from millstream.broker.broker import BlockingBroker
 from millstream.model import MIN_ID
 from millstream.spark.offsets import Offset, Position
+from millstream.spark.survey import Survey
 
 log = logging.getLogger("millstream.spark")
 
@@ -18,10 +19,14 @@ class GroupProgress:
         self._group = group
         self._published: dict[str, Position] = {}
 
-    def publish(self, broker: BlockingBroker, finished: Offset) -> None:
-        for stream, position in finished.streams.items():
-            place = position._replace(splits=(), origin=None)
-            if self._published.get(stream) == place:
+    def publish(self, survey: Survey, broker: BlockingBroker, finished: Offset) -> None:
+        places = {name: position._replace(splits=(), origin=None) for name, position in finished.streams.items()}
+        news = {name: place for name, place in places.items() if self._published.get(name) != place}
+        for stream, info in survey.look(news).items():
+            place = news[stream]
+            if info is not None and info.last_generated < place.id:
+                # The stream was made anew, with smaller ids. A group at the old one's end would never move again, and
+                # safe trimming would take all that the new one holds for read.
                 continue
             entries_read = place.added if place.exact else None
             moved = broker.advance_group(stream, self._group, place.id, entries_read=entries_read)

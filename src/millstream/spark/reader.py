@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from millstream.broker.broker import BlockingBroker
-from millstream.spark import plan
+from millstream.spark import losses, plan
 from millstream.spark.connection import broker_at, reached_broker
 from millstream.spark.errors import DataLost
 from millstream.spark.gaps import Gap
@@ -32,14 +32,24 @@ log = logging.getLogger("millstream.spark")
 class RangesPartition(InputPartition):
     """Some ranges of some streams. Pickles; equal for equal (start, end)."""
 
-    def __init__(self, found: Sequence[Range]) -> None:
+    def __init__(self, found: Sequence[Range], book: bytes | None = None) -> None:
         super().__init__([(r.stream, str(r.after), str(r.upto)) for r in found])
         self.ranges = tuple(found)
+        self.book = book
+        """Where a task notes what it found missing; None where nobody asks."""
 
 
-def _partitions(start: Offset, end: Offset) -> list[RangesPartition]:
+def _partitions(start: Offset, end: Offset, book: bytes | None = None) -> list[RangesPartition]:
     found = ranges(start, end)
-    return [RangesPartition(each) for each in pack(found, end.partitions)] if found else []
+    return [RangesPartition(each, book) for each in pack(found, end.partitions)] if found else []
+
+
+class _Running(NamedTuple):
+    """The batch that was planned last, and where its tasks note their losses."""
+
+    start: Offset
+    end: Offset
+    book: bytes | None
 
 
 class _Reading:
@@ -63,9 +73,15 @@ class _Reading:
             return  # Spark's stand-in for "no partitions"
         broker = broker_at(self._options.address)
         to_batch = self._to_batch()
+
+        def on_gap(stream: str, gap: Gap) -> None:
+            self._on_gap(stream, gap)
+            if partition.book is not None:
+                losses.note(broker, partition.book, stream, gap.lost)
+
         with collector_resting():
             for wanted in partition.ranges:
-                for page in read_range(broker, wanted, self._options.page_size, self._on_gap):
+                for page in read_range(broker, wanted, self._options.page_size, on_gap):
                     batch = to_batch(wanted.stream, page)
                     if batch.num_rows:
                         yield batch
@@ -90,12 +106,11 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def __init__(self, options: SourceOptions, schema: pa.Schema, *, default_columns: bool) -> None:
         super().__init__(options, schema, default_columns=default_columns)
         self._target: Offset | None = None
-        self._reached = False
         self._surveyor: RedisSurvey | None = None
         self._progress = GroupProgress(options.group) if options.group is not None else None
         self._planned: Offset | None = None
-        self._gaps_told: set[tuple[str, str]] = set()
-        self._lost: dict[str, int] = {}
+        self._losses = losses.LossAccount()
+        self._running: _Running | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         if self._progress is None:
@@ -115,6 +130,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """The end of the next batch; with nothing new ``start`` itself, since any other byte would start a batch."""
         finished = Offset.from_json(start)
         self._publish(finished)
+        self._count_losses(finished)
         end = plan.next_offset(
             self._survey(),
             self._options,
@@ -127,7 +143,13 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return start if end is None else end.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RangesPartition]:
-        return _partitions(Offset.from_json(start), Offset.from_json(end))
+        """Also called again for the same batch, once for each action of foreachBatch: they share a book."""
+        batch = _Running(Offset.from_json(start), Offset.from_json(end), None)
+        if not self._options.fail_on_data_loss:
+            if self._running is None or self._running[:2] != batch[:2]:
+                self._running = batch._replace(book=losses.new_book(batch.end.streams))
+            batch = self._running
+        return _partitions(*batch)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._publish(Offset.from_json(end))
@@ -144,20 +166,26 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         known = end.added is not None and planned.added is not None
         report: dict[str, Any] = {"id": str(end.id), "added": end.added}
         report["lag"] = max(0, end.added - planned.added) if known else None  # type: ignore[operator]  # known says so
-        if name in self._lost:
-            report["lost"] = self._lost[name]
+        if name in self._losses.totals:
+            report["lost"], report["gaps"] = self._losses.totals[name]
         return report
 
     def _on_driver_gap(self, stream: str, gap: Gap) -> None:
-        if (stream, gap.explanation) in self._gaps_told:
-            return
-        self._on_gap(stream, gap)
-        self._gaps_told.add((stream, gap.explanation))
-        self._lost[stream] = self._lost.get(stream, 0) + (gap.lost or 0)
+        if self._options.fail_on_data_loss or self._losses.by_driver(stream, gap):
+            self._on_gap(stream, gap)
+
+    def _count_losses(self, finished: Offset) -> None:
+        """What tasks of the batch that ends here found missing. Asked for once a batch: an idle query polls often."""
+        batch, self._running = self._running, None
+        if batch is not None and batch.book is not None and batch.end == finished:
+            for stream, lost in self._losses.by_tasks(losses.noted(self._broker(), batch.book)).items():
+                amount = "an unknown number of" if lost is None else lost
+                log.warning("data loss: tasks of the last batch missed %s entries of stream %r", amount, stream)
+        self._losses.planning()
 
     def _publish(self, finished: Offset) -> None:
         if self._progress is not None:
-            self._progress.publish(self._broker(), finished)
+            self._progress.publish(self._survey(), self._broker(), finished)
 
     def _survey(self) -> RedisSurvey:
         if self._surveyor is None:
@@ -165,8 +193,4 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return self._surveyor
 
     def _broker(self) -> BlockingBroker:
-        if self._reached:
-            return broker_at(self._options.address)
-        broker = reached_broker(self._options.address)
-        self._reached = True
-        return broker
+        return reached_broker(self._options.address)

@@ -131,6 +131,30 @@ def test_a_stream_that_appears_later_is_read_from_its_beginning():
     assert rows_of(server, start, end) == [5, 6]
 
 
+def test_a_stream_that_is_no_longer_subscribed_is_read_no_more_and_keeps_its_place():
+    server = MadeUp(a=[1, 2], b=[1, 2])
+    start = first_offset(server, options(), "earliest")
+    server.names = ["a"]
+    for target in (None, latest_offset(server)):
+        end = following(server, start, target=target)
+        assert end is not None
+        assert [r.stream for r in ranges(start, end)] == ["a"]
+        assert end.streams["b"] == start.streams["b"]
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_stream_that_a_pattern_matched_and_that_is_gone_is_a_gap(available_now: bool):
+    server = MadeUp(a=[1, 2], b=[1, 2])
+    start = latest_offset(server)
+    del server.held["b"]
+    server.names = ["a"]
+    told: list[str] = []
+    given = source_options({"url": "redis://h", "subscribePattern": "[ab]"}, streaming=True)
+    target = latest_offset(server) if available_now else None
+    next_offset(server, given, start, max_rows=None, target=target, on_gap=lambda stream, gap: told.append(stream))
+    assert told == ["b"]
+
+
 def test_the_end_is_never_beyond_the_target():
     server = MadeUp(a=[1, 2])
     start = first_offset(server, options(), "earliest")

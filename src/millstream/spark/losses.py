@@ -1,0 +1,116 @@
+"""Entries that left a stream unread, each counted once: by the driver when it plans, by the tasks when they read.
+
+A task cannot answer the driver. One that meets a gap notes it in a hash beside a stream, and the driver looks there
+when the batch is finished. Where nothing is lost, nothing is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from uuid import uuid4
+
+from millstream.broker.broker import BlockingBroker
+from millstream.broker.failures import typed
+from millstream.broker.keys import beside
+from millstream.broker.operations.answers import mapping
+from millstream.errors import InvalidArgument, MillstreamError, PermissionDenied
+from millstream.spark.gaps import Gap
+from millstream.wire.commands import Batch
+from millstream.wire.names import to_bytes, to_name
+from millstream.wire.replies import ErrorReply
+
+KEPT_MS = 86_400_000
+"""How long a note outlives its writing: the driver takes it when the batch ends, a dead driver never does."""
+_UNKNOWN = b"?"
+
+log = logging.getLogger("millstream.spark")
+
+
+class Loss(NamedTuple):
+    """``entries`` that are known to be lost, in so many ``gaps``: of some of them nobody knows the size."""
+
+    entries: int = 0
+    gaps: int = 0
+
+
+class LossAccount:
+    """What a query has lost since it was started, by stream. On the driver."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Loss] = {}
+        self._told: dict[str, str] = {}
+        self._planned: dict[str, int | None] = {}
+
+    def planning(self) -> None:
+        """The next batch is looked for: what is found from here on belongs to it."""
+        self._planned = {}
+
+    def by_driver(self, stream: str, gap: Gap) -> bool:
+        """A gap before the next batch; True where it is a new one. An idle query meets the same one again and again."""
+        self._planned[stream] = gap.lost
+        if self._told.get(stream) == gap.explanation:
+            return False
+        self._told[stream] = gap.explanation
+        self._add(stream, gap.lost or 0, gaps=1)
+        return True
+
+    def by_tasks(self, noted: Mapping[str, int | None]) -> dict[str, int | None]:
+        """What the finished batch's tasks met; returns what of it is new.
+
+        A task meets again what the driver met when it planned the batch, perhaps with more gone meanwhile.
+        """
+        fresh: dict[str, int | None] = {}
+        for stream, lost in noted.items():
+            if stream not in self._planned:
+                self._add(stream, lost or 0, gaps=1)
+                fresh[stream] = lost
+                continue
+            known = self._planned[stream]
+            if known is not None and lost is not None and lost > known:
+                self._add(stream, lost - known, gaps=0)
+                fresh[stream] = lost - known
+        return fresh
+
+    def _add(self, stream: str, entries: int, *, gaps: int) -> None:
+        before = self.totals.get(stream, Loss())
+        self.totals[stream] = Loss(before.entries + entries, before.gaps + gaps)
+
+
+def new_book(streams: Iterable[str]) -> bytes | None:
+    """The key that a batch's tasks write to; None where no stream of the batch can have companions."""
+    for stream in streams:
+        try:
+            return beside(stream, f"gaps:{uuid4().hex}")
+        except InvalidArgument:
+            continue  # a name with '}' and no hash tag
+    return None
+
+
+def note(broker: BlockingBroker, book: bytes, stream: str, lost: int | None) -> None:
+    """In a task. A repeated task writes the same field: a number replaces what was there, an unknown one does not."""
+    field = to_bytes(stream)
+    line = (b"HSETNX", book, field, _UNKNOWN) if lost is None else (b"HSET", book, field, b"%d" % lost)
+    try:
+        _both(broker, [line, (b"PEXPIRE", book, b"%d" % KEPT_MS)], book)
+    except MillstreamError as error:
+        # A reader that may not write reads on: the gap is in the log.
+        log.warning("the gap in stream %r is not in the query's progress: %s", stream, error)
+
+
+def noted(broker: BlockingBroker, book: bytes) -> dict[str, int | None]:
+    """On the driver, once the batch is finished. Takes the notes away; empty for a reader that may not write."""
+    try:
+        found = mapping(_both(broker, [(b"HGETALL", book), (b"DEL", book)], book)[0])
+    except PermissionDenied:
+        return {}  # its tasks could not note anything either, and have said so
+    return {to_name(stream): None if lost == _UNKNOWN else int(lost) for stream, lost in found.items()}
+
+
+def _both(broker: BlockingBroker, commands: list[tuple[bytes, ...]], key: bytes) -> list[object]:
+    replies = broker.link.call_many(Batch(commands, key, atomic=True, repeatable=True))
+    for reply in replies:
+        if isinstance(reply, ErrorReply):
+            raise typed(reply)
+    return list(replies)
