@@ -175,11 +175,25 @@ def test_what_a_hard_cap_takes_from_a_group_unread_is_counted(broker):
 
     broker.xadd_many("out", [{"event": str(n)} for n in range(50)])
     broker.create_group("out", "slow", start="0", entries_read=0)
+    broker.create_group("out", "uncounted", start="0")
     broker.xreadgroup("out", "slow", "c", count=10)
+    broker.xreadgroup("out", "uncounted", "c", count=40)
     assert cap(broker, "out", TrimPolicy(max_len=45)) == 0
     assert cap(broker, "out", TrimPolicy(max_len=20)) == 20
     assert cap(broker, "out", TrimPolicy(max_len=20)) == 0
+    assert cap(broker, "out", TrimPolicy(max_len=5)) == 15
+    assert broker.retention_losses("out") == {"slow": 35, "uncounted": 5}
     assert cap(broker, "nothing", TrimPolicy(max_len=20)) == 0
+
+
+def test_a_querys_hard_cap_enters_what_it_takes_unread_into_the_account_of_losses(spark, broker, redis_url, tmp_path):
+    broker.create_group("out", "slow", start="0")
+    broker.xadd_many("in", [{"event": str(n)} for n in range(300)])
+    source = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "120"}
+    for delivery in ("exactly_once", "at_least_once"):
+        sink = {"stream": "out", "maxlen": "100", "delivery": delivery}
+        run(copy_query(spark, redis_url, tmp_path / delivery, source, sink))
+    assert broker.retention_losses("out") == {"slow": 500}
 
 
 def test_a_server_that_is_out_of_memory_for_a_while_only_delays(spark, broker, save):
@@ -266,13 +280,26 @@ def test_a_wrong_option_is_an_error_that_names_it(spark, broker, save, options: 
     assert broker.list_streams("*") == []
 
 
-def test_a_server_that_does_not_answer_a_wrong_password_and_overwrite_are_refused(spark, broker, save):
+def test_a_server_that_does_not_answer_a_wrong_password_and_overwrite_are_refused(
+    spark, broker, save, redis_url, tmp_path
+):
     with pytest.raises(PySparkException, match=r"BrokerUnavailable.*option url"):
         save(numbers(spark, 1), stream="o", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500")
     with pytest.raises(PySparkException, match=r"AuthenticationFailed.*passwordEnv"):
         save(numbers(spark, 1), stream="o", username="nobody", passwordEnv="PATH")
     with pytest.raises(PySparkException, match="never overwritten"):
         save(numbers(spark, 1), mode="overwrite", stream="o")
+    source = {"subscribe": "in", "startingOffsets": "earliest"}
+    broker.xadd("in", {"event": "1"})
+    sinks = [
+        ({"url": f"redis://127.0.0.1:{free_port()}", "deadlineMs": "500"}, r"BrokerUnavailable.*option url"),
+        ({"username": "nobody", "passwordEnv": "PATH"}, r"AuthenticationFailed.*passwordEnv"),
+    ]
+    for at, (wrong, named) in enumerate(sinks):
+        query = copy_query(spark, redis_url, tmp_path / str(at), source, {"stream": "o", **wrong})
+        with pytest.raises(PySparkException, match=named):
+            query.awaitTermination(60)
+    assert broker.xlen("o") == 0
     broker.set("text", "x")
     with pytest.raises(PySparkException, match="WrongKeyType"):
         save(numbers(spark, 1), stream="text")

@@ -92,7 +92,7 @@ class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
         return WriteIdentity(app, version, self._options.sink_id, task.partitionId())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _report(messages, "batch write")
+        told_to_driver(messages, "batch write")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _report_abort(messages, "batch write")
@@ -108,13 +108,14 @@ class RedisStreamsWriter(_Writing, DataSourceStreamArrowWriter):
         )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _report(messages, f"batch {batchId}")
+        told_to_driver(messages, f"batch {batchId}")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _report_abort(messages, f"batch {batchId}")
 
 
-def _report(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
+def told_to_driver(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
+    """What the tasks' commit messages say that a user should know, into the driver's log."""
     done = [message for message in messages if isinstance(message, Written)]
     if skipped := sum(message.skipped for message in done):
         log.info("%s: %d rows were there already and were not added again", what, skipped)

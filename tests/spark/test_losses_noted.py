@@ -1,0 +1,47 @@
+"""Notes of gaps from tasks to the driver, and the sink's account of losses: on redis-server and on our own server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from millstream import BlockingBroker, open_blocking_broker
+from millstream.model import TrimPolicy
+from millstream.spark.caps import cap
+from millstream.spark.losses import KEPT_MS, new_book, note, noted
+from millstream.testing.topologies import say
+
+
+@pytest.fixture(params=["redis_server", "millstream_server"])
+def broker(request: pytest.FixtureRequest) -> Iterator[BlockingBroker]:
+    with open_blocking_broker(request.getfixturevalue(request.param).url) as opened:
+        yield opened
+
+
+def test_notes_reach_the_driver_once_and_end_by_themselves(broker):
+    book = new_book(["orders"])
+    assert book is not None
+    assert noted(broker, book) == {}
+    note(broker, book, "orders", None)
+    note(broker, book, "orders", 12)
+    note(broker, book, "orders", None)
+    note(broker, book, "caf\udce9", None)
+    assert 0 < say(broker, "PTTL", book.decode()) <= KEPT_MS
+    assert noted(broker, book) == {"orders": 12, "caf\udce9": None}
+    assert noted(broker, book) == {}
+
+
+def test_what_a_cap_takes_is_entered_for_each_group(broker):
+    broker.xadd_many("capped", [{"event": str(n)} for n in range(50)])
+    broker.create_group("capped", "slow", start="0", entries_read=0)
+    broker.create_group("capped", "quick", start="$", entries_read=50)
+    for expected in (30, 0):
+        assert cap(broker, "capped", TrimPolicy(max_len=20)) == expected
+    assert broker.retention_losses("capped") == {"slow": 30}
+
+
+def test_a_name_that_can_have_no_companions_is_capped_all_the_same(broker):
+    broker.xadd_many("odd}name", [{"event": str(n)} for n in range(50)])
+    broker.create_group("odd}name", "slow", start="0", entries_read=0)
+    assert cap(broker, "odd}name", TrimPolicy(max_len=20)) == 30
