@@ -17,6 +17,7 @@ from millstream.messaging.errors import (
     PublisherClosed,
     Rejected,
     RetryLater,
+    TooLateToSettle,
     Undecodable,
 )
 from millstream.messaging.message import Handler, Message, Middleware
@@ -77,6 +78,7 @@ __all__ = [
     "Selection",
     "Subscriber",
     "SubscriberSettings",
+    "TooLateToSettle",
     "Undecodable",
     "circuit_breaker",
     "codec",

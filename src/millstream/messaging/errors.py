@@ -39,6 +39,17 @@ class NothingToSettle(MillstreamError):
         )
 
 
+class TooLateToSettle(MillstreamError):
+    """The subscription that delivered the message has ended, and has handed it back: it will be delivered again."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(
+            f"message {uuid} was handed back when its subscription was closed, and comes again. "
+            "Settle before closing, or raise close_timeout_ms.",
+            uuid=uuid,
+        )
+
+
 class AlreadySubscribed(MillstreamError):
     """A subscriber of this process reads the topic already, under the same group and consumer."""
 

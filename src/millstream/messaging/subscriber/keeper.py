@@ -16,7 +16,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.intake import Intake, unstarted_of
 from millstream.messaging.subscriber.membership import Membership
-from millstream.model import EntryId
+from millstream.model import Delivery, EntryId
 
 PAUSE_MS = 100.0
 """After a failure: the broker's own retries came before it."""
@@ -45,6 +45,7 @@ class Keeper:
         self._no_room = False
         self.closing = False
         """Nothing new is brought back any more; signs of life go on."""
+        self._ending = False
 
     def due_in(self, delay_ms: int) -> None:
         """Something was put off until then."""
@@ -65,8 +66,13 @@ class Keeper:
             self._due_at = 0.0
             self._nudge.set()
 
+    def end(self) -> None:
+        """Ends when what it has asked is answered: what was brought back in that moment is then known here."""
+        self._ending = True
+        self._nudge.set()
+
     async def run(self) -> None:
-        while True:
+        while not self._ending:
             wait_ms = min(self._beat_at, self._due_at, self._retire_at) - monotonic_ms()
             if wait_ms > 0:
                 try:
@@ -75,6 +81,8 @@ class Keeper:
                 except TimeoutError:
                     pass
             self._nudge.clear()
+            if self._ending:
+                return
             generation = self._desk.generation
             try:
                 await self._do(monotonic_ms())
@@ -151,7 +159,20 @@ class Keeper:
         due = await desk.broker.take_due(
             desk.topic, desk.group, desk.consumer, room=room, max_bytes=desk.held.room_bytes()
         )
+        if self.closing:
+            await self._decline(due.deliveries)
+            return
         self._intake.accept(due.deliveries, desk.valid_until(asked_at))
         for next_ms in (next_published, due.next_ms):
             if next_ms is not None:
                 self.due_in(next_ms)
+
+    async def _decline(self, deliveries: Iterable[Delivery]) -> None:
+        """Closing began while we asked. Nobody would start these any more, and closing would wait for them; it may
+        have found them by itself and handed them back, and then their count is another already."""
+        desk = self._desk
+        for one in deliveries:
+            times = one.times_delivered or 1
+            await desk.broker.hand_back(
+                desk.topic, desk.group, desk.consumer, [one.id], times_delivered=times, leaving=times - 1
+            )

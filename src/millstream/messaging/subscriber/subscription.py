@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.codec import Codec
+from millstream.messaging.errors import TooLateToSettle
 from millstream.messaging.ground import log
 from millstream.messaging.message import Handler, Message
 from millstream.messaging.outcome import AckPolicy, Outcome
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 5.0
 """For the broker to confirm outcomes and hand-backs, after handlers have ended."""
+
+LAST_ANSWER_S = 1.0
+"""For the answer to what the keeper has just asked. Broken off, it could leave entries that nobody here knows of."""
 
 
 class Subscription:
@@ -81,6 +85,8 @@ class Subscription:
     # --- what handlers say ------------------------------------------------------------------------------------------
 
     def settle(self, message: Message, outcome: Outcome) -> None:
+        if self._ended.is_set():
+            raise TooLateToSettle(message.uuid)
         self._settler.settle(message, outcome)
 
     @property
@@ -201,6 +207,8 @@ class Subscription:
             await self._wait_for_the_unsettled()
             await self._say(self._settler.drained())
             # No sign of life after the hand-back: it would make others wait for what we have let go.
+            self._keeper.end()
+            await asyncio.wait([self._tasks["keeper"]], timeout=LAST_ANSWER_S)
             await self._stop("keeper")
             await self._say(self._let_go())
         finally:

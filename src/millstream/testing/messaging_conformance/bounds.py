@@ -12,29 +12,18 @@ from millstream.broker.scripts import script
 from millstream.broker.site import Site
 from millstream.messaging import Ack, Message, Publisher
 from millstream.testing.faulty import FaultyLink
-from millstream.testing.messaging_conformance.chapter import Chapter, Seen, nothing_pending, numbered, running
+from millstream.testing.messaging_conformance.chapter import (
+    Chapter,
+    HeldBack,
+    Seen,
+    nothing_pending,
+    numbered,
+    running,
+)
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
 
 STORES_OUTPUTS = script("settle_outputs").sha
-
-
-class HeldBack:
-    """A link on which one script waits until it is let through; it remembers how much each call carried."""
-
-    def __init__(self, broker: Broker, sha: bytes) -> None:
-        self.link = FaultyLink(broker.link)
-        self.let_through = asyncio.Event()
-        self.words: list[int] = []
-        self._call = self.link.call
-        self._sha = sha
-        self.link.call = self._slow  # type: ignore[method-assign]
-
-    async def _slow(self, command: Command) -> Any:
-        if command.args[:2] == (b"EVALSHA", self._sha):
-            self.words.append(len(command.args))
-            await self.let_through.wait()
-        return await self._call(command)
 
 
 class BoundsChapter(Chapter):

@@ -14,7 +14,9 @@ from millstream.broker.broker import Broker
 from millstream.broker.site import Site
 from millstream.messaging import Backoff, Handler, Message, Publisher, Subscriber
 from millstream.model import EntryId
+from millstream.testing.faulty import FaultyLink
 from millstream.testing.waiting import eventually
+from millstream.wire.commands import Command
 
 QUICK: dict[str, Any] = {
     "group_start": "0",
@@ -115,3 +117,32 @@ async def publish_one(publisher: Publisher, topic: str, payload: bytes = b"x") -
 
 def numbered(count: int, start: int = 0) -> list[Message]:
     return [Message(b"%d" % n) for n in range(start, start + count)]
+
+
+class HeldBack:
+    """A link on which one script waits until it is let through, before it runs or ``after``; it remembers how much
+    each call carried."""
+
+    def __init__(self, broker: Broker, sha: bytes, *, after: bool = False) -> None:
+        self.link = FaultyLink(broker.link)
+        self.let_through = asyncio.Event()
+        self.words: list[int] = []
+        self._call = self.link.call
+        self._sha = sha
+        self._after = after
+        self.link.call = self._slow  # type: ignore[method-assign]  # this is what the broker calls
+
+    async def _slow(self, command: Command) -> Any:
+        if command.args[:2] != (b"EVALSHA", self._sha):
+            return await self._call(command)
+        self.words.append(len(command.args))
+        # As on a wire: what was sent is executed, whether or not somebody still waits for the answer.
+        return await asyncio.shield(asyncio.ensure_future(self._later(command)))
+
+    async def _later(self, command: Command) -> Any:
+        if self._after:
+            answer = await self._call(command)
+            await self.let_through.wait()
+            return answer
+        await self.let_through.wait()
+        return await self._call(command)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
+from millstream.broker.scripts import script
+from millstream.broker.site import Site
 from millstream.messaging import Message, Publisher
 from millstream.testing.messaging_conformance.chapter import (
     Chapter,
+    HeldBack,
     Seen,
     nothing_pending,
     numbered,
@@ -185,3 +190,40 @@ class HoldingChapter(Chapter):
             await seen.have(3)
         (group,) = await broker.group_info(topic)
         assert (group.consumers, group.pending) == ([], 0)
+
+    @pytest.mark.parametrize("still_handling", [True, False])
+    @pytest.mark.parametrize("executed", [True, False])
+    async def test_what_comes_due_while_closing_is_handed_back_uncharged(
+        self, broker: Broker, publisher: Publisher, topic: str, still_handling: bool, executed: bool
+    ) -> None:
+        """The answer to the question for what is due comes late, and it may have been executed long before."""
+        await publisher.publish(topic, Message(b"long"), Message(b"again"))
+        asked = HeldBack(broker, script("due_take").sha, after=executed)
+        asked.let_through.set()
+        go_on = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            if message.payload == b"long":
+                await go_on.wait()
+            elif message.times_delivered == 1:
+                asked.let_through.clear()
+                asked.words.clear()
+                await message.nack(delay_ms=0)
+
+        seen = Seen(handle)
+        async with running(Broker(asked.link, Site()), topic, seen) as subscriber:
+            await seen.have(2)
+            await eventually(lambda: asked.words, what="the question for what is due")
+            if not still_handling:
+                go_on.set()
+                await eventually(lambda: seen.under_way == 0)
+            closing = asyncio.create_task(subscriber.close())
+            await eventually(lambda: not subscriber.ready)
+            await asyncio.sleep(0.05)
+            asked.let_through.set()
+            await asyncio.sleep(0.05)
+            go_on.set()
+            await asyncio.wait_for(closing, 10)  # and not until it gives up
+        (left,) = await broker.xpending_range(topic, "g")
+        assert left.times_delivered == 1
+        assert left.idle_ms > 60_000, "free for others at once"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber
+from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber, TooLateToSettle
 from millstream.messaging.settings import default_consumer
 from millstream.testing.messaging_conformance.chapter import QUICK, Chapter, Seen, nothing_pending, numbered, running
 from millstream.testing.waiting import eventually
@@ -97,6 +97,20 @@ class IteratingChapter(Chapter):
         (left,) = await broker.xpending_range(topic, "g")
         assert left.times_delivered == 1
         assert left.idle_ms > QUICK["claim_interval_ms"] * 1000, "others need not wait for it"
+
+    async def test_settling_after_the_end_is_an_error(self, broker: Broker, publisher: Publisher, topic: str) -> None:
+        """It would be said to nobody: the message was handed back, and comes again."""
+        await publisher.publish(topic, Message(b"x"))
+        subscriber = self.subscriber(broker)
+        message = await anext(subscriber.subscribe(topic))
+        await subscriber.close(timeout_ms=0)
+
+        with pytest.raises(TooLateToSettle):
+            await message.ack()
+        seen = Seen()
+        async with running(broker, topic, seen):
+            await seen.have(1)
+        assert seen.messages[0].times_delivered == 2
 
     async def test_close_before_subscribe_is_the_end_of_it(self, broker: Broker, topic: str) -> None:
         subscriber = self.subscriber(broker)
