@@ -62,6 +62,15 @@ def test_trimming_beyond_the_place_of_reading_is_counted(broker):
     assert [(gap.lost, gap.certain) for gap in gaps] == [(14, True)]
 
 
+def test_what_is_lost_behind_the_end_of_the_batch_is_left_to_the_next_one(broker):
+    fill(broker, 30)
+    broker.xtrim("s", TrimPolicy(min_id=EntryId(26)))
+    gaps: list[Gap] = []
+    wanted = Range("s", EntryId(5), EntryId(20), 5, True, 1.0, most=15)
+    assert list(read_range(broker, wanted, 10, lambda stream, gap: gaps.append(gap))) == []
+    assert [gap.lost for gap in gaps] == [15]
+
+
 def test_a_range_in_the_middle_that_was_trimmed_is_a_possible_loss(broker):
     fill(broker, 30)
     broker.xtrim("s", TrimPolicy(min_id=EntryId(26)))

@@ -59,7 +59,7 @@ def _within(gap: Gap, wanted: Range, place: Position) -> Gap:
     """No more than the batch held from this place on: the rest is the next batch's loss, and the driver counts it."""
     if gap.lost is None or wanted.most is None or wanted.added is None or place.added is None:
         return gap
-    return gap._replace(lost=min(gap.lost, wanted.added + wanted.most - place.added))
+    return gap._replace(lost=max(0, min(gap.lost, wanted.added + wanted.most - place.added)))
 
 
 def _page_with_proof(

@@ -113,8 +113,6 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._running: _Running | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        if self._progress is None:
-            warn_without_group()
         offset = plan.first_offset(self._survey(), self._options, "latest")
         self._publish(offset)
         return offset.to_json()
@@ -129,6 +127,8 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; with nothing new ``start`` itself, since any other byte would start a batch."""
         finished = Offset.from_json(start)
+        if self._progress is None and self._planned is None:
+            warn_without_group()  # once for each start of the query, the one from a checkpoint too
         self._publish(finished)
         self._count_losses(finished)
         end = plan.next_offset(
