@@ -146,6 +146,7 @@ SORTED_SETS = st.one_of(
     words(b"ZADD", KEYS, some(pick(b"NX", b"XX", b"GT", b"LT", b"CH", b"INCR")), SCORED),
     words(b"ZADD", KEYS, EQUAL_SCORES),
     words(b"ZREM", KEYS, some(MEMBERS, least=1)),
+    words(pick(b"ZPOPMIN", b"ZPOPMAX"), KEYS, some(COUNTS)),
     words(pick(b"ZSCORE", b"ZRANK"), KEYS, MEMBERS),
     words(b"ZCARD", KEYS),
     words(pick(b"ZCOUNT", b"ZREMRANGEBYSCORE"), KEYS, BOUNDS, BOUNDS),

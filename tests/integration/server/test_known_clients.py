@@ -55,13 +55,12 @@ def test_redis_cli_help_and_stat_modes(served):
 
 def test_redis_benchmark(served):
     done = subprocess.run(
-        ["redis-benchmark", "-p", str(served.port), "-n", "2000", "-c", "20", "-q", "-t",
-         "ping_inline,ping_mbulk,set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,mset"],
+        ["redis-benchmark", "-p", str(served.port), "-n", "1000", "-c", "20", "-q"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "rror" not in done.stdout + done.stderr
-    assert done.stdout.count("requests per second") == 12
+    assert done.stdout.count("requests per second") == 20, "all that it does by default"
     for depth in ("1", "50"):
         done = subprocess.run(
             ["redis-benchmark", "-p", str(served.port), "-n", "5000", "-P", depth, "-q", "XADD", "s", "*", "f", "v"],

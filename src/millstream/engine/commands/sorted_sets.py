@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from millstream.engine.notifications import SORTED_SET
-from millstream.engine.numbers import SYNTAX_ERROR, parse_float
+from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_float, parse_range
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.sorted_set import SortedSet
@@ -93,6 +93,41 @@ def zrem(session: Session, args: Sequence[bytes]) -> Reply:
         if not members:
             engine.delete(db, key)
     return removed
+
+
+@command("ZPOPMIN", arity=-2, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))
+def zpopmin(session: Session, args: Sequence[bytes]) -> Reply:
+    return _pop(session, args, greatest=False)
+
+
+@command("ZPOPMAX", arity=-2, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))
+def zpopmax(session: Session, args: Sequence[bytes]) -> Reply:
+    return _pop(session, args, greatest=True)
+
+
+def _pop(session: Session, args: Sequence[bytes], *, greatest: bool) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    if len(args) > 3:
+        raise ErrorReply(SYNTAX_ERROR)
+    count = None
+    if len(args) == 3:
+        count = parse_range(args[2], 0, INT64_MAX, "ERR value is out of range, must be positive")
+    members = db.find_as(key, SortedSet)
+    if members is None or count == 0:
+        return []
+    size = len(members)
+    most = min(1 if count is None else count, size)
+    taken = members.slice(size - most, size)[::-1] if greatest else members.slice(0, most)
+    for _, member in taken:
+        members.discard(member)
+    event = b"zpopmax" if greatest else b"zpopmin"
+    engine.changed(db, key, SORTED_SET, event, (b"ZREM", key, *(member for _, member in taken)))
+    if not members:
+        engine.delete(db, key)
+    pairs: list[Reply] = [[member, Double(score)] for score, member in taken]
+    if session.protocol == 3 and count is not None:
+        return pairs
+    return [word for score, member in taken for word in (member, Double(score))]
 
 
 @command("ZSCORE", arity=3, flags=_READ, keys=(1, 1, 1))
