@@ -145,6 +145,23 @@ async def test_a_handler_that_wants_to_end_the_process_ends_its_message(
         await eventually(lambda: broker.xlen(beside("orders", "dlq").decode()), what="a dead letter")
 
 
+async def test_a_sync_handler_may_run_out_of_what_it_goes_through(broker: Broker, publisher: Publisher) -> None:
+    """A StopIteration that leaves a thread would never arrive: the message would be in flight for ever."""
+    router = Router(broker, max_deliveries=2, **QUICK)
+    tries: list[bytes] = []
+
+    @router.on("orders", group="g", max_in_flight=1)
+    def handler(message: Message) -> None:
+        tries.append(message.payload)
+        if message.payload == b"empty":
+            next(iter(()))
+
+    async with router:
+        await publisher.publish("orders", Message(b"empty"), Message(b"go on"))
+        await eventually(lambda: broker.xlen(beside("orders", "dlq").decode()), what="a dead letter")
+        await eventually(lambda: sorted(tries) == [b"empty", b"empty", b"go on"], what="the next message")
+
+
 async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publisher) -> None:
     """A service is away for so long that every message is refused again and again: none of them is buried for it."""
     refused: Counter[str] = Counter()

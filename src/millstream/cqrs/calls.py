@@ -6,7 +6,6 @@ timed out goes on in its thread until it returns, and its result is not used.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Any
 
 from millstream.cqrs.dependencies import Given, Kind, Plan, plan_dependency
 from millstream.messaging.message import Message
+from millstream.messaging.threads import in_thread
 
 Overrides = Mapping[Callable[..., Any], Callable[..., Any]]
 """Dependencies and what stands in for them: for tests."""
@@ -53,7 +53,7 @@ class _OneMessage:
             case Kind.ASYNC:
                 return await plan.function(**arguments)
             case Kind.SYNC:
-                return await asyncio.to_thread(plan.function, **arguments)
+                return await in_thread(plan.function, **arguments)
             case Kind.ASYNC_GENERATOR:
                 return await self._stack.enter_async_context(asynccontextmanager(plan.function)(**arguments))
             case Kind.GENERATOR:
@@ -76,9 +76,9 @@ class _Threaded:
         self._manager = manager
 
     async def __aenter__(self) -> Any:
-        return await asyncio.to_thread(self._manager.__enter__)
+        return await in_thread(self._manager.__enter__)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return await asyncio.to_thread(self._manager.__exit__, kind, error, traceback)
+        return await in_thread(self._manager.__exit__, kind, error, traceback)

@@ -134,6 +134,9 @@ class Line:
                     for parcel in parcels:
                         if not parcel.stored.done():
                             parcel.stored.set_exception(error)
+                except BaseException:
+                    self._break_off(parcels, len(rows), size)
+                    raise
                 else:
                     took = time.perf_counter() - began
                     observer("messaging.published", topic=self._topic, messages=len(rows), bytes=size, seconds=took)
@@ -141,7 +144,23 @@ class Line:
                 self.failing = False
                 self._sent(len(rows), size)
         finally:
-            self._sender = None
+            if self._sender is asyncio.current_task():
+                self._sender = None
+
+    def _break_off(self, parcels: list[Parcel], messages: int, size: int) -> None:
+        """Cancelled, as all tasks are when a loop ends: nobody sends the rest, and nobody may wait for it. Otherwise
+        closing the publisher would wait for ever, and with it the end of the program."""
+        self._sender = None
+        # Nobody knows whether this batch is stored: whatever follows must not be taken for it.
+        self._append = None
+        given_up = [*parcels, *self._parcels]
+        messages += self._rows
+        size += sum(parcel.size for parcel in self._parcels)
+        self._parcels.clear()
+        self._rows = 0
+        for parcel in given_up:
+            parcel.stored.cancel()
+        self._sent(messages, size)
 
     def _next_batch(self) -> tuple[list[Parcel], list[Row], int]:
         """Half of what is under way: while the server stores it, the other half prepares its next messages."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import typing
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from millstream.errors import MillstreamError
 from millstream.messaging.handler import Handler, Output
 from millstream.messaging.message import Message
 from millstream.messaging.place import place_of
+from millstream.messaging.threads import in_thread
 
 
 class HandlerRefused(MillstreamError):
@@ -78,7 +78,7 @@ def message_handler(function: Callable[..., Any]) -> Handler:
         return function
 
     @wraps(function)
-    async def in_thread(message: Message) -> Output:
-        return await asyncio.to_thread(function, message)
+    async def threaded(message: Message) -> Output:
+        return await in_thread(function, message)
 
-    return in_thread
+    return threaded

@@ -243,6 +243,29 @@ class PublishingChapter(Chapter):
         got = await stored(broker, topic)
         assert [payload for payload in got if payload != b"4"] == [b"%d" % n for n in range(10) if n != 4]
 
+    async def test_a_publisher_whose_loop_ends_can_be_closed(self, broker: Broker, topic: str) -> None:
+        """asyncio.run cancels all tasks at its end, the publisher's own too. It must not wait for what nobody sends."""
+        link = FaultyLink(broker.link)
+        call = link.call
+
+        async def never(command: Command) -> Any:
+            await asyncio.Event().wait()
+
+        link.call = never  # type: ignore[method-assign]  # this is what the broker calls
+        publisher = Publisher(Broker(link, broker.site), max_buffered=5, max_batch=2)
+        tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(5)]
+        tasks += [asyncio.create_task(publisher.publish(topic, *numbered(6)))]
+        await eventually(lambda: publisher.buffered == 5 and publisher.waiting == 1)
+        for task in asyncio.all_tasks():
+            if task in tasks or topic in task.get_name():
+                task.cancel()
+        await asyncio.wait(tasks)
+        assert publisher.buffered == 0
+        link.call = call  # type: ignore[method-assign]
+        await publisher.publish(topic, Message(b"in the next loop"))
+        await asyncio.wait_for(publisher.close(), 10)
+        assert (await stored(broker, topic))[-1] == b"in the next loop"
+
     async def test_a_message_that_is_too_large_is_its_own_error(self, broker: Broker, topic: str) -> None:
         small = Broker(broker.link, type(broker.site)(limits=Limits(max_entry_bytes=1000)))
         async with Publisher(small) as publisher:
