@@ -21,10 +21,10 @@ from millstream.engine.admission import reject
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.engine import Engine
 from millstream.engine.journal.files import DiskFiles, Files
-from millstream.engine.journal.journal import JournalUnwritable, Policy
+from millstream.engine.journal.journal import POLICIES, JournalUnwritable, Policy
 from millstream.engine.registry import Flag
 from millstream.engine.session import Session
-from millstream.errors import BrokerClosed, DurabilityUnavailable, ServerError
+from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, ServerError
 from millstream.model.clock import Clock, SystemClock
 from millstream.wire.commands import Args
 from millstream.wire.replies import ErrorReply, Push, Reply
@@ -56,6 +56,8 @@ class Embedded:
         rewrite_min_bytes: int = 64 << 20,
         files: Files | None = None,
     ) -> None:
+        if appendfsync not in POLICIES:  # without a directory too: who asks for it believes that it counts
+            raise InvalidArgument("appendfsync", appendfsync, "always, everysec or no")
         self.clock = clock or SystemClock()
         self._now_ms = self.clock.now_ms
         self._lock: threading.Lock | _Barred = threading.Lock()

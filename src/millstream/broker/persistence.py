@@ -17,7 +17,7 @@ from millstream.engine.journal.load import load
 from millstream.engine.journal.replacement import Replacement
 from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
 from millstream.engine.journal.snapshot import snapshot
-from millstream.errors import InvalidArgument, MillstreamError
+from millstream.errors import MillstreamError
 from millstream.model.clock import Clock
 from millstream.wire.replies import ErrorReply
 
@@ -40,8 +40,6 @@ class Persistence:
         files: Files,
         rewrite_min_bytes: int,
     ) -> None:
-        if policy not in POLICIES:
-            raise InvalidArgument("appendfsync", policy, "always, everysec or no")
         self.directory = directory
         self.units: list[list[Effect]] = []
         """What the turn that is under way has changed so far."""

@@ -103,4 +103,6 @@ def parse_size(text: str) -> int:
     unit = _UNITS.get(text[len(digits) :].lower())
     if unit is None or not digits.isdigit():
         raise InvalidArgument("--maxmemory", text, "a size such as 512mb or 2gb; 0 for no limit")
+    if len(digits) > 20 or int(digits) * unit >= 1 << 63:
+        raise InvalidArgument("--maxmemory", text, "a size below 2**63 bytes")
     return int(digits) * unit

@@ -13,7 +13,7 @@ import redis.asyncio
 import trustme
 
 from millstream import open_blocking_broker, open_broker
-from millstream.errors import BrokerUnavailable, InvalidArgument, PermissionDenied
+from millstream.errors import AuthenticationFailed, BrokerUnavailable, InvalidArgument, PermissionDenied
 from millstream.testing import RedisProcess, free_port
 from millstream.testing.topologies import ask
 
@@ -161,3 +161,30 @@ async def test_tls_options_that_make_no_sense(tls_port: int, certificates: Path)
     async with open_broker(f"{tls_url(tls_port, certificates)}&ssl_cert_reqs=sometimes") as broker:
         with pytest.raises(InvalidArgument):
             await broker.ping()
+
+
+async def test_what_no_waiting_mends_is_said_at_once(redis_server: RedisProcess) -> None:
+    """A long deadline, so that a link which waits for it would not end in time."""
+    port = redis_server.port
+    for url, says in (
+        (f"redis://127.0.0.1:{port}/99", "a database that the server has"),
+        (f"redis+cluster://127.0.0.1:{port}", "no cluster"),
+    ):
+        async with open_broker(url, deadline_ms=3_600_000) as broker:
+            with pytest.raises(InvalidArgument, match=says):
+                await broker.xlen("s")
+        with (
+            open_blocking_broker(url, deadline_ms=3_600_000) as blocking,
+            pytest.raises(InvalidArgument, match=says),
+        ):
+            blocking.xlen("s")
+
+
+def test_a_password_that_nobody_asked_for(redis_server: RedisProcess) -> None:
+    with (
+        open_blocking_broker(f"redis://:secret@127.0.0.1:{redis_server.port}") as broker,
+        pytest.raises(AuthenticationFailed) as refused,
+    ):
+        broker.xlen("s")
+    assert "?." not in str(refused.value)
+    assert "secret" not in str(refused.value)

@@ -81,7 +81,9 @@ def test_the_password_comes_from_an_option_a_file_or_the_environment(tmp_path):
 def test_what_cannot_be_is_refused_with_a_sentence(tmp_path):
     assert "without a password" in refused("--host", "0.0.0.0")
     assert "always, everysec or no" in refused("--appendfsync", "never", "--dir", tmp_path)
+    assert "always, everysec or no" in refused("--appendfsync", "never")
     assert "512mb" in refused("--maxmemory", "much")
+    assert "2**63" in refused("--maxmemory", "9" * 5000)
     assert "cannot be read" in refused("--password-file", tmp_path / "none")
     (tmp_path / "empty").touch()
     assert "first line" in refused("--password-file", tmp_path / "empty")

@@ -81,7 +81,12 @@ def _why(node: Node, error: redis_errors.RedisError) -> MillstreamError | NotSen
         known = typed(ErrorReply(text))
         if isinstance(known, (AuthenticationFailed, PermissionDenied)):
             return known
-        return AuthenticationFailed(f"{node}: {text.rstrip('.')}. Check the user and the password in the URL.")
+        ended = text if text.endswith(("?", ".")) else f"{text}."
+        return AuthenticationFailed(f"{node}: {ended} Check the user and the password in the URL.")
+    if "DB index is out of range" in text or "SELECT is not allowed in cluster mode" in text:
+        return InvalidArgument(
+            "url", f"this database of {node} ({text})", "a database that the server has; 0 is always"
+        )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return BrokerUnavailable(
             f"{node}: its certificate cannot be trusted ({text}). Give its authority in ssl_ca_certs, and its own name."

@@ -11,7 +11,11 @@ from typing import Protocol
 from millstream.broker.keys import SLOTS, slot_of
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
 from millstream.broker.links.nodes import Node, NodeName, Target
+from millstream.errors import InvalidArgument
 from millstream.wire.replies import ErrorReply
+
+NO_CLUSTER = ("ERR This instance has cluster support disabled", "ERR unknown command 'CLUSTER'")
+"""What no waiting mends."""
 
 
 class Route(Protocol):
@@ -124,6 +128,8 @@ class ClusterRoute:
                 troubles.append(f"{seed}: {trouble}")
                 continue
             if isinstance(reply, ErrorReply):
+                if reply.text.startswith(NO_CLUSTER):
+                    raise InvalidArgument("url", f"redis+cluster:// for {seed}", "redis://: that server is no cluster")
                 troubles.append(f"{seed}: {reply.text}")
                 continue
             owners: list[Node | None] = [None] * SLOTS
