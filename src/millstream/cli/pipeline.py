@@ -143,12 +143,20 @@ def status(
         "batch to be replayed": checkpoint.in_flight(),
         "checkpoint": str(checkpoint.path),
         **{f"batches waiting for {sink}": count for sink, count in waiting.items() if count},
-        **({f"sink {name}": state for name, state in live["sinks"].items()} if live else {}),
+        **(_lively(live) if live else {}),
     }
     if output is OutputKind.json:
         as_json(shown | ({"progress": live["progress"]} if live else {}))
     else:
         table(["what", "how"], [[name, value if value is None else str(value)] for name, value in shown.items()])
+
+
+def _lively(live: dict[str, Any]) -> dict[str, Any]:
+    """What only a running pipeline can say. Its source may not know how far it is behind."""
+    progress = live["progress"]
+    numbers = {"rows/s": "processed_rows_per_second", "lag": "lag", "batch ms": "batch_ms"}
+    shown = {label: progress[name] for label, name in numbers.items() if progress.get(name) is not None}
+    return shown | {f"sink {name}": state for name, state in live["sinks"].items()}
 
 
 def _live(name: str, port: int) -> dict[str, Any] | None:

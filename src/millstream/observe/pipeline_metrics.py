@@ -41,9 +41,14 @@ class PipelineMetrics:
             registry=registry,
         )
         self._stage = histogram("stage_latency_seconds", "Time that a batch spent in a stage.", ["pipeline", "stage"])
+        self._processors = histogram(
+            "processor_latency_seconds",
+            "Time of the step that runs a batch's processors; Spark runs them as one, together with what step says.",
+            ["pipeline", "step"],
+        )
         self._sink_events = counter("sink_events_total", "Events delivered.", sink)
         self._sink_batches = counter("sink_batch_total", "Batches delivered.", sink)
-        self._sink_bytes = counter("sink_bytes_total", "Bytes of events delivered through Spark.", sink)
+        self._sink_bytes = counter("sink_bytes_total", "Bytes of events delivered, as text.", sink)
         self._sink_latency = histogram("sink_latency_seconds", "Time to deliver a batch, retries included.", sink)
         self._sink_errors = counter("sink_errors_total", "Attempts to deliver that failed.", sink)
         self._sink_status = gauge("sink_checkpoint_status", "1: the sink has the last batch; 0: it is behind.", sink)
@@ -59,6 +64,7 @@ class PipelineMetrics:
         self._dlq_saturation = gauge("dlq_saturation_ratio", "Dead letters over their maximum.", one)
         self._on: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "pipeline.batch": self._batch,
+            "pipeline.processors": lambda f: self._processors.labels(f["pipeline"], f["step"]).observe(f["s"]),
             "pipeline.sink": self._sink,
             "pipeline.sink_error": self._sink_error,
             "pipeline.spooled": self._waiting,

@@ -23,11 +23,15 @@ FATAL = (
     "NoWriteIdentity",
     "AnalysisException",
     "DATA_SOURCE_NOT_FOUND",
+    "ProcessorFailed",
 )
 # Spark wraps what its writer meets in errors of its own: where one of these is inside, waiting may help after all.
 PASSING = ("BrokerUnavailable", "OutOfMemory", "ServerLoading", "ReadOnlyReplica", "DeadLettersFull")
 _PASSING = re.compile(rf"\b({'|'.join(PASSING)})\b")
 _FATAL = re.compile(rf"\b({'|'.join(FATAL)})\b")
+# Spark's conditions by their SQLSTATE: data that an expression cannot take (21, 22), a query that is wrong (42), or
+# raise_error and assert_true (P0). The same rows through the same query fail again.
+CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .*?SQLSTATE: (?:21|22|42|P0)\w{3}")
 
 
 def delay_ms(settings: RetrySettings, attempt: int, chance: float | None = None) -> int:
@@ -41,7 +45,9 @@ def is_fatal(error: BaseException) -> bool:
     if isinstance(error, MillstreamError):
         return type(error).__name__ in FATAL
     text = f"{type(error).__name__} {error}"
-    return _PASSING.search(text) is None and _FATAL.search(text) is not None
+    if _PASSING.search(text) is not None:
+        return False
+    return _FATAL.search(text) is not None or CONDITION.search(text) is not None
 
 
 def short(error: BaseException, limit: int = 300) -> str:

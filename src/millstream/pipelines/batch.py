@@ -10,19 +10,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millstream.model import Clock, Observer, SystemClock, quiet
-from millstream.pipelines.backoff import delay_ms, is_fatal, short
+from millstream.pipelines.backoff import short
 from millstream.pipelines.dead_letters import DeadLetterWriter
-from millstream.pipelines.errors import EventFailed, SinkFailed, StopRequested
+from millstream.pipelines.errors import StopRequested
+from millstream.pipelines.persistence import Persistence
 from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
-from millstream.pipelines.spool import Spool
+from millstream.pipelines.sinks.sink import text_bytes
 from millstream.pipelines.stages import inside_the_batch
+from millstream.pipelines.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -30,22 +30,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("millstream.pipelines")
 
 
-@dataclass(slots=True)
-class Surroundings:
-    """What a batch works with: shared by all batches of one pipeline, from start to stop."""
-
-    application: str
-    addresses: dict[str, str] = field(default_factory=dict)
-    spools: dict[str, Spool] = field(default_factory=dict)
-    stopping: threading.Event = field(default_factory=threading.Event)
-    observer: Observer = quiet
-    clock: Clock = field(default_factory=SystemClock)
-
-
 class BatchRunner:
     def __init__(self, plan: Plan, around: Surroundings) -> None:
         self._plan = plan
         self._around = around
+        self._processed = bool(plan.streaming or plan.per_batch)
+        self._persistence = Persistence(plan, around)
         self._dead = DeadLetterWriter(plan, around.addresses, around.observer)
 
     def run(self, frame: DataFrame, batch_id: int) -> None:
@@ -81,8 +71,10 @@ class BatchRunner:
             # Computed once, whoever asks first; a partition that does not fit in memory goes to disk.
             events = events.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            if partly:
-                events.count()  # a sink that looks at some rows only would leave the others unseen, dead letters too
+            if shared and (partly or self._processed):
+                # A sink that looks at some rows only would leave the others unseen, dead letters too. And a step of
+                # its own is the one place where the time of the processors can be told from that of the sinks.
+                self._compute(events, batch_id)
             self._to_sinks(events, batch_id)
             facts: dict[str, Any] = seen.get
             if facts["failed"]:
@@ -91,6 +83,19 @@ class BatchRunner:
             if shared:
                 events.unpersist()
         return facts
+
+    def _compute(self, events: DataFrame, batch_id: int) -> None:
+        """Reads and processes the batch, and keeps it. Where that fails and may yet succeed, the sinks' attempts, which
+        are repeated, compute what is missing."""
+        began = time.monotonic()
+        try:
+            events.count()
+        except Exception as error:
+            self._persistence.refuse_processors_fault(error, sink_involved=False)
+            log.warning("batch %d could not be computed: %s; the sinks' attempts try again", batch_id, short(error))
+            return
+        if self._processed:
+            self._tell("pipeline.processors", batch=batch_id, step="compute", s=time.monotonic() - began)
 
     def _measured(self) -> list[Column]:
         from pyspark.sql import functions as F
@@ -136,43 +141,26 @@ class BatchRunner:
         seen = Observation(f"{name}-{batch_id}-{id(fine)}")
         plain = sink.prepare(fine, self._plan.pipeline.tenant)
         rows = sink.prepare(fine, self._plan.pipeline.tenant, ("ts_ms",)) if times else plain
-        text = next((c for c in ("event", "value") if c in rows.columns), None)
-        size = F.sum(F.octet_length(text)) if text else F.lit(0)
-        measured = [F.count(F.lit(1)).alias("rows"), F.coalesce(size, F.lit(0)).alias("bytes")]
+        measured = [F.count(F.lit(1)).alias("rows"), text_bytes(rows).alias("bytes")]
         measured += [getattr(F, how)("ts_ms").alias(what) for what, how in (times or {}).items()]
         rows = rows.observe(seen, *measured)
         rows = rows.select(*plain.columns)
-        began = time.monotonic()
+        began = last = time.monotonic()
         write = Write(self._around.application, batch_id, name, self._plan.delivery, self._around.addresses)
-        self._persistently(name, sink.probe, lambda: sink.write(rows, write))
+
+        def attempt() -> None:
+            nonlocal last
+            last = time.monotonic()
+            sink.write(rows, write)
+
+        self._persistence.until_taken(name, sink.probe, attempt)
+        if self._processed and self._plan.consumers == 1 and not sink.looks:
+            # Spark runs processors and sink as one: no clock can tell them apart.
+            self._tell("pipeline.processors", batch=batch_id, step="compute_and_write", s=time.monotonic() - last)
         found: dict[str, Any] = {"rows": 0, "bytes": 0} if sink.looks else seen.get
         numbers = {"rows": found["rows"], "bytes": found["bytes"], "s": time.monotonic() - began}
         self._tell("pipeline.sink", sink=name, batch=batch_id, **numbers)
         return found
-
-    def _persistently(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> None:
-        retry = self._plan.pipeline.spec.retry
-        began, tries = time.monotonic(), 0
-        while True:
-            tries += 1
-            try:
-                if tries > 1:
-                    probe()
-                return attempt()
-            except EventFailed:
-                raise
-            except Exception as error:
-                self._tell("pipeline.sink_error", sink=name, error=short(error), attempt=tries)
-                if is_fatal(error):
-                    raise SinkFailed(name, tries, short(error)) from error
-                wait_ms = delay_ms(retry, tries)
-                if (time.monotonic() - began) * 1000 + wait_ms > retry.deadline:
-                    raise SinkFailed(name, tries, f"{short(error)} (for {retry.deadline} ms)") from error
-                log.warning("sink %s: attempt %d failed: %s; next in %d ms", name, tries, short(error), wait_ms)
-            if self._around.stopping.wait(wait_ms / 1000):
-                raise StopRequested(
-                    f"asked to stop while sink {name!r} was failing; the batch is replayed at the next start"
-                )
 
     def _spool(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
         config = config_of(sink)
@@ -203,7 +191,9 @@ class BatchRunner:
         write = Write(
             self._around.application, batch_id, "dead-letters", "exactly_once_by_event_id", self._around.addresses
         )
-        self._persistently("dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected))
+        self._persistence.until_taken(
+            "dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected)
+        )
 
     def _tell(self, fact: str, **facts: Any) -> None:
         self._around.observer(fact, pipeline=self._plan.pipeline.name, **facts)

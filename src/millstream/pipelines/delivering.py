@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING
 
 from millstream.pipelines.backoff import delay_ms, short
-from millstream.pipelines.batch import Surroundings
 from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.session import activate
 from millstream.pipelines.sinks import Sink, Write
 from millstream.pipelines.spool import Spool
+from millstream.pipelines.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,15 +85,15 @@ class Deliverer:
 
         began = time.monotonic()
         write = Write(self._around.application, batch_id, self.name, self._plan.delivery, self._around.addresses)
-        rows = self._sink.deliver(self._session, Path(str(path)), write)
+        delivered = self._sink.deliver(self._session, Path(str(path)), write)
         self._spool.done(batch_id)
         self._around.observer(
             "pipeline.sink",
             pipeline=self._plan.pipeline.name,
             sink=self.name,
             batch=batch_id,
-            rows=rows,
-            bytes=0,
+            rows=delivered.rows,
+            bytes=delivered.bytes,
             s=time.monotonic() - began,
         )
         self._around.observer(

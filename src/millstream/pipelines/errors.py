@@ -77,6 +77,19 @@ class EventFailed(MillstreamError):
         )
 
 
+class ProcessorFailed(MillstreamError):
+    """A processor cannot work on a batch, and never will: trying again brings the same rows to the same query."""
+
+    processor: str
+
+    def __init__(self, processor: str, why: str) -> None:
+        super().__init__(
+            f"processor {processor} failed: {why} The batch is not committed; "
+            "mend the processor, or what it is given, and start the pipeline again.",
+            processor=processor,
+        )
+
+
 class DeadLettersFull(MillstreamError):
     """The dead letters are at ``max_entries`` and the overflow policy is not to drop the oldest."""
 

@@ -11,9 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millstream.pipelines.query import Standing
+from millstream.pipelines.standing import Standing
 
 Show = Callable[[list[Standing]], None]
+_COLUMNS = ("pipeline", "state", "batch", "rows", "rows/s", "lag", "batch ms", "sinks")
+_WORDS = ("pipeline", "state", "sinks")
+_STYLES = {"retrying": "yellow", "catching up": "yellow", "failing": "red", "failed": "red"}
 
 
 @contextmanager
@@ -31,13 +34,13 @@ def display(*, quiet: bool = False) -> Iterator[Show | None]:
 
 def _table(standings: list[Standing]) -> Table:
     shown = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("pipeline", "state", "batch", "rows", "rows/s", "batch ms", "sinks"):
-        shown.add_column(column, justify="right" if column in ("batch", "rows", "rows/s", "batch ms") else "left")
+    for column in _COLUMNS:
+        shown.add_column(column, justify="left" if column in _WORDS else "right")
     for one in standings:
         style = {"running": "green", "failed": "red", "paused": "yellow"}.get(one.state, "")
         progress = one.progress
         sinks = Text(", ").join(
-            Text(f"{name} {state}", style="" if state == "ok" else "yellow") for name, state in one.sinks.items()
+            Text(f"{name} {state}", style=_STYLES.get(state, "")) for name, state in one.sinks.items()
         )
         shown.add_row(
             Text(one.name),
@@ -45,6 +48,7 @@ def _table(standings: list[Standing]) -> Table:
             _number(one.batch),
             _number(progress.get("rows")),
             _number(progress.get("processed_rows_per_second")),
+            _number(progress.get("lag")),
             _number(progress.get("batch_ms")),
             sinks,
         )
@@ -61,14 +65,22 @@ def _lines() -> Show:
 
     def show(standings: list[Standing]) -> None:
         for one in standings:
-            progress = one.progress
-            sinks = ", ".join(f"{name} {state}" for name, state in one.sinks.items())
-            line = (
-                f"{one.name}: {one.state}, batch {_number(progress.get('batch'))}, {_number(progress.get('rows'))} rows"
-            )
-            line += f", {_number(progress.get('processed_rows_per_second'))} rows/s, sinks: {sinks}"
+            line = _line(one)
             if said.get(one.name) != line:
                 said[one.name] = line
                 sys.stderr.write(line + "\n")
 
     return show
+
+
+def _line(one: Standing) -> str:
+    progress = one.progress
+    parts = [
+        f"batch {_number(progress.get('batch'))}",
+        f"{_number(progress.get('rows'))} rows",
+        f"{_number(progress.get('processed_rows_per_second'))} rows/s",
+        f"lag {_number(progress.get('lag'))}",
+        f"{_number(progress.get('batch_ms'))} ms",
+        "sinks: " + ", ".join(f"{name} {state}" for name, state in one.sinks.items()),
+    ]
+    return f"{one.name}: {one.state}, " + ", ".join(parts)

@@ -6,11 +6,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from millstream.model import Observer, quiet
-from millstream.pipelines.batch import BatchRunner, Surroundings
+from millstream.pipelines.batch import BatchRunner
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.delivering import Deliverer
 from millstream.pipelines.errors import StopRequested
@@ -19,6 +18,8 @@ from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.sources import Opening
 from millstream.pipelines.spool import Spool
 from millstream.pipelines.stages import before_the_batch
+from millstream.pipelines.standing import Standing, State, chosen
+from millstream.pipelines.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,22 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millstream.pipelines")
 
-State = Literal["new", "running", "paused", "stopped", "finished", "failed"]
 _COMMIT_S = 10.0
 _DRAIN_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How a pipeline stands, for whoever asks."""
-
-    name: str
-    tenant: str
-    state: State
-    error: str | None
-    batch: int | None
-    sinks: dict[str, str]
-    progress: dict[str, Any]
 
 
 class PipelineRun:
@@ -73,6 +60,7 @@ class PipelineRun:
         self._query: StreamingQuery | None = None
         self._gate = Gate()
         self._deliverers: list[Deliverer] = []
+        self._troubles: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -94,6 +82,7 @@ class PipelineRun:
             application = self.checkpoint.open(self.plan)
             self._gate, self._error = Gate(), None
             around = self._surroundings(application)
+            self._troubles = around.troubles
             runner = BatchRunner(self.plan, around)
             events = before_the_batch(self.plan.pipeline.spec.source.open(self._session, self._opening()), self.plan)
             self._deliverers = [
@@ -151,8 +140,8 @@ class PipelineRun:
 
     def standing(self) -> Standing:
         query = self._query
-        progress = _chosen(query.lastProgress) if query is not None and self._state == "running" else {}
-        sinks = {config_of(sink).id: "ok" for sink in self.plan.gating}
+        progress = chosen(query.lastProgress) if query is not None and self._state == "running" else {}
+        sinks = {config_of(sink).id: "ok" for sink in self.plan.gating} | self._troubles
         sinks |= {deliverer.name: deliverer.state for deliverer in self._deliverers}
         error = None if self._error is None else str(self._error)
         shown = error if self._state == "failed" else None
@@ -200,28 +189,3 @@ class PipelineRun:
         return Opening(
             self.name, self.plan.pipeline.tenant, batch.max_events, batch.max_bytes, parallel, self._addresses
         )
-
-
-def _chosen(last: Any) -> dict[str, Any]:
-    """What of Spark's progress people want to see."""
-    if last is None:
-        return {}
-    sources = [
-        {
-            "input_rows_per_second": s.inputRowsPerSecond,
-            "latest": s.latestOffset,
-            "end": s.endOffset,
-            "metrics": s.metrics,
-        }
-        for s in last.sources
-    ]
-    return {
-        "batch": last.batchId,
-        "rows": last.numInputRows,
-        "input_rows_per_second": last.inputRowsPerSecond,
-        "processed_rows_per_second": last.processedRowsPerSecond,
-        "batch_ms": last.durationMs.get("triggerExecution"),
-        "durations_ms": dict(last.durationMs),
-        "late_rows": sum(op.numRowsDroppedByWatermark for op in last.stateOperators),
-        "sources": sources,
-    }

@@ -11,9 +11,10 @@ from millstream.model import Observer, quiet
 from millstream.pipelines.errors import PipelineUnknown
 from millstream.pipelines.plan import Plan, plan
 from millstream.pipelines.preflight import check_before
-from millstream.pipelines.query import PipelineRun, Standing
+from millstream.pipelines.query import PipelineRun
 from millstream.pipelines.session import hide_secrets, start_session
 from millstream.pipelines.spec.pipeline import Pipeline
+from millstream.pipelines.standing import Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

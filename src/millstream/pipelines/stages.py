@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from millstream.pipelines.blame import called, cause
+from millstream.pipelines.errors import ProcessorFailed
 from millstream.pipelines.events import COLUMNS, number_repeats
 from millstream.pipelines.plan import Numbering, Placed, Plan
 from millstream.pipelines.processors import Stage
@@ -41,6 +43,16 @@ def numbered_ids(frame: DataFrame, numbering: Numbering, batch_id: int) -> DataF
 def apply(events: DataFrame, placed: Sequence[Placed], plan: Plan, *, batch_id: int, failures: bool) -> DataFrame:
     for each in placed:
         stage = Stage(each.name, plan.pipeline.tenant, batch_id, failures)
-        events = each.processor.apply(events, stage)
+        events = _applied(each, events, stage)
         failures = failures or each.processor.can_fail()
     return events
+
+
+def _applied(placed: Placed, events: DataFrame, stage: Stage) -> DataFrame:
+    """What Spark refuses here is the query itself: a column that is not there, a word that is no SQL."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return placed.processor.apply(events, stage)
+    except PySparkException as error:
+        raise ProcessorFailed(called(placed), cause(error)) from error

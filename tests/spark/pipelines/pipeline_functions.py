@@ -14,3 +14,7 @@ def tagged(batch: pa.RecordBatch) -> pa.RecordBatch:
         for text in batch.column("after").to_pylist()
     ]
     return batch.set_column(batch.schema.get_field_index("after"), "after", pa.array(after, pa.string()))
+
+
+def always_raises(batch: pa.RecordBatch) -> pa.RecordBatch:
+    raise ValueError("planted")

@@ -39,8 +39,10 @@ def errors_then(spark: SparkSession, made: Pipeline, mend: object) -> list[str]:
     runner = Runner([made], once=True, session=spark, observer=observer).start()
     try:
         assert failed.wait(60), "the sink never failed"
+        assert runner.named("orders").standing().sinks == {"main": "retrying"}
         mend()  # type: ignore[operator]  # any callable
         assert runner.wait()
+        assert runner.named("orders").standing().sinks == {"main": "ok"}
     finally:
         runner.close()
     return told

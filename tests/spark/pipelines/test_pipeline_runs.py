@@ -265,6 +265,28 @@ def test_an_optional_sink_s_batches_outlive_the_process_that_spooled_them(
         assert sorted(numbers(theirs)) == list(range(300))
 
 
+def test_bytes_are_counted_for_optional_sinks_too(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    files = {"id": "lines", "path": str(tmp_path / "lines"), "format": "json", "required": False}
+    tables: dict[str, Any] = {"id": "tables", "path": str(tmp_path / "tables"), "required": False}
+    sinks = [
+        redis_sink(redis_url),
+        redis_sink(redis_url, "optional", stream="opt", required=False),
+        {"type": "files", "config": files},
+        {"type": "files", "config": tables},
+    ]
+    facts = run_once(spark, pipeline(tmp_path, sinks=sinks))
+    counted: Counter[str] = Counter()
+    for name, fact in facts:
+        if name == "pipeline.sink":
+            counted[fact["sink"]] += fact["bytes"]
+    texts = sum(len(entry["event"].encode()) for entry in entries(client))
+    table = spark.read.parquet(tables["path"]).select("before", "after").collect()
+    assert counted["main"] == counted["optional"] == counted["lines"] == texts
+    assert counted["tables"] == sum(len(half.encode()) for row in table for half in row if half is not None) > 0
+
+
 def test_policy_all_waits_for_optional_sinks_too(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -273,6 +295,26 @@ def test_policy_all_waits_for_optional_sinks_too(
         sinks = [redis_sink(redis_url), redis_sink(other.url, "optional", required=False)]
         with pytest.raises(SinkFailed, match="optional"):
             run_once(spark, pipeline(tmp_path, sinks=sinks, commit_policy="all", retry={"deadline": "1s"}))
+
+
+def test_lag_is_known_where_the_source_is_ours(
+    spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    for number in range(120):
+        client.xadd("in", {"event": json.dumps({"n": number})})
+    ours = {"type": "redis", "config": {"uri": redis_url, "stream": "in"}}
+    one = pipeline(tmp_path, "one", source=ours, sinks=[redis_sink(redis_url)])
+    other = pipeline(tmp_path, "other", sinks=[redis_sink(redis_url, stream="other")])
+    runner = Runner([one, other], session=spark).start()
+    try:
+        wait_until(lambda: client.xlen("out") == 120 and client.xlen("other") == 300, what="everything", timeout_s=60)
+
+        def lags() -> list[object]:
+            return [standing.progress.get("lag", "nothing yet") for standing in runner.standings()]
+
+        wait_until(lambda: lags() == [0, None], what="progress of both", timeout_s=60)
+    finally:
+        runner.close()
 
 
 def test_pause_and_resume_between_batches(

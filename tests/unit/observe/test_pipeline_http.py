@@ -15,7 +15,7 @@ from millstream.observe.metrics import Exposition, together
 from millstream.observe.pipeline_metrics import PipelineMetrics
 from millstream.observe.pipeline_routes import PipelineRoutes
 from millstream.pipelines.errors import PipelineUnknown
-from millstream.pipelines.query import Standing
+from millstream.pipelines.standing import Standing
 
 
 @dataclass
@@ -69,6 +69,7 @@ def test_facts_as_metrics(exposition: Exposition, client: TestClient) -> None:
     tell = together([PipelineMetrics(exposition.registry)])
     tell("pipeline.status", pipeline="p", state="running")
     tell("pipeline.sink", pipeline="p", sink="a", batch=0, rows=10, bytes=500, s=0.2)
+    tell("pipeline.processors", pipeline="p", batch=0, step="compute", s=0.4)
     tell("pipeline.batch", pipeline="p", batch=0, events=12, failed=2, s=0.3, oldest_age_ms=1500, newest_age_ms=100)
     tell("pipeline.sink_error", pipeline="p", sink="b", error="x", attempt=1)
     tell("pipeline.spooled", pipeline="p", sink="b", batch=0, stored=True, waiting=4)
@@ -83,6 +84,7 @@ def test_facts_as_metrics(exposition: Exposition, client: TestClient) -> None:
         'millstream_sink_latency_seconds_count{pipeline="p",sink="a"} 1.0',
         'millstream_stage_latency_seconds_count{pipeline="p",stage="sink"} 1.0',
         'millstream_stage_latency_seconds_count{pipeline="p",stage="batch"} 1.0',
+        'millstream_processor_latency_seconds_sum{pipeline="p",step="compute"} 0.4',
         'millstream_source_events_total{pipeline="p"} 12.0',
         'millstream_source_lag_seconds{pipeline="p"} 0.1',
         'millstream_e2e_latency_seconds_sum{pipeline="p"} 1.5',

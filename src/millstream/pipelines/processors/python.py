@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from millstream.pipelines.errors import ProcessorFailed
 from millstream.pipelines.events import COLUMNS, refuse_bad_rows
 from millstream.pipelines.processors.processor import Processor, Stage
 
@@ -51,8 +52,7 @@ class _OverBatches:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow.compute as pc
 
-        module, _, name = self._path.partition(":")
-        function = getattr(importlib.import_module(module), name)
+        function = self._function()
         for batch in batches:
             failed = pc.is_valid(batch.column("error"))
             fine = batch.filter(pc.invert(failed))
@@ -61,12 +61,24 @@ class _OverBatches:
             if fine.num_rows < batch.num_rows:
                 yield batch.filter(failed)
 
+    def _function(self) -> Callable[[Any], Any]:
+        module, _, name = self._path.partition(":")
+        try:
+            found: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            raise self._final(error) from error
+        return found
+
+    def _final(self, error: Exception) -> ProcessorFailed:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        return ProcessorFailed(f"{self._stage!r} (python)", f"{why}.")
+
     def _through(self, function: Callable[[Any], Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         try:
             yield _as_events(function(batch.select(list(SHOWN))), batch.schema)
         except Exception as error:
             if not self._keep_failures:
-                raise
+                raise self._final(error) from error
             if batch.num_rows > 1:
                 # One bad row must not bury its neighbours: halve until it stands alone.
                 middle = batch.num_rows // 2

@@ -17,7 +17,7 @@ from millstream.model import Durability
 from millstream.pipelines.envelopes import AnyEnvelope, Native
 from millstream.pipelines.envelopes.envelope import members
 from millstream.pipelines.events import fail_where
-from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
+from millstream.pipelines.sinks.sink import Delivered, Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText
 from millstream.pipelines.spec.uri import RedisUri
 from millstream.pipelines.templates import Template
@@ -98,7 +98,7 @@ class RedisSink(Sink):
         with open_blocking_broker(self.config.uri, deadline_ms=self.config.connect_timeout) as broker:
             broker.ping()
 
-    def deliver(self, session: SparkSession, directory: Path, write: Write) -> int:
+    def deliver(self, session: SparkSession, directory: Path, write: Write) -> Delivered:
         """From the driver, without Spark: a sink that is slow or gone must not hold executors that others need."""
         from millstream.pipelines.sinks.redis_delivery import deliver
 
@@ -143,6 +143,8 @@ class RedisSink(Sink):
             "txnVersion": str(write.version),
             "sinkId": write.sink,
             "deadlineMs": str(c.batch_timeout),
+            "connectTimeoutMs": str(c.connect_timeout),
+            "answerTimeoutMs": str(c.send_timeout),
         }
         constant = self._constant()
         if constant is not None:

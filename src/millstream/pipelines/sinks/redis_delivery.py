@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from millstream import open_blocking_broker
 from millstream.broker.limits import Limits
 from millstream.model import Durability, TrimPolicy
+from millstream.pipelines.sinks.sink import Delivered
 
 if TYPE_CHECKING:
     from millstream.broker.broker import BlockingBroker
@@ -20,23 +21,24 @@ _CHUNK = 5_000
 Fields = dict[str | bytes, Any]
 
 
-def deliver(config: RedisSinkConfig, stream: str | None, directory: Path, write: Write) -> int:
-    """Writes the batch's rows to ``stream``, or each to the stream that it names. Returns how many there were.
+def deliver(config: RedisSinkConfig, stream: str | None, directory: Path, write: Write) -> Delivered:
+    """Writes the batch's rows to ``stream``, or each to the stream that it names, and says how much it was.
 
     The files do not change between tries, so position and digest identify rows whatever plan made them.
     """
     writers: dict[str, BlockingOnceWriter] = {}
-    total = 0
+    rows = size = 0
     limits = Limits(connect_ms=config.connect_timeout, answer_ms=config.send_timeout)
     with open_blocking_broker(config.uri, deadline_ms=config.batch_timeout, limits=limits) as broker:
         for name, entries in _chunks(directory, stream):
             if name not in writers:
                 writers[name] = _writer(broker, config, name, write)
             writers[name].append(entries)
-            total += len(entries)
+            rows += len(entries)
+            size += sum(len(entry["event"].encode()) for entry in entries)
         for writer in writers.values():
             writer.finish()
-    return total
+    return Delivered(rows, size)
 
 
 def _writer(broker: BlockingBroker, config: RedisSinkConfig, stream: str, write: Write) -> BlockingOnceWriter:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 _USERINFO = re.compile(r"(?<=://)[^/@]*@")
 
 

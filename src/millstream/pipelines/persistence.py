@@ -1,0 +1,76 @@
+"""Trying until a sink has the batch. What to try is the caller's; whether to go on is decided in ``backoff``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from millstream.pipelines.backoff import delay_ms, is_fatal, short
+from millstream.pipelines.blame import blame
+from millstream.pipelines.errors import EventFailed, ProcessorFailed, SinkFailed, StopRequested
+from millstream.pipelines.plan import Plan
+from millstream.pipelines.surroundings import Surroundings
+
+log = logging.getLogger("millstream.pipelines")
+
+
+class Persistence:
+    """Shared by the sinks of a batch, each of which tries in a thread of its own."""
+
+    def __init__(self, plan: Plan, around: Surroundings) -> None:
+        self._plan = plan
+        self._around = around
+
+    def until_taken(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> None:
+        """Returns when ``attempt`` has; raises where trying on is useless, too late, or no longer wanted.
+
+        ``probe`` goes before every attempt but the first: it is cheap, and a Spark job for a sink that is gone is not.
+        """
+        try:
+            self._try(name, probe, attempt)
+        except (EventFailed, ProcessorFailed):
+            self._around.troubles.pop(name, None)  # the fault lies before the sink
+            raise
+        except BaseException:
+            # Whoever looks at a pipeline that has stopped sees which sink it stopped for.
+            self._around.troubles[name] = "failed"
+            raise
+        self._around.troubles.pop(name, None)
+
+    def _try(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> None:
+        retry = self._plan.pipeline.spec.retry
+        began, tries = time.monotonic(), 0
+        while True:
+            tries += 1
+            try:
+                if tries > 1:
+                    probe()
+                return attempt()
+            except EventFailed:
+                raise
+            except Exception as error:
+                self.refuse_processors_fault(error, sink_involved=True)
+                self._tell_error(name, short(error), tries)
+                if is_fatal(error):
+                    raise SinkFailed(name, tries, short(error)) from error
+                wait_ms = delay_ms(retry, tries)
+                if (time.monotonic() - began) * 1000 + wait_ms > retry.deadline:
+                    raise SinkFailed(name, tries, f"{short(error)} (for {retry.deadline} ms)") from error
+                log.warning("sink %s: attempt %d failed: %s; next in %d ms", name, tries, short(error), wait_ms)
+            if self._around.stopping.wait(wait_ms / 1000):
+                raise StopRequested(
+                    f"asked to stop while sink {name!r} was failing; the batch is replayed at the next start"
+                )
+
+    def refuse_processors_fault(self, error: Exception, *, sink_involved: bool) -> None:
+        """Raises ProcessorFailed where a processor has failed for good: no attempt of any sink can mend that."""
+        found = blame(error, (*self._plan.streaming, *self._plan.per_batch), sink_involved=sink_involved)
+        if found is not None:
+            raise ProcessorFailed(found.processor, found.why) from error
+
+    def _tell_error(self, name: str, why: str, tries: int) -> None:
+        self._around.troubles[name] = "retrying"
+        self._around.observer(
+            "pipeline.sink_error", pipeline=self._plan.pipeline.name, sink=name, error=why, attempt=tries
+        )

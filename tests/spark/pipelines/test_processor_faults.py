@@ -1,0 +1,91 @@
+"""A processor that fails for good stops its pipeline at once, with its name and the cause; nothing is committed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+from running import Facts, pipeline, redis_sink, run_once, values
+
+from millstream.pipelines.errors import ProcessorFailed
+from millstream.pipelines.runner import Runner
+from millstream.pipelines.spec.pipeline import Pipeline
+from millstream.testing import RedisProcess
+
+pytestmark = pytest.mark.spark
+
+ZERO = "SELECT id, op, `table`, ts_ms, 1 / (length(id) - length(id)) AS share FROM events"
+FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a column that is not there": (
+        {"type": "sql", "id": "shares", "query": "SELECT id, op, nowhere FROM events"},
+        ["'shares' (sql)", "UNRESOLVED_COLUMN", "nowhere"],
+    ),
+    "no SQL at all": (
+        {"type": "sql", "query": "SELEKT id FROM events"},
+        ["'processors[0]' (sql)", "PARSE_SYNTAX_ERROR"],
+    ),
+    "a division by zero": ({"type": "sql", "id": "shares", "query": ZERO}, ["'shares' (sql)", "DIVIDE_BY_ZERO"]),
+    "a function that raises": (
+        {"type": "python", "id": "own", "function": "pipeline_functions:always_raises", "on_error": "stop"},
+        ["'own' (python)", "ValueError: planted"],
+    ),
+    "a function that is not there": (
+        {"type": "python", "function": "pipeline_functions:nowhere"},
+        ["'processors[0]' (python)", "AttributeError", "nowhere"],
+    ),
+}
+
+
+def failed(spark: SparkSession, made: Pipeline) -> tuple[BaseException | None, list[str]]:
+    """Runs until the pipeline has failed; the error, and the sink errors that were told before."""
+    told: list[str] = []
+
+    def observer(name: str, /, **facts: object) -> None:
+        if name == "pipeline.sink_error":
+            told.append(str(facts["error"]))
+
+    runner = Runner([made], once=True, session=spark, observer=observer).start()
+    try:
+        assert runner.wait() is False
+        return runner.named("orders").error, told
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("sinks", [1, 2], ids=["one sink", "two sinks"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_not_tried_again(
+    fault: str, sinks: int, spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    processor, words = FAULTS[fault]
+    outs = [redis_sink(redis_server.url, name, stream=name) for name in ("a", "b")[:sinks]]
+    error, told = failed(spark, pipeline(tmp_path, processors=[processor], sinks=outs))
+    assert isinstance(error, ProcessorFailed), error
+    for word in words:
+        assert word in str(error)
+    assert told == [], "no sink was at fault"
+    assert redis.Redis(port=redis_server.port).xlen("a") == 0
+    mended = pipeline(tmp_path, sinks=outs)
+    with pytest.raises(Exception, match="batch 0 is not committed"):
+        run_once(spark, mended)
+
+
+def test_the_time_of_processors_is_told_with_what_it_covers(
+    spark: SparkSession, redis_url: str, tmp_path: Path
+) -> None:
+    mask = [{"type": "mask", "fields": {"email": "redact"}}]
+    one, two = [redis_sink(redis_url)], [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b")]
+
+    def steps(name: str, **spec: Any) -> set[str]:
+        facts: Facts = run_once(spark, pipeline(tmp_path, name, **spec))
+        times = values(facts, "pipeline.processors", "s")
+        assert all(time > 0 for time in times)
+        assert len(times) in (0, len(values(facts, "pipeline.batch", "batch")))
+        return set(values(facts, "pipeline.processors", "step"))
+
+    assert steps("one", sinks=one, processors=mask) == {"compute_and_write"}
+    assert steps("two", sinks=two, processors=mask) == {"compute"}
+    assert steps("none", sinks=two) == set()

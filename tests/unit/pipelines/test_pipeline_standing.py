@@ -1,0 +1,119 @@
+"""What people see of a pipeline: how far behind it is, and which sink it waits for."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from typing import Any
+
+import pytest
+from rich.console import Console
+from specs import planned
+
+from millstream.errors import AuthenticationFailed, BrokerUnavailable
+from millstream.pipelines.errors import EventFailed, SinkFailed, StopRequested
+from millstream.pipelines.persistence import Persistence
+from millstream.pipelines.progress import _line, _table
+from millstream.pipelines.standing import Standing, lag
+from millstream.pipelines.surroundings import Surroundings
+
+OURS = json.dumps({"streams": {"a": {"id": "5-0", "added": 9, "lag": 4}, "b": {"id": "1-0", "added": 1, "lag": 0}}})
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([OURS], 4),
+        ([json.loads(OURS)], 4),
+        ([OURS, OURS], 8),
+        ([json.dumps({"streams": {}})], 0),
+        ([json.dumps({"streams": {"a": {"id": "5-0", "added": None, "lag": None}}})], None),
+        ([OURS, json.dumps({"orders": {"0": 17}})], None),
+        (["17"], None),
+        ([json.dumps({"streams": 3})], None),
+        (["no JSON"], None),
+        ([None], None),
+        ([], None),
+    ],
+)
+def test_lag_is_what_our_source_says_and_unknown_elsewhere(reports: list[Any], expected: int | None) -> None:
+    assert lag(reports) == expected
+
+
+def standing(sinks: dict[str, str], **progress: Any) -> Standing:
+    return Standing("orders", "acme", "running", None, 3, sinks, progress)
+
+
+def drawn(one: Standing) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(_table([one]))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_rates_lag_batch_time_and_sinks_are_shown() -> None:
+    one = standing({"a": "ok", "b": "retrying"}, rows=70, processed_rows_per_second=1234.5, lag=5678, batch_ms=90)
+    head, row = drawn(one).splitlines()
+    assert head.split() == ["pipeline", "state", "batch", "rows", "rows/s", "lag", "batch", "ms", "sinks"]
+    assert row.split() == ["orders", "running", "3", "70", "1,234", "5,678", "90", "a", "ok,", "b", "retrying"]
+    assert "lag 5,678, 90 ms, sinks: a ok, b retrying" in _line(one)
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    assert drawn(standing({"a": "ok"}, rows=1, lag=None)).splitlines()[1].split()[2:7] == ["3", "1", "-", "-", "-"]
+    assert "lag -" in _line(standing({}))
+
+
+class Trial:
+    """A sink that refuses for a while, and what is seen of it meanwhile."""
+
+    def __init__(self, *errors: Exception, deadline: str = "60s") -> None:
+        self.around = Surroundings("app")
+        self._left = list(errors)
+        self.seen: list[str | None] = []
+        plan = planned(retry={"initial": "1ms", "max": "1ms", "deadline": deadline})
+        self._persistence = Persistence(plan, self.around)
+
+    def run(self) -> None:
+        self._persistence.until_taken("main", lambda: None, self._attempt)
+
+    def _attempt(self) -> None:
+        self.seen.append(self.around.troubles.get("main"))
+        if self._left:
+            raise self._left.pop(0)
+
+
+def test_a_sink_is_said_to_be_retried_while_it_is() -> None:
+    trial = Trial(BrokerUnavailable("gone"), BrokerUnavailable("gone"))
+    trial.run()
+    assert trial.seen == [None, "retrying", "retrying"]
+    assert trial.around.troubles == {}
+
+
+def test_a_sink_that_was_given_up_stays_visible() -> None:
+    for trial in (Trial(AuthenticationFailed("no")), Trial(BrokerUnavailable("gone"), deadline="0ms")):
+        with pytest.raises(SinkFailed):
+            trial.run()
+        assert trial.around.troubles == {"main": "failed"}
+    stopped = Trial(BrokerUnavailable("gone"))
+    stopped.around.stopping = threading.Event()
+    stopped.around.stopping.set()
+    with pytest.raises(StopRequested):
+        stopped.run()
+    assert stopped.around.troubles == {"main": "failed"}
+
+
+def test_an_event_s_fault_is_not_the_sink_s() -> None:
+    trial = Trial(EventFailed("1", "source", "no JSON"))
+    with pytest.raises(EventFailed):
+        trial.run()
+    assert trial.around.troubles == {}
+
+
+def test_status_shows_the_same_record() -> None:
+    from millstream.cli.pipeline import _lively
+
+    live = {"progress": {"lag": 0, "batch_ms": 90, "rows": 5}, "sinks": {"a": "retrying"}}
+    assert _lively(live) == {"lag": 0, "batch ms": 90, "sink a": "retrying"}
+    assert _lively({"progress": {"lag": None}, "sinks": {}}) == {}
