@@ -93,9 +93,9 @@ def same_shape(head: Args, entries: Sequence[Mapping[Any, Any]], max_entry_bytes
             values = [value for entry in entries for value in entry.values()]
         else:
             return None
-    except (TypeError, AttributeError, LookupError):
+        names = tuple(name.encode("utf-8", "surrogateescape") if type(name) is str else name for name in fields)
+    except (TypeError, AttributeError, LookupError, UnicodeEncodeError):
         return None
-    names = tuple(name.encode("utf-8", "surrogateescape") if type(name) is str else name for name in fields)
     if not names or set(map(type, values)) != {bytes} or set(map(type, names)) != {bytes}:
         return None
     if max(map(len, values)) * len(names) + sum(map(len, names)) > max_entry_bytes:

@@ -119,3 +119,12 @@ def test_defaults() -> None:
     assert open_blocking_broker("local://defaults").site.max_stream_len == 10_000
     assert open_blocking_broker("local://defaults", max_stream_len=None).site.max_stream_len is None
     assert open_blocking_broker("redis://h").site.max_stream_len is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h:0", "unix://", "redis://h/\u00b2", "redis://h?db=\u0661", f"redis://h/{'9' * 5000}", "redis://h:x"],
+)
+def test_urls_that_lead_nowhere(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="url"):
+        target_of(url)

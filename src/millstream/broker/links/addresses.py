@@ -53,6 +53,8 @@ def target_of(url: str) -> Target:
         if any(name.startswith("ssl_") for name in options) and not tls:
             raise InvalidArgument("url", redacted(url), "rediss:// together with ssl_ options")
         if scheme == "unix":
+            if not parts.path:
+                raise InvalidArgument("url", redacted(url), "unix:///path/to/socket")
             return Target("single", (Node("", 0, unquote(parts.path)),), options=options)
         nodes = _nodes(parts.netloc, 26379 if kind == "sentinel" else 6379)
         path = [unquote(part) for part in parts.path.split("/") if part]
@@ -85,7 +87,7 @@ def _sentinel_target(url: str, nodes: tuple[Node, ...], path: list[str], options
 
 
 def _database(url: str, path: list[str]) -> int:
-    if len(path) != 1 or not path[0].isdigit():
+    if len(path) != 1 or not (path[0].isascii() and path[0].isdigit() and len(path[0]) < 10):
         raise InvalidArgument("url", redacted(url), "a database number as the last part of the path")
     return int(path[0])
 
@@ -103,6 +105,8 @@ def _nodes(netloc: str, default_port: int) -> tuple[Node, ...]:
     nodes = []
     for place in netloc.rpartition("@")[2].split(","):
         parts = urlsplit(f"//{place}")
+        if parts.port == 0:
+            raise ValueError("nobody listens on port 0")
         nodes.append(Node(parts.hostname or "localhost", parts.port or default_port))
     return tuple(nodes)
 

@@ -11,7 +11,15 @@ from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
 from millstream.broker.once import UNKNOWN, WEEK_MS, Appended, Digest
 from millstream.broker.operations.answers import entry_id, entry_ids
-from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word
+from millstream.broker.operations.arguments import (
+    Fields,
+    Name,
+    count_word,
+    field_words,
+    name_word,
+    sequence,
+    trim_words,
+)
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import script
@@ -49,6 +57,8 @@ def append_once(
     Raises StaleWriter (a later version was here), NonDeterministicReplay (other rows than the stored ones),
     RowsMissing (rows before these are not stored).
     """
+    if digest is not None and not isinstance(digest, Digest):
+        raise InvalidArgument("digest", digest, "None, or the writer's Digest()")
     rolling = digest or (Digest() if position == 0 else None)
     once = Once(
         stream,
@@ -90,7 +100,7 @@ class Once:
         self._version = _number(epoch, "epoch")
         _number(position, "position")
         self._ttl = count_word(forget_after_ms, "forget_after_ms")
-        words = trim.words() if trim is not None else ()
+        words = trim_words(trim)
         self._trim = (b"%d" % len(words), *words)
         self._durability = durability_of(durability)
         self.position = position
@@ -99,7 +109,8 @@ class Once:
         """Rows, digest and last id of the marker, as the stream last told."""
 
     def append(self, site: Site, entries: Sequence[Fields]) -> Conversation[Appended]:
-        return (yield from self.append_rows(site, [field_words(fields, site.limits) for fields in entries]))
+        many = sequence(entries, "entries", "mappings from field names to values")
+        return (yield from self.append_rows(site, [field_words(fields, site.limits) for fields in many]))
 
     def append_rows(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
         """``append`` for bulk writers, who have each row as words already: names and values in turn.

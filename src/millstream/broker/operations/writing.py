@@ -20,6 +20,7 @@ from millstream.broker.operations.arguments import (
     id_words,
     name_word,
     new_id_word,
+    sequence,
     trim_words,
 )
 from millstream.broker.operations.durable import Wanted, durability_of, send_durably
@@ -114,8 +115,8 @@ def xadd_many(
     before it stored: the error's ``ids`` holds those that were confirmed, None for the others.
     """
     key = name_word(stream, "stream")
-    head = (b"XADD", key, *trim.words(), b"*") if trim is not None else (b"XADD", key, b"*")
-    commands = entry_commands(head, entries, site.limits)
+    head = (b"XADD", key, *trim_words(trim), b"*")
+    commands = entry_commands(head, sequence(entries, "entries", "mappings from field names to values"), site.limits)
     if not commands:
         return []
     if atomic:
