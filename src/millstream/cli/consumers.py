@@ -11,7 +11,7 @@ from millstream.cli import show
 from millstream.cli.ages import count_of, duration, entries
 from millstream.cli.found import need_group, need_stream
 from millstream.cli.opened import opened
-from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 from millstream.model import ConsumerInfo
 
 app = typer.Typer()
@@ -49,7 +49,9 @@ def list_consumers(
 def reap(
     stream: Stream,
     group: Group,
-    idle_s: Annotated[float, typer.Option("--idle", min=0, help="Dead after this many seconds of silence.")] = 600,
+    idle_s: Annotated[
+        float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Dead after this many seconds of silence.")
+    ] = 600,
     to: Annotated[str | None, typer.Option("--to", help="Who gets what the dead ones hold.")] = None,
     yes: Yes = False,
     url: Url = DEFAULT_URL,

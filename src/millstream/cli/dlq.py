@@ -124,7 +124,7 @@ def replay(
     contains: Contains = None,
     group: Group = None,
     to: Annotated[str | None, typer.Option("--to", help="Another stream than the one they came from.")] = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="At most so many a second.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=1e-6, max=1e9, help="At most so many a second.")] = None,
     limit: Limit = None,
     every_group: Annotated[
         bool, typer.Option("--every-group", help="Let all groups handle them again, not only the one that failed.")

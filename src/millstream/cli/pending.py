@@ -10,7 +10,7 @@ from millstream.cli import show
 from millstream.cli.ages import duration, entries
 from millstream.cli.found import need_consumer, need_group, no_entry
 from millstream.cli.opened import opened
-from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 
 app = typer.Typer()
 
@@ -24,7 +24,9 @@ def list_pending(
     stream: Stream,
     group: Group,
     consumer: Annotated[str | None, typer.Option("--consumer", help="Only this consumer's.")] = None,
-    idle_s: Annotated[float, typer.Option("--idle", min=0, help="Idle for at least this many seconds.")] = 0,
+    idle_s: Annotated[
+        float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Idle for at least this many seconds.")
+    ] = 0,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most this many.")] = 100,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
@@ -57,7 +59,9 @@ def claim(
     group: Group,
     consumer: Annotated[str, typer.Argument(help="Who gets them.")],
     ids: Ids,
-    idle_s: Annotated[float, typer.Option("--idle", min=0, help="Only what was idle for so many seconds.")] = 60,
+    idle_s: Annotated[
+        float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Only what was idle for so many seconds.")
+    ] = 60,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:

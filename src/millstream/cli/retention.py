@@ -14,6 +14,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.open import open_broker
 from millstream.cli import show
 from millstream.cli.ages import duration, size
+from millstream.cli.exits import FAILED
 from millstream.cli.found import is_glob, no_stream
 from millstream.cli.opened import DEADLINE_MS
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
@@ -71,8 +72,14 @@ def apply(
     policies = read_policies(streams or [], limits, config)
     silent_s = parse_ms(dead_after, "--dead-after") / 1000
 
+    failed: list[str] = []
+
+    def note(name: str, /, **facts: Any) -> None:
+        if name == "messaging.retention_failed":
+            failed.append(facts["stream"])
+
     async def work() -> list[dict[str, Any]]:
-        async with open_broker(url, deadline_ms=DEADLINE_MS) as broker:
+        async with open_broker(url, deadline_ms=DEADLINE_MS, observer=note) as broker:
             for name in streams or ():
                 if not is_glob(name) and not await broker.exists(name):
                     raise no_stream(name)
@@ -80,6 +87,8 @@ def apply(
             return [await _row(broker, report) for report in reports]
 
     show.rows(output, ("stream", "dropped", "length", "memory", "held_back_by", "lost"), asyncio.run(work()))
+    if failed:  # said in a warning each; the others are done
+        raise typer.Exit(FAILED)
 
 
 @app.command()

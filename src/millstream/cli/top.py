@@ -15,13 +15,15 @@ from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.ages import duration, size
 from millstream.cli.opened import opened
-from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
+from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
 from millstream.observe.watch import Look, Row, rows
 
 
 def command(
     pattern: Annotated[str, typer.Argument(help="A glob, such as 'orders*'.")] = "*",
-    interval_s: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")] = 2.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.2, max=MOST_SECONDS, help="Seconds between two looks.")
+    ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look twice, print, and end.")] = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from millstream import BlockingBroker, __version__, open_blocking_broker
-from millstream.cli.exits import FINDINGS, NOT_FOUND, USAGE
+from millstream.cli.exits import FAILED, FINDINGS, NOT_FOUND, USAGE
 from millstream.cli.main import main
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -241,3 +241,31 @@ def test_groups_names_cannot_touch_the_terminal_in_doctor(types: Typed, broker: 
 
     assert "evil\\x1b]0;owned\\x07" in printed
     assert not {"\x1b", "\x07"} & set(printed + said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pending ls orders billing --idle inf",
+        "pending ls orders billing --idle nan",
+        "pending claim orders billing w2 5-1 --idle inf",
+        "consumers reap orders billing --idle inf --yes",
+        "top --once --interval inf",
+        "dlq replay orders --rate nan",
+        "dlq replay orders --rate 0",
+        "streams tail orders -n 99999999999999999999",
+        "streams trim orders --max-len 99999999999999999999 --yes",
+    ],
+)
+def test_numbers_that_are_none_are_refused(types: Typed, broker: BlockingBroker, line: str) -> None:
+    code, printed, said = types(*line.split())
+
+    assert (code, printed) == (USAGE, "")
+    assert said
+
+
+def test_a_policy_that_cannot_be_applied_is_a_failure(types: Typed, broker: BlockingBroker) -> None:
+    code, printed, _ = types("retention", "apply", "plain", "orders", "--max-len", "5")
+
+    assert code == FAILED
+    assert "orders" in printed, "the others are done"
