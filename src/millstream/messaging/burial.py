@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 PREFIX = b"dlq."
 _TRACEBACK_LIMIT = 8_000
+_TEXT_LIMIT = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,7 @@ class Burial:
 
     def fields(self) -> dict[bytes, bytes]:
         """As it lies beside the entry's own fields."""
-        return {
-            PREFIX + name.encode(): str(getattr(self, name)).encode("utf-8", "surrogateescape")
-            for name in self.__slots__
-        }
+        return {PREFIX + name.encode(): _encoded(str(getattr(self, name))) for name in self.__slots__}
 
 
 def describe(error: BaseException) -> tuple[str, str, str]:
@@ -38,7 +36,23 @@ def describe(error: BaseException) -> tuple[str, str, str]:
     text = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return str(error) or repr(error), name, text[-_TRACEBACK_LIMIT:]
+    return text_of(error), name, text[-_TRACEBACK_LIMIT:]
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, whatever its class makes of that: it may fail to say it, or take megabytes."""
+    try:
+        text = str(error) or repr(error)
+    except Exception:  # a stranger's __str__: its message must get its outcome all the same
+        text = f"{type(error).__name__}, which cannot be shown as text"
+    return text if len(text) <= _TEXT_LIMIT else text[:_TEXT_LIMIT] + "..."
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, as JSON can hold it: no bytes stand for that
+        return text.encode("utf-8", "backslashreplace")
 
 
 def bury_with(fields: dict[bytes, bytes], burial: Burial) -> dict[bytes, bytes]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from millstream.errors import InvalidArgument
+from millstream.messaging.burial import text_of
 from millstream.messaging.context import current_handler
 from millstream.messaging.errors import RetryLater
 from millstream.messaging.handler import Handler, Middleware, Output
@@ -49,7 +50,7 @@ def poison_queue(
                         message.payload,
                         {
                             **message.metadata,
-                            REASON: str(error) or type(error).__name__,
+                            REASON: text_of(error),
                             TOPIC: message.topic or running.topic,
                             HANDLER: running.handler,
                             SUBSCRIBER: message.group or running.group or "",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from millstream.messaging.codec import Codec
+from millstream.messaging.ground import log
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.held import Held
 from millstream.messaging.subscriber.lanes import Lanes
@@ -53,4 +54,7 @@ class Desk:
             self.broker.site.observer("messaging.outputs_published", topic=topic, messages=messages)
 
     def tell(self, name: str, **facts: Any) -> None:
-        self.broker.site.observer(name, topic=self.topic, group=self.group, consumer=self.consumer, **facts)
+        try:
+            self.broker.site.observer(name, topic=self.topic, group=self.group, consumer=self.consumer, **facts)
+        except Exception:  # it must not raise; where it does, no message may pay for it with its outcome
+            log.exception("the observer failed on %s", name)

@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
+from millstream.messaging.burial import text_of
 from millstream.messaging.codec import Codec
 from millstream.messaging.crashes import failure_of
 from millstream.messaging.errors import NothingToSettle
@@ -101,7 +102,9 @@ class Fanout:
 
     def _failed(self, message: Message, error: Exception) -> None:
         log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
-        self._tell("messaging.handler_failed", id=str(message.id), error=str(error), error_type=type(error).__name__)
+        self._tell(
+            "messaging.handler_failed", id=str(message.id), error=text_of(error), error_type=type(error).__name__
+        )
 
     async def next_message(self) -> Message | None:
         """The next one; None when closed."""
@@ -126,17 +129,21 @@ class Fanout:
         """ "$" is made a real id once: asked anew with every read, it would skip what came in between."""
         if self._start != "$":
             return self._start if isinstance(self._start, EntryId) else EntryId.parse(self._start, argument="start")
-        while True:
+        position = MIN_ID
+        while not self._closing.is_set():
             try:
                 position = (await self._broker.stream_info(self.topic)).last_generated
             except NoSuchStream:
-                position = MIN_ID
+                pass
             except MillstreamError as error:
                 if not error.retryable:
                     raise
-                continue  # the broker has waited for its deadline already
+                self._tell("messaging.read_failed", error=str(error))
+                await asyncio.sleep(PAUSE_S[0])
+                continue
             self._progress_ms = monotonic_ms()
-            return position
+            break
+        return position
 
     async def _read(self, position: EntryId) -> list[Entry]:
         """The next entries; nothing when closing. Reading is idempotent: whatever fails is asked again."""

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from millstream.broker.operations.arguments import field_words
 from millstream.broker.operations.once import ROW_WORDS
 from millstream.errors import InvalidArgument, PayloadTooLarge
+from millstream.messaging.burial import text_of
 from millstream.messaging.crashes import failure_of
 from millstream.messaging.errors import HandlerCancelled
 from millstream.messaging.ground import log
@@ -193,7 +194,7 @@ class Workers:
     def _failed(self, message: Message, error: Exception) -> None:
         desk = self._desk
         log.info("handler failed on %s of %s", message.id, desk.topic, exc_info=error)
-        desk.tell("messaging.handler_failed", id=str(message.id), error=str(error), error_type=type(error).__name__)
+        desk.tell("messaging.handler_failed", id=str(message.id), error=text_of(error), error_type=type(error).__name__)
         if message.settled is None:
             message.settle(after_error(self._policy, error))
 

@@ -9,13 +9,24 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
-from millstream.messaging import Message, Publisher, RetryLater, Subscriber
+from millstream.broker.site import Site
+from millstream.messaging import Message, Publisher, RetryLater, Subscriber, read_burial
+from millstream.testing.faulty import Fault, FaultyLink
 from millstream.testing.messaging_conformance.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
 from millstream.testing.waiting import eventually
 
 
 class Stranger(BaseException):
     """What a library may raise that does not know better."""
+
+
+class Unspeakable(Exception):
+    """Its author made a mistake where it matters most."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    __repr__ = __str__
 
 
 async def cancels_itself() -> None:
@@ -102,6 +113,53 @@ class CrashingChapter(Chapter):
         assert await broker.xlen(beside(topic, "dlq")) == 0
         if ordered:
             assert seen.payloads == [b"0"] * 11 + [b"1"]
+
+    @pytest.mark.parametrize("error", [Unspeakable(), ValueError("half a character: \ud800"), ValueError("x" * 10**6)])
+    async def test_an_error_that_cannot_be_told_in_full_is_told_in_part(
+        self, broker: Broker, publisher: Publisher, topic: str, error: Exception
+    ) -> None:
+        await publisher.publish(topic, *numbered(3))
+
+        async def fails(message: Message) -> None:
+            if message.payload == b"1":
+                raise error
+
+        seen = Seen(fails)
+        async with running(broker, topic, seen, max_deliveries=2, max_in_flight=1):
+            await seen.have(4)
+            await nothing_pending(broker, topic)
+        (letter,) = await broker.xrange(beside(topic, "dlq"))
+        burial = read_burial(letter.fields)
+        assert burial is not None
+        assert burial.error_type.rpartition(".")[2] == type(error).__name__
+        assert 0 < len(burial.error) < 10_000
+
+    async def test_an_observer_that_fails_costs_nobody_an_outcome(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(5))
+
+        def fails(name: str, /, **facts: Any) -> None:
+            raise LookupError(name)
+
+        async def fails_once(message: Message) -> None:
+            if message.times_delivered == 1:
+                raise ValueError("not yet")
+
+        seen = Seen(fails_once)
+        async with running(Broker(broker.link, Site(observer=fails)), topic, seen):
+            await seen.have(10)
+            await nothing_pending(broker, topic)
+
+    async def test_without_a_group_closing_does_not_wait_for_a_broker_that_is_away(
+        self, broker: Broker, topic: str
+    ) -> None:
+        away = Broker(FaultyLink(broker.link, lambda request: Fault.refused()), Site())
+        subscriber = Subscriber(away, group=None)
+        task = asyncio.create_task(subscriber.consume(topic, Seen()))
+        await asyncio.sleep(0)
+        await subscriber.close(timeout_ms=10)
+        await asyncio.wait_for(task, 10)
 
     async def test_a_delay_that_is_none_is_refused_where_it_is_said(
         self, broker: Broker, publisher: Publisher, topic: str
