@@ -10,7 +10,7 @@ from typing import NamedTuple
 import typer
 
 from millstream import __version__
-from millstream.cli.exits import exit_code
+from millstream.cli.exits import FAILED, exit_code
 from millstream.errors import MillstreamError
 
 
@@ -90,5 +90,10 @@ def main() -> None:
 
         typer.secho(f"error: {sentence(error)}", fg="red", err=True)
         sys.exit(exit_code(error))
+    except OSError as error:  # a full disk, a file that may not be read: the system's own words, without our insides
+        from millstream.cli.show import harmless
+
+        typer.secho(f"error: {harmless(str(error))}", fg="red", err=True)
+        sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(130)

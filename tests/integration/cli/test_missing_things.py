@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -269,3 +272,13 @@ def test_a_policy_that_cannot_be_applied_is_a_failure(types: Typed, broker: Bloc
 
     assert code == FAILED
     assert "orders" in printed, "the others are done"
+
+
+def test_an_output_that_cannot_be_written_is_no_reason_to_show_our_insides(redis_url: str) -> None:
+    words = [sys.executable, "-c", "from millstream.cli.main import main; main()", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == FAILED
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
