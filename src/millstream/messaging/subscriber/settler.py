@@ -108,22 +108,35 @@ class Settler:
     async def run(self) -> None:
         while True:
             await self._wanted.wait()
-            self._wanted.clear()
-            acks = self.acks.copy()
-            self.acks.clear()
-            others, self._others = self._others, []
-            charges, self._charges = self._charges, []
-            for step in self._plan(others):
-                self._begin(step)
-            if charges:
-                self._begin(self._insist(self._start, charges))
-            await self._insist(self._ack, acks)
-            if not self._wanted.is_set():
-                self._idle.set()
+            await self._round()
 
-    async def drained(self) -> None:
-        """Waits until everything that was said is done."""
-        await self._idle.wait()
+    async def _round(self) -> None:
+        self._wanted.clear()
+        acks = self.acks.copy()
+        self.acks.clear()
+        others, self._others = self._others, []
+        charges, self._charges = self._charges, []
+        for step in self._plan(others):
+            self._begin(step)
+        if charges:
+            self._begin(self._insist(self._start, charges))
+        try:
+            await self._insist(self._ack, acks)
+        except asyncio.CancelledError:
+            # Cancelled with its loop: whoever closes then says it once more, or done work would be done again.
+            self.acks[:0] = acks
+            self._wanted.set()
+            raise
+        if not self._wanted.is_set():
+            self._idle.set()
+
+    async def drained(self, *, running: bool) -> None:
+        """Waits until everything that was said is done; does it itself where the loop does not run any more."""
+        if running:
+            await self._idle.wait()
+        else:
+            while self._wanted.is_set():
+                await self._round()
         while self._steps:
             await asyncio.wait(self._steps)
 

@@ -205,7 +205,7 @@ class Subscription:
             if self._workers is not None:
                 await self._workers.close(lambda: self._deadline - time.monotonic())
             await self._wait_for_the_unsettled()
-            await self._say(self._settler.drained())
+            await self._say(self._settler.drained(running=not self._tasks["settler"].done()))
             # No sign of life after the hand-back: it would make others wait for what we have let go.
             self._keeper.end()
             await asyncio.wait([self._tasks["keeper"]], timeout=LAST_ANSWER_S)

@@ -10,8 +10,9 @@ from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.broker.scripts import script
 from millstream.broker.site import Site
-from millstream.messaging import Message, Publisher
+from millstream.messaging import Message, Publisher, Subscriber
 from millstream.testing.messaging_conformance.chapter import (
+    QUICK,
     Chapter,
     HeldBack,
     Seen,
@@ -227,3 +228,23 @@ class HoldingChapter(Chapter):
         (left,) = await broker.xpending_range(topic, "g")
         assert left.times_delivered == 1
         assert left.idle_ms > 60_000, "free for others at once"
+
+    async def test_what_is_done_is_acknowledged_even_if_all_tasks_are_cancelled(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """As asyncio.run does at its end: the settler's task goes at the same time as the one that consumes."""
+        await publisher.publish(topic, *numbered(10))
+        acks = HeldBack(broker, script("settle").sha)
+        seen = Seen()
+        subscriber = Subscriber(Broker(acks.link, Site()), group="g", **QUICK)
+        task = asyncio.create_task(subscriber.consume(topic, seen))
+        await seen.have(10)
+        await eventually(lambda: acks.words, what="acknowledgements under way")
+        for one in asyncio.all_tasks():
+            if one is task or topic in one.get_name():
+                one.cancel()
+        await asyncio.sleep(0)
+        acks.let_through.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 4)
+        assert (await broker.xpending(topic, "g")).count == 0
