@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream.model import EntryId
+from millstream.observe.watch import FIRST_TIME_MS
 
 
 def duration(ms: float) -> str:
@@ -17,7 +18,7 @@ def duration(ms: float) -> str:
 
 def age(now_ms: int, entry_id: EntryId) -> str:
     """How long ago an id was made, by the server's clock; ids that are no times have none."""
-    return f"{duration(max(0, now_ms - entry_id.ms))} ago" if entry_id.ms > 1_000_000_000_000 else "-"
+    return f"{duration(max(0, now_ms - entry_id.ms))} ago" if entry_id.ms > FIRST_TIME_MS else "-"
 
 
 def count_of(number: int, one: str, many: str) -> str:

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.ages import duration, size
+from millstream.cli.ages import count_of, duration, size
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
+from millstream.observe.diagnose_server import read_info
 from millstream.observe.watch import Look, Row, rows
 
 
@@ -52,13 +53,13 @@ def command(
 
 def look(broker: BlockingBroker, pattern: str) -> Look:
     streams = broker.survey(broker.list_streams(pattern))
-    memory, clients = broker.server_info("memory"), broker.server_info("clients")
+    facts = read_info(broker, "memory", "clients")
     return Look(
         broker.server_time_ms(),
         streams,
-        int(memory.get("used_memory", 0)),
-        int(memory.get("maxmemory", 0)),
-        int(clients.get("blocked_clients", 0)),
+        int(facts.get("used_memory", 0)),
+        int(facts.get("maxmemory", 0)),
+        int(facts.get("blocked_clients", 0)),
     )
 
 
@@ -66,10 +67,10 @@ def picture(now: Look, before: Look | None, height: int | None) -> Group:
     """Cut to a screen of ``height`` lines; without one all of it, for a look that ends."""
     found = rows(now, before)
     limit = f" of {size(now.max_memory)}" if now.max_memory else ""
-    head = Text.assemble(
-        ("millstream top", "bold"),
-        f"   {len(found):,} streams   memory {size(now.used_memory)}{limit}   {now.blocked_clients} readers waiting",
-    )
+    server = f"memory {size(now.used_memory)}{limit}   {now.blocked_clients} readers waiting"
+    if not now.used_memory:
+        server = "memory unknown (no right to INFO)"
+    head = Text.assemble(("millstream top", "bold"), f"   {count_of(len(found), 'stream', 'streams')}   {server}")
     table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
     for column in (
         "stream",

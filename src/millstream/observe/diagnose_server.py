@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from millstream.broker.broker import BlockingBroker
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, PermissionDenied
 from millstream.observe.findings import Finding, Level
 
 OLDEST = (7, 0)
@@ -22,21 +22,31 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
     before = time.time() * 1000
     server_ms = broker.server_time_ms()
     after = time.time() * 1000
-    info = {
-        name: value
-        for section in ("server", "memory", "persistence", "clients", "stats")
-        for name, value in broker.server_info(section).items()
-    }
-    return [
-        version(broker.server_version()),
+    settings = [
         clock_skew(server_ms, before, after),
         persistence(_setting(broker, "appendonly"), _setting(broker, "appendfsync"), _setting(broker, "save")),
-        last_save(info),
         eviction(_setting(broker, "maxmemory-policy")),
-        memory(int(info.get("used_memory", 0)), int(_setting(broker, "maxmemory") or 0)),
         notifications(_setting(broker, "notify-keyspace-events")),
+    ]
+    info = read_info(broker, "server", "memory", "persistence", "clients")
+    if not info:
+        remedy = "Allow this user INFO, or ask whoever runs the server: version, memory and disk are not examined."
+        return [Finding(Level.note, "server", "not readable", remedy), *settings]
+    return [
+        version(broker.server_version()),
+        *settings,
+        last_save(info),
+        memory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))),
         blocked(int(info.get("blocked_clients", 0)), int(info.get("connected_clients", 0))),
     ]
+
+
+def read_info(broker: BlockingBroker, *sections: str) -> dict[str, str]:
+    """INFO's lines of these sections; none where the server does not let this user read them."""
+    try:
+        return {name: value for section in sections for name, value in broker.server_info(section).items()}
+    except PermissionDenied:
+        return {}
 
 
 def _setting(broker: BlockingBroker, name: str) -> str | None:

@@ -6,9 +6,10 @@ import shlex
 
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.keys import beside
-from millstream.errors import NoSuchStream
+from millstream.errors import NoSuchStream, PermissionDenied
 from millstream.model import ConsumerInfo, GroupInfo, StreamInfo
 from millstream.observe.findings import Finding, Level
+from millstream.wire.names import to_name
 
 DEAD_AFTER_MS = 600_000
 STUCK_AFTER_MS = 120_000
@@ -30,7 +31,12 @@ def examine_stream(broker: BlockingBroker, stream: str) -> list[Finding]:
         findings += examine_group(stream, group)
         findings += _stuck(broker, stream, group)
     findings += examine_growth(info, groups)
-    buried = broker.xlen(beside(stream, "dlq"))
+    try:
+        buried = broker.xlen(beside(stream, "dlq"))
+    except PermissionDenied:
+        remedy = f"Allow this user the keys beside the stream, such as {to_name(beside(stream, 'dlq'))}."
+        findings.append(Finding(Level.note, "dead letters", "not readable", remedy))
+        return findings
     if buried:
         remedy = f"See why: millstream dlq errors {shlex.quote(stream)}"
         findings.append(Finding(Level.warning, "dead letters", f"{buried:,} messages are buried", remedy))

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from millstream.broker.operations.survey import GroupSurvey, StreamSurvey
 
+FIRST_TIME_MS = 1_000_000_000_000
+"""Ids below this (September 2001) are no times, and have no age."""
+
 
 class Look(NamedTuple):
     """What was there at one moment."""
@@ -50,7 +53,7 @@ def _row(one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: floa
         groups=len(one.groups),
         lag=max((group.lag for group in one.groups if group.lag is not None), default=None),
         pending=sum(group.pending for group in one.groups),
-        oldest_pending_ms=max(0, now_ms - oldest.ms) if oldest else None,
+        oldest_pending_ms=max(0, now_ms - oldest.ms) if oldest and oldest.ms > FIRST_TIME_MS else None,
         memory_bytes=one.memory_bytes,
         holds_back=_holds_back(one),
     )

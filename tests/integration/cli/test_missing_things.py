@@ -14,6 +14,7 @@ import pytest
 from millstream import BlockingBroker, __version__, open_blocking_broker
 from millstream.cli.exits import FAILED, FINDINGS, NOT_FOUND, USAGE
 from millstream.cli.main import main
+from millstream.wire.commands import Command
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -234,7 +235,9 @@ def test_a_look_that_ends_does_not_say_how_to_end_it(types: Typed, broker: Block
 
     assert code == 0
     assert "orders" in printed
+    assert "1 stream " in printed
     assert "Ctrl-C" not in printed
+    assert " d " not in printed, "5-1 is no time, so nothing has been pending since 1970"
 
 
 def test_groups_names_cannot_touch_the_terminal_in_doctor(types: Typed, broker: BlockingBroker) -> None:
@@ -282,3 +285,21 @@ def test_an_output_that_cannot_be_written_is_no_reason_to_show_our_insides(redis
     assert done.returncode == FAILED
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_user_who_may_not_ask_for_everything_is_told_what_there_is(
+    types: Typed, broker: BlockingBroker, redis_url: str
+) -> None:
+    """The usual user of a service: its own keys, and nothing that Redis calls dangerous."""
+    rules = b"ACL SETUSER service on >p ~orders* &* +@all -@dangerous".split()
+    broker.link.call(Command((*rules,)))
+    url = redis_url.replace("redis://", "redis://service:p@")
+
+    code, printed, _ = types("doctor", "--url", url)
+    assert "not readable" in printed
+    assert code in (0, FINDINGS)
+    code, printed, _ = types("doctor", "orders", "--url", url)
+    assert "{orders}.dlq" in printed
+    code, printed, _ = types("top", "--once", "--interval", "0.2", "--url", url)
+    assert code == 0
+    assert "no right to INFO" in printed
