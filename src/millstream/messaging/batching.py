@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.broker.drivers import asynchronous
@@ -62,7 +62,9 @@ class Line:
         max_batch_bytes: int,
         retry_ms: int,
         sent: Callable[[int, int], None],
+        versions: Iterator[int],
     ) -> None:
+        """``versions`` never gives a number again: a line that is made anew must not be taken for the old one."""
         self._broker = broker
         self._topic = topic
         self._writer = writer
@@ -76,11 +78,15 @@ class Line:
         self._parcels: deque[Parcel] = deque()
         self._rows = 0
         self._last = 0
-        self._version = 0
+        self._versions = versions
         self._append: Append | None = None
         self._sender: asyncio.Task[None] | None = None
         self.failing = False
         """The last try to store a batch failed, and it is being tried again."""
+
+    @property
+    def idle(self) -> bool:
+        return self._sender is None and not self._parcels
 
     def add(self, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
         """Puts them in line; ``stored`` gets their ids once they are stored."""
@@ -207,11 +213,10 @@ class Line:
 
     def _begin(self) -> Append:
         """A new version, from row 0 on. No digest: a retry sends the very same rows, there is nothing to compare."""
-        self._version += 1
         once = Once(
             self._topic,
             self._writer,
-            self._version,
+            next(self._versions),
             partition=self._partition,
             forget_after_ms=FORGET_AFTER_MS,
             durability=self._durability,

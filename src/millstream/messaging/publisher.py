@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, count
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakSet
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
 DAY_MS = 24 * 3600 * 1000
+MAX_LINES = 1000
+"""Topics whose lines are kept. Beyond that the idle ones are forgotten, and begin anew: a stream for each customer must
+not become memory for each customer."""
 
 
 class Waiting(NamedTuple):
@@ -82,6 +85,7 @@ class Publisher:
         self.id = new_uuid()
         """Names this publisher beside every stream that it writes to, for an hour after its last message."""
         self._lines: dict[tuple[str, Durability | None], Line] = {}
+        self._versions = count(1)
         self._buffered = 0
         self._buffered_bytes = 0
         self._waiting: OrderedDict[asyncio.Future[Ids], Waiting] = OrderedDict()
@@ -260,6 +264,8 @@ class Publisher:
 
     def _line(self, topic: str, level: Durability | None) -> Line:
         check_topic(topic)
+        if len(self._lines) >= MAX_LINES and not self._waiting:
+            self._lines = {place: line for place, line in self._lines.items() if not line.idle}
         line = self._lines[topic, level] = Line(
             self._broker,
             topic,
@@ -269,6 +275,7 @@ class Publisher:
             max_batch_bytes=self._max_batch_bytes,
             retry_ms=self._retry_ms,
             sent=self._sent,
+            versions=self._versions,
         )
         return line
 

@@ -11,6 +11,7 @@ from millstream.broker.limits import Limits
 from millstream.broker.scripts import script
 from millstream.broker.site import Site
 from millstream.messaging import Ack, Message, Publisher
+from millstream.messaging.publisher import MAX_LINES
 from millstream.testing.faulty import FaultyLink
 from millstream.testing.messaging_conformance.chapter import (
     Chapter,
@@ -136,3 +137,15 @@ class BoundsChapter(Chapter):
         async with running(broker, topic, seen, claim_min_idle_ms=200):
             await seen.have(2)
             await nothing_pending(broker, topic)
+
+    async def test_a_publisher_forgets_topics_that_are_idle(self, broker: Broker, topic: str) -> None:
+        names = [f"{topic}:{n}" for n in range(MAX_LINES + 50)]
+        async with Publisher(broker) as publisher:
+            for _ in range(2):
+                for at in range(0, len(names), 50):
+                    await asyncio.gather(
+                        *(publisher.publish(name, *numbered(2)) for name in names[at : at + 50] for _ in range(2))
+                    )
+                    assert len(publisher.readiness) <= MAX_LINES
+        lengths = [await broker.xlen(name) for name in names]
+        assert set(lengths) == {8}
