@@ -59,6 +59,7 @@ class Spec:
         "least",
         "most",
         "name",
+        "nanoseconds",
         "rejected",
         "subs",
     )
@@ -80,6 +81,8 @@ class Spec:
         self.calls = 0
         self.rejected = 0
         self.failed = 0
+        self.nanoseconds = 0
+        """How long it ran, reply included. Kept by the driver, for the engine has no clock of its own."""
 
     @property
     def spoken(self) -> str:

@@ -45,4 +45,4 @@ def commands_processed(table: Table) -> int:
 
 def reset_commands(table: Table) -> None:
     for spec in table.all():
-        spec.calls = spec.rejected = spec.failed = 0
+        spec.calls = spec.rejected = spec.failed = spec.nanoseconds = 0

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, Final
 
 from millstream.broker.embedded import Embedded, Turn
@@ -125,6 +126,7 @@ class Service:
         """Runs requests until one waits, the client is over a limit, or all are done. Returns how many were run."""
         session, limits = connection.session, self.limits
         execute, out = turn.execute, connection.out
+        began = perf_counter_ns()
         done = 0
         added = 0
         try:
@@ -133,6 +135,11 @@ class Service:
                     break
                 done += 1
                 reply = execute(session, request)
+                if session.last is not None:
+                    # From the end of one to the end of the next: one look at the clock a command is all that costs.
+                    ended = perf_counter_ns()
+                    session.last.nanoseconds += ended - began
+                    began = ended
                 if reply is BLOCKED:
                     connection.awaiting = True
                     break

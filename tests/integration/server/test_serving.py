@@ -267,3 +267,20 @@ def test_config_tells_where_the_server_and_its_journal_are(tmp_path, make_server
     assert client.ask("CONFIG", "SET", "appendfsync", "no") == b"OK"
     assert durable.persistence.journal.policy == "no"
     durable.close()
+
+
+def test_the_time_that_commands_take_is_told(connect):
+    client = connect()
+    client.ask("NOSUCH")
+    for n in range(200):
+        client.ask("XADD", "s", "*", "n", str(n))
+    told = _times(client)
+    assert told["xadd"] > 0
+    client.ask("CONFIG", "RESETSTAT")
+    assert "xadd" not in _times(client)
+
+
+def _times(client) -> dict[str, int]:
+    lines = client.ask("INFO", "commandstats").decode().splitlines()[1:]
+    named = (line.removeprefix("cmdstat_").split(":") for line in lines if line)
+    return {name: int(dict(pair.split("=") for pair in facts.split(","))["usec"]) for name, facts in named}
