@@ -131,6 +131,6 @@ class HandlerCrashed(MillstreamError):
 
 def check_delay(delay_ms: int | None) -> int | None:
     """Raises InvalidArgument for what is no delay: found out later, it would leave the message without an outcome."""
-    if delay_ms is not None and (type(delay_ms) is not int or delay_ms < 0):
+    if delay_ms is not None and (type(delay_ms) is not int or not 0 <= delay_ms < 2**53):
         raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative, or None")
     return delay_ms

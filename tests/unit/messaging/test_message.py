@@ -87,6 +87,8 @@ async def test_a_refused_settlement_leaves_it_unsettled() -> None:
 async def test_a_delay_is_not_negative() -> None:
     with pytest.raises(InvalidArgument, match="delay_ms"):
         await Message(b"x").nack(delay_ms=-1)
+    with pytest.raises(InvalidArgument, match="delay_ms"):
+        await Message(b"x").nack(delay_ms=2**53)  # more than a server's scripts can count
 
 
 def test_repr_is_short() -> None:
