@@ -47,7 +47,7 @@ class Fanout:
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._progress_ms = 0.0
-        self._handling = False
+        self._handling: asyncio.Task[Any] | None = None
 
     def settle(self, message: Message, outcome: Outcome) -> None:
         """An acknowledgement has nothing to do here; bringing a message back cannot be promised, so it is refused."""
@@ -63,13 +63,16 @@ class Fanout:
     def closing(self) -> bool:
         return self._closing.is_set()
 
+    def handles_here(self) -> bool:
+        return self._handling is not None and self._handling is asyncio.current_task()
+
     async def ended(self) -> None:
         """Nothing is held here: there is nothing to wait for."""
 
     async def close(self, timeout_s: float) -> None:
         """Reads no more. Waits until the handler that is under way has ended, or ``timeout_s``."""
         self._closing.set()
-        if not self._handling:
+        if self._handling is None:
             return
         try:
             async with asyncio.timeout(timeout_s):
@@ -79,8 +82,7 @@ class Fanout:
 
     async def consume(self, handler: Handler, publish_to: str | None) -> None:
         """One message after the other. A handler that fails is told about, and the next message comes."""
-        self._handling = True
-        task = asyncio.current_task()
+        task = self._handling = asyncio.current_task()
         try:
             while (message := await self.next_message()) is not None:
                 try:

@@ -99,6 +99,8 @@ class Subscriber:
         )
         self._open: set[Subscription | Fanout] = set()
         self._closed = False
+        self._closing: asyncio.Future[list[None]] | None = None
+        """What a handler began: it must not be collected before it ends."""
 
     @property
     def settings(self) -> SubscriberSettings:
@@ -163,12 +165,19 @@ class Subscriber:
         """Stops reading, waits for what is in flight up to ``timeout_ms``, hands everything else back. Idempotent.
 
         Nothing is left behind that others would have to wait for: what was not started is free for them at once, and
-        not counted as a delivery.
+        not counted as a delivery. Called by a handler it only begins, because that cannot wait for its own end.
         """
         self._closed = True
         patience = self._settings.close_timeout_ms if timeout_ms is None else timeout_ms
-        if self._open:
-            await asyncio.gather(*(one.close(patience / 1000) for one in list(self._open)))
+        if not self._open:
+            return
+        by_handler = any(one.handles_here() for one in self._open)
+        closing = asyncio.gather(*(one.close(patience / 1000) for one in self._open))
+        if by_handler:
+            self._closing = closing
+            await asyncio.sleep(0)  # so that it has begun when this returns
+        else:
+            await closing
 
     async def __aenter__(self) -> Self:
         return self

@@ -93,6 +93,10 @@ class Subscription:
     def closing(self) -> bool:
         return self._closing
 
+    def handles_here(self) -> bool:
+        """Whether whoever asks is one of its handlers."""
+        return self._workers is not None and self._workers.run_here()
+
     async def ended(self) -> None:
         await self._ended.wait()
 

@@ -73,6 +73,10 @@ class Workers:
             self._tasks.add(task)
             task.add_done_callback(self._gone)
 
+    def run_here(self) -> bool:
+        """Whether whoever asks is a handler."""
+        return asyncio.current_task() in self._tasks
+
     async def close(self, time_left: Callable[[], float]) -> None:
         """Starts nothing more, waits for what is under way as long as ``time_left`` says, then cancels it."""
         self._closing = True

@@ -248,3 +248,22 @@ class HoldingChapter(Chapter):
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, 4)
         assert (await broker.xpending(topic, "g")).count == 0
+
+    @pytest.mark.parametrize("group", ["g", None])
+    async def test_a_handler_may_close_its_subscriber(
+        self, broker: Broker, publisher: Publisher, topic: str, group: str | None
+    ) -> None:
+        """It does not wait for itself, and its own message is acknowledged."""
+        await publisher.publish(topic, *numbered(3))
+
+        async def enough(message: Message) -> None:
+            await subscriber.close()
+
+        seen = Seen(enough)
+        options = {"max_in_flight": 1, "group_start": None if group is None else "0"}
+        subscriber = Subscriber(broker, group=group, **options)  # type: ignore[arg-type]  # two kinds of values
+        start = "0" if group is None else None
+        await asyncio.wait_for(subscriber.consume(topic, seen, start=start), 10)
+        assert seen.payloads == [b"0"]
+        if group is not None:
+            assert (await broker.xpending_range(topic, "g")) == []
