@@ -11,7 +11,7 @@ from millstream.pipelines.backoff import CONDITION, short
 from millstream.pipelines.plan import Placed
 from millstream.pipelines.processors import Sql
 
-_FROM_A_TASK = re.compile(r"ProcessorFailed: processor (.+?) failed: (.*?)(?: The batch is not committed|$)", re.M)
+_FROM_A_TASK = re.compile(r"ProcessorFailed: processor (.+?) failed: (.*?)(?:\. The batch is not committed|$)", re.M)
 _SQL_CONTEXT = re.compile(r"^== SQL[^\n]*==\n(.+?)(?:^\s*\^|\Z)", re.M | re.S)
 
 

@@ -84,7 +84,7 @@ class ProcessorFailed(MillstreamError):
 
     def __init__(self, processor: str, why: str) -> None:
         super().__init__(
-            f"processor {processor} failed: {why} The batch is not committed; "
+            f"processor {processor} failed: {why.rstrip(' .')}. The batch is not committed; "
             "mend the processor, or what it is given, and start the pipeline again.",
             processor=processor,
         )

@@ -71,7 +71,7 @@ class _OverBatches:
 
     def _final(self, error: Exception) -> ProcessorFailed:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        return ProcessorFailed(f"{self._stage!r} (python)", f"{why}.")
+        return ProcessorFailed(f"{self._stage!r} (python)", why)
 
     def _through(self, function: Callable[[Any], Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         try:
