@@ -22,6 +22,10 @@ logger = logging.getLogger("millstream.journal")
 _BRACKETS: Final = (b"MULTI", b"EXEC")
 """Needless here, since a frame is there as a whole or not at all; a Redis that is fed with the file needs them."""
 
+_MORSEL: Final = 32 * 1024
+"""The parser moves all that it was fed and has not read yet to the front, again and again: a frame of megabytes, given
+to it as a whole, costs the square of its size."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -72,11 +76,12 @@ def load(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | 
 
 def _commands(reader: FrameReader, offset: int, payload: bytes) -> Iterator[list[bytes]]:
     parser = hiredis.Reader()
-    parser.feed(payload)
-    while (words := parser.gets()) is not False:
-        if type(words) is not list or not words:
-            raise reader.corrupt(offset, "something that is not a command")
-        if words[0] not in _BRACKETS:
-            yield words
+    for start in range(0, len(payload), _MORSEL):
+        parser.feed(payload[start : start + _MORSEL])
+        while (words := parser.gets()) is not False:
+            if type(words) is not list or not words:
+                raise reader.corrupt(offset, "something that is not a command")
+            if words[0] not in _BRACKETS:
+                yield words
     if parser.has_data():
         raise reader.corrupt(offset, "a command without an end")
