@@ -336,11 +336,12 @@ def publish_due(
 def put_group_back(site: Site, stream: Name, group: Name, point: Id) -> Conversation[str]:
     """Makes the group so that it reads after ``point``, or moves it back there; never forward. Atomic, idempotent.
 
-    Answers ``made``, ``moved`` or ``kept``.
+    Where delayed entries vanished with the group, it reads from before the oldest of them. Answers ``made``, ``moved``
+    or ``kept``.
     """
-    key = name_word(stream, "stream")
-    argv = (name_word(group, "group"), id_word(point, "point"))
-    reply: bytes = yield from run_script(script("group_back"), (key,), argv, repeatable=True)
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    argv = (name, id_word(point, "point"))
+    reply: bytes = yield from run_script(script("group_back"), (key, due_key(key, name)), argv, repeatable=True)
     return reply.decode()
 
 

@@ -1,8 +1,11 @@
 -- Makes a vanished group again, or moves it back. It never moves a group forward: that would skip entries.
 -- KEYS[1]  the stream; it is made where it is absent
+-- KEYS[2]  {stream}.due:<group>: sorted set, ids of entries that wait for another delivery, scored by when (ms)
 -- ARGV     group, the id after which it shall read
 -- Answers  'made', 'moved' or 'kept'
-local key, group, point = KEYS[1], ARGV[1], ARGV[2]
+-- Entries that wait for another delivery vanished with the group, and no member holds them: this set alone knows them.
+-- They are read again. Left in the set, they would be taken at their time from whoever is at work on them then.
+local key, due, group, point = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 -- Numbers of 64 bits do not fit a Lua number: compare the digits.
 local function less(a, b)
   if #a ~= #b then return #a < #b end
@@ -22,6 +25,20 @@ if redis.call('EXISTS', key) == 1 then
     for j = 1, #groups[i], 2 do facts[groups[i][j]] = groups[i][j + 1] end
     if facts['name'] == group then last = facts['last-delivered-id'] end
   end
+end
+local oldest = nil
+local waiting = redis.call('ZRANGE', due, 0, -1)
+for i = 1, #waiting do
+  local id = waiting[i]
+  if not last or #redis.call('XPENDING', key, group, id, id, 1) == 0 then
+    redis.call('ZREM', due, id)
+    if not oldest or before(id, oldest) then oldest = id end
+  end
+end
+if oldest then
+  local earlier = redis.call('XREVRANGE', key, '(' .. oldest, '-', 'COUNT', 1)[1]
+  local start = earlier and earlier[1] or '0-0'
+  if before(start, point) then point = start end
 end
 if not last then
   redis.call('XGROUP', 'CREATE', key, group, point, 'MKSTREAM')

@@ -111,3 +111,29 @@ class GroupLossChapter(Chapter):
             await eventually(lambda: b"new" in seen.payloads)
             await nothing_pending(broker, topic)
         assert set(seen.payloads) == {b"0", b"1", b"2", b"3", b"new"}
+
+    async def test_what_waits_for_another_delivery_is_not_lost_with_the_group(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """No member holds it, and the pending list that had it is gone."""
+        await publisher.publish(topic, *numbered(3))
+
+        async def put_off(message: Message) -> None:
+            if message.payload == b"1" and not go_on.is_set():
+                await message.nack(delay_ms=300)
+
+        go_on = asyncio.Event()
+        seen = Seen(put_off)
+        async with running(broker, topic, seen) as subscriber:
+            await seen.have(3)
+
+            async def one_pending() -> bool:
+                return (await broker.xpending(topic, "g")).count == 1
+
+            await eventually(one_pending)
+            go_on.set()
+            await broker.link.call(Command((b"XGROUP", b"DESTROY", topic.encode(), b"g"), topic.encode()))
+            await eventually(lambda: seen.payloads.count(b"1") >= 2, what="another delivery")
+            await nothing_pending(broker, topic)
+            assert subscriber.ready
+        assert seen.most <= 3
