@@ -22,13 +22,14 @@ class Persistence:
         self._plan = plan
         self._around = around
 
-    def until_taken(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> None:
-        """Returns when ``attempt`` has; raises where trying on is useless, too late, or no longer wanted.
+    def until_taken(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> int:
+        """Returns when ``attempt`` has, and how many it took; raises where trying on is useless, too late, or no longer
+        wanted.
 
         ``probe`` goes before every attempt but the first: it is cheap, and a Spark job for a sink that is gone is not.
         """
         try:
-            self._try(name, probe, attempt)
+            tries = self._try(name, probe, attempt)
         except (EventFailed, ProcessorFailed):
             self._around.troubles.pop(name, None)  # the fault lies before the sink
             raise
@@ -37,8 +38,9 @@ class Persistence:
             self._around.troubles[name] = "failed"
             raise
         self._around.troubles.pop(name, None)
+        return tries
 
-    def _try(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> None:
+    def _try(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> int:
         retry = self._plan.pipeline.spec.retry
         began, tries = time.monotonic(), 0
         while True:
@@ -46,7 +48,8 @@ class Persistence:
             try:
                 if tries > 1:
                     probe()
-                return attempt()
+                attempt()
+                return tries
             except EventFailed:
                 raise
             except Exception as error:
