@@ -14,6 +14,7 @@ from rich.text import Text
 from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.ages import count_of, duration, size
+from millstream.cli.interrupts import UntilInterrupted
 from millstream.cli.opened import opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
 from millstream.observe.diagnose_server import read_info
@@ -41,14 +42,12 @@ def command(
                 show.console().print(picture(now, before, None))
             return
         console = show.console()
-        with Live(picture(now, before, console.height), console=console, screen=True, auto_refresh=False) as live:
-            try:
-                while True:
-                    time.sleep(interval_s)
-                    before, now = now, look(broker, pattern)
-                    live.update(picture(now, before, console.height), refresh=True)
-            except KeyboardInterrupt:
-                return
+        screen = Live(picture(now, before, console.height), console=console, screen=True, auto_refresh=False)
+        with screen as live, UntilInterrupted() as going:
+            while going:
+                time.sleep(interval_s)
+                before, now = now, look(broker, pattern)
+                live.update(picture(now, before, console.height), refresh=True)
 
 
 def look(broker: BlockingBroker, pattern: str) -> Look:

@@ -1,0 +1,41 @@
+"""Ctrl-C ends a command that runs on and on, also where Python drops the exception."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from millstream.cli.interrupts import UntilInterrupted
+
+
+class Tidied:
+    """Interrupted while it is tidied away: Python reports the exception and goes on."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100):  # a signal is handled between two steps
+            pass
+
+
+def test_an_interrupt_ends_it_without_an_error() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    rounds = 0
+    with UntilInterrupted() as going:
+        while going:
+            rounds += 1
+            os.kill(os.getpid(), signal.SIGINT)
+    assert rounds == 1
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_python_drops_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", dropped.append)
+    rounds = 0
+    with UntilInterrupted() as going:
+        while going:
+            rounds += 1
+            Tidied()
+    assert (rounds, len(dropped)) == (1, 1)
