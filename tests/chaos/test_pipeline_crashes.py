@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,18 +10,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from millstream.pipelines.checkpoint import Checkpoint
 from millstream.testing import RedisProcess, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
-ROWS = 1500
+ROWS = 3000 if TRIALS >= 20 else 1500
 SPEC = """\
 apiVersion: millstream/v1
 kind: Pipeline
@@ -107,6 +111,126 @@ def test_killed_at_random_moments(kind: str, tmp_path: Path) -> None:
             lost, doubled = balance(client, streams)
             print(f"LEDGER {kind} {'+'.join(streams)} produced={ROWS} lost={lost} duplicates={doubled}")
             assert (lost, doubled) == (0, 0)
+
+
+# --- with state: which rows went through before the crash is what Spark must remember ---
+
+KILLS = int(os.environ.get("TRIALS", "1"))
+BATCH = 40
+PAIRS = 100 + 60 * KILLS  # about three batches for each kill
+STEP_MS, WINDOW_MS, START_MS = 1000, 10_000, 1_700_000_000_000
+STATEFUL = """\
+apiVersion: millstream/v1
+kind: Pipeline
+metadata: {name: crashing}
+spec:
+  source: {type: redis, config: {uri: "URL", stream: in}}
+  processors: [PROCESSOR]
+  sinks:
+    - {type: redis, config: {id: one, uri: "URL", stream: one}}
+    - {type: redis, config: {id: optional, uri: "URL", stream: optional, required: false}}
+  batch: {max_events: BATCH}
+  checkpoint: {path: CHECKPOINT}
+  spark: {master: "local[2]"}
+"""
+DEDUPLICATE = "{type: deduplicate, keys: [row.n], watermark: 1 day}"
+AGGREGATE = (
+    "{type: aggregate, id: sums, window: 10s, watermark: 1s, group_by: [row.g], "
+    "measures: {n: count, total: sum(row.n)}}"
+)
+Found = Counter[tuple[object, ...]]
+
+
+def event(number: int, at_ms: int) -> dict[str, str]:
+    document = {"op": "c", "ts_ms": at_ms, "after": {"n": number, "g": number % 3}}
+    return {"event": json.dumps(document)}
+
+
+def after(client: redis.Redis, stream: str) -> list[dict[str, Any]]:
+    return [json.loads(fields[b"event"])["after"] for _, fields in client.xrange(stream)]
+
+
+def fill_pairs(client: redis.Redis, dice: random.Random) -> Found:
+    """Every number twice, the second one near the first or far from it; what must come out is each of them once."""
+    order = [*range(PAIRS)]
+    for number in range(PAIRS):
+        order.insert(min(len(order), order.index(number) + dice.choice([1, 5, 60])), number)
+    for place, number in enumerate(order):
+        client.xadd("in", event(number, START_MS + place * STEP_MS))
+    return Counter((number,) for number in range(PAIRS))
+
+
+def fill_windows(client: redis.Redis, dice: random.Random) -> Found:
+    """Numbers in the order of their times; what must come out is every window of every group once, with its sum."""
+    sums: dict[tuple[int, int], list[int]] = {}
+    for number in range(2 * PAIRS):
+        at = START_MS + number * STEP_MS
+        client.xadd("in", event(number, at))
+        sums.setdefault((at - at % WINDOW_MS, number % 3), []).append(number)
+    return Counter((start, group, len(each), float(sum(each))) for (start, group), each in sums.items())
+
+
+def pairs_in(client: redis.Redis, stream: str) -> Found:
+    return Counter((row["n"],) for row in after(client, stream))
+
+
+def windows_in(client: redis.Redis, stream: str) -> Found:
+    rows = [row for row in after(client, stream) if row["window_start"] < START_MS + 2 * PAIRS * STEP_MS]
+    return Counter((row["window_start"], int(row["g"]), row["n"], row["total"]) for row in rows)
+
+
+@pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.parametrize(
+    ("processor", "fill", "found"),
+    [(DEDUPLICATE, fill_pairs, pairs_in), (AGGREGATE, fill_windows, windows_in)],
+    ids=["deduplicate", "aggregate"],
+)
+def test_killed_with_state_in_its_memory(
+    processor: str,
+    fill: Callable[[redis.Redis, random.Random], Found],
+    found: Callable[[redis.Redis, str], Found],
+    tmp_path: Path,
+) -> None:
+    dice = random.Random(f"{SEED}-{processor}")
+    print(f"\nSEED={SEED} KILLS={KILLS} {processor}")
+    with RedisProcess() as server:
+        client = redis.Redis(port=server.port)
+        wanted = fill(client, dice)
+        spec, checkpoint = tmp_path / "crashing.yaml", Checkpoint(tmp_path / "checkpoint")
+        text = STATEFUL.replace("PROCESSOR", processor).replace("URL", server.url).replace("BATCH", str(BATCH))
+        spec.write_text(text.replace("CHECKPOINT", str(checkpoint.path)))
+
+        def committed() -> int:
+            last = checkpoint.last_committed()
+            return -1 if last is None else last
+
+        for trial in range(KILLS):
+            held = committed()
+            running = Running(spec)
+            try:
+                wait_until(
+                    lambda held=held: committed() > held or committed() >= 2 * PAIRS // BATCH,
+                    what="a batch",
+                    timeout_s=120,
+                )
+                time.sleep(dice.uniform(0, 1.5))  # the moment is what this test draws lots for
+            finally:
+                running.kill()
+            print(f"killed {trial + 1} after batch {committed()}, {client.xlen('one')} rows in the stream")
+        # A window closes when a later event has moved the watermark; it leaves with the batch after that.
+        for late in range(1, 4):
+            client.xadd("in", event(0, START_MS + (2 * PAIRS + late * 100) * STEP_MS))
+            Running(spec, "--once").finish(240)
+            if all(found(client, stream) == wanted for stream in ("one", "optional")):
+                break
+        for stream in ("one", "optional"):
+            rows = found(client, stream)
+            lost, doubled = wanted - rows, rows - wanted
+            print(
+                f"LEDGER {processor[7:18]} {stream} wanted={wanted.total()} lost={lost.total()} "
+                f"duplicates={doubled.total()}"
+            )
+            assert (lost, doubled) == (Counter(), Counter())
 
 
 def test_the_ledger_sees_what_it_is_for(tmp_path: Path) -> None:
