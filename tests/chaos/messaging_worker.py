@@ -33,6 +33,7 @@ def die() -> None:
 
 async def main(url: str, topic: str, directory: str, options: dict[str, Any]) -> None:
     ledger = HandlingLedger(directory)
+    ledger.watch_for_stalls(QUICK["claim_min_idle_ms"] / 2000)
     chance = random.Random(os.getpid())
     slow_s = options.pop("slow_s", 0.02)
 

@@ -1,12 +1,14 @@
 """The ledger of handled messages: processes append what they do to files, and a verdict is computed from all of them.
 
 A line that was written survives the process that wrote it. Times are those of the machine's monotonic clock, which all
-processes share. The harness notes what it did to processes (killed, stopped) and to the server (an outage).
+processes share. The harness notes what it did to processes (killed, stopped, resumed) and to the server (an outage);
+a process may note itself that the machine gave it no time (stalled).
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -70,6 +72,27 @@ class HandlingLedger:
         """The harness stopped that process (SIGSTOP); noted before."""
         self._note("stopped", str(pid))
 
+    def resumed(self, pid: int) -> None:
+        """The harness let that process go on (SIGCONT); noted after."""
+        self._note("resumed", str(pid))
+
+    def stalled(self, since: float) -> None:
+        """This process has got no time since then (``time.monotonic()``): as good as stopped."""
+        self._note("stalled", str(since))
+
+    def watch_for_stalls(self, longer_than_s: float) -> None:
+        """From now on, in a thread: notes every stall of this process that is longer than that."""
+
+        def watch() -> None:
+            seen = time.monotonic()
+            while True:
+                time.sleep(longer_than_s / 10)
+                before, seen = seen, time.monotonic()
+                if seen - before > longer_than_s:
+                    self.stalled(before)
+
+        threading.Thread(target=watch, name="stalls", daemon=True).start()
+
     def outage(self) -> None:
         """The server went away, or came back: noted at both ends."""
         self._note("outage", "-")
@@ -100,7 +123,7 @@ class Verdict:
     """``lost``: sent, neither done nor buried. ``invented``: handled, never sent. ``together``: handled by two at the
     same time. ``unexcused``: handled again although the handler before had ended well, and neither its process nor the
     server died in that moment. ``again``: handled more than once, and excused. ``overtaken``: taken over from a process
-    that was stopped, which went on with it when it woke up."""
+    that was stopped or stalled, which went on with it when it woke up."""
 
     sent: int
     starts: int
@@ -123,16 +146,18 @@ class Verdict:
             f"sent {self.sent}, starts {self.starts}, done {self.done}, buried {len(self.buried)}, "
             f"lost {len(self.lost)}, invented {len(self.invented)}, at the same time {len(self.together)}, "
             f"unexcused {len(self.unexcused)}, handled again {len(self.again)}, overtaken {len(self.overtaken)}"
+            + "".join(
+                f"; {what}: {', '.join(sorted(some)[:5])}"
+                for what, some in (("lost", self.lost), ("at the same time", self.together), ("why", self.unexcused))
+                if some
+            )
         )
 
 
 def judge(lines: list[Line]) -> Verdict:
     """Pure: the verdict on a sequence of lines."""
     killed = {int(line.token): line.at for line in lines if line.event == "killed"}
-    stops: dict[int, list[float]] = defaultdict(list)
-    for line in lines:
-        if line.event == "stopped":
-            stops[int(line.token)].append(line.at)
+    pauses = _pauses(lines)
     outages = [line.at for line in lines if line.event == "outage"]
     sent = {line.token for line in lines if line.event == "sent"}
     buried = {line.token for line in lines if line.event == "buried"}
@@ -143,12 +168,12 @@ def judge(lines: list[Line]) -> Verdict:
     overtaken: set[str] = set()
     for token, some in attempts.items():
         for at, one in enumerate(some):
-            frozen = any(one.started <= stop <= one.ended for stop in stops.get(one.pid, []))
+            frozen = any(one.started <= end and start <= one.ended for start, end in pauses.get(one.pid, []))
             for later in some[at + 1 :]:
                 if later.started < one.ended:
                     (overtaken if frozen else together).add(token)
             follows = at + 1 < len(some)
-            if follows and one.how == "done" and not frozen and not _excused(one, killed, stops, outages):
+            if follows and one.how == "done" and not frozen and not _excused(one, killed, pauses, outages):
                 unexcused.add(token)
     return Verdict(
         sent=len(sent),
@@ -162,6 +187,23 @@ def judge(lines: list[Line]) -> Verdict:
         again={token: count for token, count in done.items() if count > 1},
         overtaken=frozenset(overtaken),
     )
+
+
+Pauses = dict[int, list[tuple[float, float]]]
+"""By process: from when to when it did not run."""
+
+
+def _pauses(lines: list[Line]) -> Pauses:
+    pauses: Pauses = defaultdict(list)
+    for line in lines:
+        if line.event == "stopped":
+            pauses[int(line.token)].append((line.at, FOR_EVER))
+        elif line.event == "resumed":
+            start, _ = pauses[int(line.token)].pop()
+            pauses[int(line.token)].append((start, line.at))
+        elif line.event == "stalled":
+            pauses[line.pid].insert(0, (float(line.token), line.at))
+    return pauses
 
 
 def _attempts(lines: list[Line], killed: dict[int, float]) -> dict[str, list[Attempt]]:
@@ -179,9 +221,9 @@ def _attempts(lines: list[Line], killed: dict[int, float]) -> dict[str, list[Att
     return {token: sorted(some, key=lambda one: one.started) for token, some in attempts.items()}
 
 
-def _excused(one: Attempt, killed: dict[int, float], stops: dict[int, list[float]], outages: list[float]) -> bool:
-    """Whether the acknowledgement may have been cut off: by the death, by a stop, or by an outage."""
-    ends = [*stops.get(one.pid, []), *([killed[one.pid]] if one.pid in killed else [])]
+def _excused(one: Attempt, killed: dict[int, float], pauses: Pauses, outages: list[float]) -> bool:
+    """Whether the acknowledgement may have been cut off: by the death, by a pause, or by an outage."""
+    ends = [*(start for start, _ in pauses.get(one.pid, [])), *([killed[one.pid]] if one.pid in killed else [])]
     if any(0 <= end - one.ended <= MOMENT_S for end in ends):
         return True
     return any(abs(outage - one.ended) <= MOMENT_S for outage in outages) or any(

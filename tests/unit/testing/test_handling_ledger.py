@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from millstream.testing import wait_until
 from millstream.testing.handling_ledger import HandlingLedger, Line, Verdict, judge
 
 
@@ -85,6 +91,46 @@ def test_a_stopped_process_is_overtaken() -> None:
     )
     assert found.kept
     assert found.overtaken == {"a"}
+
+
+def test_what_was_started_between_the_note_and_the_stop_is_overtaken_too() -> None:
+    rest = ((1.6, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"), (5, 2, "done", "a"))
+    assert verdict(SENT, (1.5, 1, "stopped", "2"), (4.5, 1, "resumed", "2"), *rest).overtaken == {"a"}
+    assert verdict(SENT, (1.2, 1, "stopped", "2"), (1.5, 1, "resumed", "2"), *rest).together == {"a"}
+
+
+def test_a_stalled_process_is_overtaken() -> None:
+    rest = ((1, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"), (5, 2, "done", "a"))
+    assert verdict(SENT, (4.5, 2, "stalled", "1.5"), *rest).overtaken == {"a"}
+    assert verdict(SENT, (0.9, 2, "stalled", "0.1"), *rest).together == {"a"}
+    assert verdict(SENT, (4.5, 3, "stalled", "1.5"), *rest).together == {"a"}, "the other one's stall is no excuse"
+
+
+def test_a_process_notes_its_own_stalls(tmp_path: Path) -> None:
+    worker = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            "import sys; from millstream.testing import HandlingLedger; ledger = HandlingLedger(sys.argv[1]);"
+            "ledger.watch_for_stalls(0.2); ledger.sent('ready'); sys.stdin.read()",
+            str(tmp_path),
+        ],
+        stdin=subprocess.PIPE,
+    )
+    ledger = HandlingLedger(tmp_path)
+
+    def noted(event: str) -> bool:
+        return any(line.event == event for line in ledger.lines())
+
+    try:
+        wait_until(lambda: noted("sent"))
+        worker.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+        time.sleep(0.4)  # the stall itself
+        worker.send_signal(signal.SIGCONT)
+        wait_until(lambda: noted("stalled"))
+    finally:
+        worker.kill()
+        worker.communicate()
 
 
 def test_done_a_moment_before_the_stop_may_come_again() -> None:
