@@ -82,15 +82,20 @@ def test_millstream_serve(tmp_path):
         check(server.url, run([sys.executable, str(APP), asked(server.url, tmp_path, master="local[2]")], tmp_path))
 
 
-def test_spark_4_2(redis_url, tmp_path):
-    python = ROOT / ".venv-spark42" / "bin" / "python"
+def spark_42() -> str:
+    """The interpreter that has PySpark 4.2."""
     if not (ROOT / ".venv-spark42" / "ready").exists():
         if os.environ.get("CI"):
             pytest.fail("Spark 4.2 is missing: run scripts/spark42.sh, as `make test` does")
         pytest.skip("Spark 4.2 is not installed: run scripts/spark42.sh")
+    return str(ROOT / ".venv-spark42" / "bin" / "python")
+
+
+def test_spark_4_2(redis_url, tmp_path):
+    python = spark_42()
     fill(redis_url)
-    names = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
-    said = run([str(python), str(APP), asked(redis_url, tmp_path, master="local[2]")], tmp_path, **names)
+    names = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    said = run([python, str(APP), asked(redis_url, tmp_path, master="local[2]")], tmp_path, **names)
     assert check(redis_url, said)["version"].startswith("4.2.")
 
 

@@ -17,9 +17,10 @@ import redis
 from running import numbers
 
 from millstream.testing import RedisProcess, free_port, wait_until
+from millstream.testing.serving import ServeProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_places import cluster  # noqa: F401  # the connector's own cluster, as a fixture
+from test_places import PATHS, cluster, spark_42  # noqa: F401  # the connector's own cluster, as a fixture
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -43,12 +44,12 @@ spec:
 
 
 class Command:
-    def __init__(self, where: Path, *words: str, **environment: str) -> None:
+    def __init__(self, where: Path, *words: str, python: str = sys.executable, **environment: str) -> None:
         self.log = where / "command.log"
         path = os.pathsep.join(filter(None, sys.path))
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "millstream", "pipeline", *words],
+                [python, "-m", "millstream", "pipeline", *words],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -143,6 +144,41 @@ def test_a_password_is_in_no_log_and_in_no_file(commands: Any, tmp_path: Path) -
         kept = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
         assert kept
         assert not [path for path in kept if b"s3cret-word" in path.read_bytes()]
+
+
+def test_our_own_server_in_the_place_of_redis(commands: Any, tmp_path: Path) -> None:
+    """Source, sink, group and dead letters on ``millstream serve``; restarted, it adds nothing."""
+    with ServeProcess() as server:
+        client = redis.Redis(port=server.port)
+        for number in range(200):
+            client.xadd("in", {"event": json.dumps({"n": number}) if number else "no JSON"})
+        source = 'source: {type: redis, config: {uri: "${REDIS_URI}", stream: in}}'
+        file = Path(spec(tmp_path))
+        file.write_text(file.read_text().replace("source: {type: generator, config: {rows: 200}}", source))
+        for _ in range(2):
+            command = commands("run", str(file), "--once", "--http-port", "0", REDIS_URI=server.url)
+            assert command.wait() == 0, command.log.read_text()[-2000:]
+        found = [json.loads(fields[b"event"])["after"]["n"] for _, fields in client.xrange("out")]
+        assert sorted(found) == list(range(1, 200))
+        assert client.xlen("orders.dlq") == 1
+        [group] = client.xinfo_groups("in")
+        assert (group["name"], group["lag"]) == (b"orders", 0)
+
+
+def test_spark_4_2_runs_pipelines(commands: Any, redis_server: RedisProcess, tmp_path: Path) -> None:
+    python = spark_42()
+    query = "SELECT id, op, `table`, ts_ms, version() AS spark FROM events"
+    file = Path(spec(tmp_path))
+    stages = [{"type": "mask", "fields": {"email": "hash"}}, {"type": "deduplicate"}, {"type": "sql", "query": query}]
+    file.write_text(file.read_text().replace("  sinks:\n", f"  processors: {json.dumps(stages)}\n  sinks:\n"))
+    names = {"PYTHONPATH": PATHS, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    words = ("run", str(file), "--once", "--http-port", "0")
+    command = commands(*words, python=python, REDIS_URI=redis_server.url, **names)
+    assert command.wait(200) == 0, command.log.read_text()[-2000:]
+    client = redis.Redis(port=redis_server.port)
+    assert sorted(numbers(client)) == list(range(200))
+    versions = {json.loads(fields[b"event"])["after"]["spark"][:4] for _, fields in client.xrange("out")}
+    assert versions == {"4.2."}
 
 
 def test_the_same_pipeline_on_a_cluster_of_two_workers(
