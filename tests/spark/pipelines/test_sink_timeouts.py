@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,23 @@ def test_a_silent_connection_is_replaced_within_the_batch_s_time(
         assert values(facts, "pipeline.sink_error", "error") == []
         client = redis.Redis(port=server.port, password="word")
         assert sorted(numbers(client, "silent-stream")) == list(range(300))
+
+
+def test_dead_letters_are_counted_whatever_a_failed_attempt_has_seen(
+    spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    """One task is done and the other fails, with the batch's bad events: the next attempt must find them all."""
+    client = redis.Redis(port=redis_server.port)
+    for number in range(20):
+        text = json.dumps({"k": "a" if number < 10 else "b"})
+        client.xadd("in", {"event": "no JSON" if number % 10 > 5 and number > 10 else text})
+    source = {"type": "redis", "config": {"uri": redis_server.url, "stream": "in", "partitions": 2}}
+    with StallingProxy(redis_server.port, b"silent-b", times=8) as proxy:
+        sink = redis_sink(f"redis://127.0.0.1:{proxy.port}", stream="silent-${row.k}")
+        made = pipeline(tmp_path, source=source, sinks=[sink], dlq={"uri": redis_server.url})
+        facts = run_once(spark, made)
+    assert values(facts, "pipeline.sink_error", "attempt") != [], "the first attempt was to fail"
+    assert (client.xlen("silent-a"), client.xlen("silent-b")) == (10, 6)
+    assert client.xlen("orders.dlq") == 4
+    assert values(facts, "pipeline.batch", "events") == [20]
+    assert values(facts, "pipeline.sink", "rows") == [16]
