@@ -20,6 +20,15 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from millstream import open_blocking_broker
+from millstream.spark.source import RedisStreamsSource
+from millstream.spark.writer import RedisStreamsWriter
+from millstream.testing import wait_until
+
+GROUP = "DRIVER_GROUP"
+"""Names the driver's process group to the processes that Spark starts, which have groups of their own."""
 
 
 def session(asked: dict[str, Any]) -> SparkSession:
@@ -41,7 +50,8 @@ def copy(asked: dict[str, Any]) -> None:
     """Copies a stream to another; runs until it is killed, or ends by itself with ``available_now``."""
     spark = session(asked)
     rows = spark.readStream.format("redis_streams").option("url", asked["url"]).options(**asked["source"]).load()
-    writer = rows.writeStream.format("redis_streams").option("url", asked["url"]).options(**asked["sink"])
+    writer = rows.writeStream.format(asked.get("format", "redis_streams"))
+    writer = writer.option("url", asked["url"]).options(**asked["sink"])
     writer = writer.option("checkpointLocation", asked["checkpoint"])
     query = (writer.trigger(availableNow=True) if asked.get("available_now") else writer).start()
     print("started", flush=True)
@@ -49,33 +59,83 @@ def copy(asked: dict[str, Any]) -> None:
     print("finished", flush=True)
 
 
+class DyingSink(RedisStreamsSource):
+    """The sink, but when a batch's tasks have written all rows, the driver dies before Spark can note it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dying"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RedisStreamsWriter:
+        made = super().streamWriter(schema, overwrite)
+
+        def die(messages: Any, batchId: int) -> None:
+            if batchId == 1:
+                os.killpg(int(os.environ[GROUP]), signal.SIGKILL)
+
+        made.commit = die  # type: ignore[method-assign]  # one method of one instance is all that is planted
+        return made
+
+
+def dying(asked: dict[str, Any]) -> None:
+    """``copy`` that is killed between the sink's write and Spark's commit of batch 1."""
+    os.environ[GROUP] = str(os.getpgrp())
+    session(asked).dataSource.register(DyingSink)
+    copy({**asked, "format": "dying"})
+
+
+def wait_for(url: str, stream: str, event: bytes) -> None:
+    """Returns when the stream holds the event."""
+    after = "-"
+
+    def seen() -> bool:
+        nonlocal after
+        page = broker.xrange(stream, after, "+", count=500)
+        if page:
+            after = f"({page[-1].id}"
+        return any(entry.fields[b"event"] == event for entry in page)
+
+    with open_blocking_broker(url) as broker:
+        wait_until(seen, what="a row to be written", timeout_s=60)
+
+
 def flaky(asked: dict[str, Any]) -> None:
     """A batch write whose tasks fail at random places of their first attempts, after some rows were written."""
     spark = session(asked)
-    seed = asked["seed"]
+    seed, url, stream = asked["seed"], asked["url"], asked["sink"]["stream"]
 
     def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None
         chance = random.Random(f"{seed}-{task.partitionId()}-{task.attemptNumber()}")
-        for batch in batches:
+        last = chance.randrange(8, 20)
+        for at, batch in enumerate(batches):
+            if at == 0:
+                first = batch.column(0)[0].as_py().encode()
             yield batch
-            if task.attemptNumber() < 2 and chance.random() < 0.5:
+            if task.attemptNumber() < 2 and at == last:
+                # Rows lie in buffers on their way to the sink: a task that failed now might have written none.
+                wait_for(url, stream, first)
                 raise RuntimeError("planted")
 
     _write(_numbers(spark, asked).mapInArrow(fail, "value STRING"), asked)
 
 
-def speculative(asked: dict[str, Any]) -> None:
-    """A batch write in which one attempt hangs in the middle until a rival has written all of its rows."""
+def rivals(asked: dict[str, Any]) -> None:
+    """Two attempts of one write at the same time: the one that hangs in the middle until the other has written all.
+
+    Spark's own speculation starts no second attempt on the host of the first, so never on one machine.
+    """
     spark = session(asked)
+    url, stream, hangs = asked["url"], asked["sink"]["stream"], asked["hangs"]
+    last = f"{asked['rows'] // 4 - 1:01000d}".encode()
 
     def hang(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None
         for at, batch in enumerate(batches):
-            if at == 2 and task.partitionId() == 0 and task.attemptNumber() == 0:
-                time.sleep(5)
+            if at == 12 and task.partitionId() == 0 and hangs:
+                wait_for(url, stream, last)
             yield batch
 
     _write(_numbers(spark, asked).mapInArrow(hang, "value STRING"), asked)
@@ -92,9 +152,12 @@ def worker_killed(asked: dict[str, Any]) -> None:
         import psutil
 
         while not done.wait(chance.uniform(0.3, 0.8)) and len(kills) < 3:
-            java = [child for child in psutil.Process().children() if "java" in child.name()]
-            daemons = [d for one in java for d in one.children() if "pyspark.worker" in " ".join(d.cmdline())]
-            found = [worker for daemon in daemons for worker in daemon.children()]
+            try:
+                java = [child for child in psutil.Process().children() if "java" in child.name()]
+                daemons = [d for one in java for d in one.children() if "pyspark.worker" in " ".join(d.cmdline())]
+                found = [worker for daemon in daemons for worker in daemon.children()]
+            except psutil.Error:
+                continue  # one of them ended while it was looked at
             if found:
                 victim = chance.choice(found)
                 os.kill(victim.pid, signal.SIGKILL)
@@ -102,7 +165,7 @@ def worker_killed(asked: dict[str, Any]) -> None:
 
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            time.sleep(0.03)
+            time.sleep(0.1)
             yield batch
 
     thread = threading.Thread(target=kill)
@@ -116,8 +179,9 @@ def worker_killed(asked: dict[str, Any]) -> None:
 
 
 def _numbers(spark: SparkSession, asked: dict[str, Any]) -> DataFrame:
+    """Wide rows in small batches: what fits into the buffers on the way would reach the sink only at the end."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
-    return spark.range(0, asked["rows"], 1, 4).selectExpr("cast(id AS STRING) AS value")
+    return spark.range(0, asked["rows"], 1, 4).selectExpr("lpad(cast(id AS STRING), 1000, '0') AS value")
 
 
 def _write(rows: DataFrame, asked: dict[str, Any]) -> None:
@@ -126,6 +190,5 @@ def _write(rows: DataFrame, asked: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    {"copy": copy, "flaky": flaky, "speculative": speculative, "worker_killed": worker_killed}[sys.argv[1]](
-        json.loads(sys.argv[2])
-    )
+    commands = {each.__name__: each for each in (copy, dying, flaky, rivals, worker_killed)}
+    commands[sys.argv[1]](json.loads(sys.argv[2]))

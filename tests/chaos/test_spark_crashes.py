@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from millstream import open_blocking_broker
-from millstream.testing import RedisProcess, wait_until
+from millstream.testing import DeliveryLedger, RedisProcess, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -79,10 +78,13 @@ def fill(url: str, count: int = ROWS) -> None:
 
 def balance(url: str, count: int = ROWS) -> tuple[int, int]:
     """Rows lost, and rows too many."""
+    ledger = DeliveryLedger()
+    ledger.sending(*range(count))
+    ledger.confirmed(*range(count))
     with open_blocking_broker(url) as broker:
-        seen = Counter(int(entry.fields[b"event"]) for entry in broker.xrange("out"))
-    lost = count - len(seen)
-    return lost, sum(seen.values()) - len(seen)
+        found = ledger.balance(int(entry.fields[b"event"]) for entry in broker.xrange("out"))
+    assert not found.invented
+    return len(found.lost), sum(found.duplicated.values()) - len(found.duplicated)
 
 
 def length(url: str) -> int:
@@ -105,6 +107,20 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(trial: int,
     last = {**asked, "source": partitions, "available_now": True}
     drivers("copy", **last, sink={"stream": "out", "chunkRows": str(chance.choice([3, 1000]))}).finish()
     assert balance(redis_url) == (0, 0), f"(lost, doubled), SEED={SEED} trial={trial}"
+
+
+@pytest.mark.parametrize(("delivery", "doubled"), [("exactly_once", 0), ("at_least_once", 500)])
+def test_a_driver_killed_between_the_sinks_write_and_sparks_commit(delivery, doubled, redis_url, drivers, tmp_path):
+    """At least once, the same kill doubles the batch: so it hits, and the count would see it."""
+    fill(redis_url, 1500)
+    asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "checkpoint")}
+    asked["sink"] = {"stream": "out", "delivery": delivery}
+    driver = drivers("dying", **asked)
+    assert driver.process.wait(120) == -signal.SIGKILL
+    assert length(redis_url) == 1000
+    assert not (tmp_path / "checkpoint" / "commits" / "1").exists()
+    drivers("copy", **asked, available_now=True).finish()
+    assert balance(redis_url, 1500) == (0, doubled)
 
 
 def test_two_drivers_on_one_checkpoint(redis_url, drivers, tmp_path):
@@ -134,27 +150,30 @@ def test_redis_killed_and_restarted_while_a_query_runs(drivers, tmp_path):
         assert balance(server.url) == (0, 0), f"(lost, doubled), SEED={SEED}"
 
 
-@pytest.mark.parametrize("fault", ["flaky", "speculative", "worker_killed"])
-def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redis_url, drivers):
+def with_fault(drivers: Any, url: str, fault: str, **sink: str) -> tuple[str, tuple[int, int]]:
+    """What the driver said, and (lost, doubled)."""
     print(f"SEED={SEED}")
-    speculation = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "50ms",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.25",
-        "spark.speculation.minTaskRuntime": "200ms",
-    }
-    asked: dict[str, Any] = {
-        "url": redis_url,
-        "rows": 20_000,
-        "seed": SEED,
-        "sink": {"stream": "out", "chunkRows": "90"},
-    }
-    if fault == "speculative":
-        asked |= {"spark": speculation, "master": "local[4,4]"}
-    if fault == "worker_killed":
-        asked |= {"master": "local[2,8]"}
-    said = drivers(fault, **asked).finish()
-    assert balance(redis_url, 20_000) == (0, 0), f"(lost, doubled), SEED={SEED}"
+    asked: dict[str, Any] = {"url": url, "rows": 20_000, "seed": SEED, "master": "local[2,8]"}
+    asked["sink"] = {"stream": "out", "chunkRows": "90", **sink}
+    if fault == "rivals":
+        rival = drivers(fault, **asked, hangs=True)
+        drivers(fault, **asked, hangs=False).finish()
+        said = rival.finish()
+    else:
+        said = drivers(fault, **asked).finish()
+    return said, balance(url, 20_000)
+
+
+@pytest.mark.parametrize("fault", ["flaky", "rivals", "worker_killed"])
+def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redis_url, drivers):
+    said, found = with_fault(drivers, redis_url, fault, txnAppId="job", txnVersion="1")
+    assert found == (0, 0), f"(lost, doubled), SEED={SEED}"
     if fault == "worker_killed":
         assert "killed 0" not in said
+
+
+@pytest.mark.parametrize("fault", ["flaky", "rivals"])
+def test_the_same_faults_double_rows_where_no_marker_is_and_the_count_sees_it(fault: str, redis_url, drivers):
+    _, (lost, doubled) = with_fault(drivers, redis_url, fault, delivery="at_least_once")
+    assert lost == 0
+    assert doubled > 0
