@@ -20,9 +20,10 @@ import redis
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.testing import RedisProcess, wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
-
 TRIALS = int(os.environ.get("TRIALS", "2"))
+
+pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(600 + 60 * TRIALS)]
+
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
 ROWS = 3000 if TRIALS >= 20 else 1500
 SPEC = """\
