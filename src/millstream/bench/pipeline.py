@@ -21,7 +21,7 @@ from millstream.testing import RedisProcess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS = 1_000_000
+ROWS = 3_000_000
 BATCH = 500_000
 _runs = itertools.count()
 

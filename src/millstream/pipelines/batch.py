@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from millstream.pipelines.backoff import short
 from millstream.pipelines.dead_letters import DeadLetterWriter
@@ -21,7 +22,7 @@ from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
 from millstream.pipelines.sinks.sink import text_bytes
-from millstream.pipelines.stages import inside_the_batch
+from millstream.pipelines.stages import TIME, inside_the_batch, rows_and_times
 from millstream.pipelines.surroundings import Surroundings
 
 if TYPE_CHECKING:
@@ -34,35 +35,30 @@ class BatchRunner:
     def __init__(self, plan: Plan, around: Surroundings) -> None:
         self._plan = plan
         self._around = around
+        self._again = False  # whether something in the batch at hand took more than one attempt
         self._processed = bool(plan.streaming or plan.per_batch)
         self._persistence = Persistence(plan, around)
         self._dead = DeadLetterWriter(plan, around.addresses, around.observer)
 
     def run(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()
-        events = inside_the_batch(frame, self._plan, batch_id)
-        facts = self._simply(events, batch_id) if self._simple() else self._fully(events, batch_id)
+        facts = self._simply(frame, batch_id) if self._plan.simple else self._fully(frame, batch_id)
         now = self._around.clock.now_ms()
         ages = {f"{which}_age_ms": now - facts[which] for which in ("oldest", "newest") if facts[which] is not None}
         numbers = {"events": facts["events"], "failed": facts["failed"], "s": time.monotonic() - began}
         self._tell("pipeline.batch", batch=batch_id, **numbers, **ages)
 
-    def _simple(self) -> bool:
-        """One sink that reads to the end, and nothing that can fail: then the sink's own pass can count everything."""
-        sinks = self._plan.pipeline.spec.sinks
-        if self._plan.failures or len(self._plan.gating) != 1 or self._plan.optional:
-            return False
-        sink = sinks[0]
-        return not sink.looks and sink.filter is None and sink.misses(self._plan.pipeline.tenant) is None
-
-    def _simply(self, events: DataFrame, batch_id: int) -> dict[str, Any]:
-        found = self._write(self._plan.gating[0], events, batch_id, {"oldest": "min", "newest": "max"})
+    def _simply(self, frame: DataFrame, batch_id: int) -> dict[str, Any]:
+        plan = self._plan
+        rows = frame if plan.straight else rows_and_times(inside_the_batch(frame, plan, batch_id), plan)
+        found = self._write(plan.gating[0], rows, batch_id)
         return {"events": found["rows"], "failed": 0, "oldest": found["oldest"], "newest": found["newest"]}
 
-    def _fully(self, events: DataFrame, batch_id: int) -> dict[str, Any]:
+    def _fully(self, frame: DataFrame, batch_id: int) -> dict[str, Any]:
         from pyspark import StorageLevel
         from pyspark.sql import Observation
 
+        events = inside_the_batch(frame, self._plan, batch_id)
         seen = Observation(f"events-{batch_id}-{id(events)}")
         events = events.observe(seen, *self._measured())
         partly = any(sink.looks for sink in self._plan.pipeline.spec.sinks)
@@ -71,18 +67,26 @@ class BatchRunner:
             # Computed once, whoever asks first; a partition that does not fit in memory goes to disk.
             events = events.persist(StorageLevel.MEMORY_AND_DISK)
         try:
+            self._again = False
             if shared and (partly or self._processed):
                 # A sink that looks at some rows only would leave the others unseen, dead letters too. And a step of
                 # its own is the one place where the time of the processors can be told from that of the sinks.
                 self._compute(events, batch_id)
             self._to_sinks(events, batch_id)
-            facts: dict[str, Any] = seen.get
+            # Spark reports what it observed when a job has failed, too: then some tasks' rows are missing in it, and
+            # dead letters that nobody counted would never be buried.
+            facts = self._counted(events) if self._again else seen.get
             if facts["failed"]:
                 self._bury(events, batch_id, int(facts["failed"]))
         finally:
             if shared:
                 events.unpersist()
         return facts
+
+    def _counted(self, events: DataFrame) -> dict[str, Any]:
+        [row] = events.agg(*self._measured()).collect()
+        found: dict[str, Any] = row.asDict()
+        return found
 
     def _compute(self, events: DataFrame, batch_id: int) -> None:
         """Reads and processes the batch, and keeps it. Where that fails and may yet succeed, the sinks' attempts, which
@@ -93,6 +97,7 @@ class BatchRunner:
         except Exception as error:
             self._persistence.refuse_processors_fault(error, sink_involved=False)
             log.warning("batch %d could not be computed: %s; the sinks' attempts try again", batch_id, short(error))
+            self._again = True
             return
         if self._processed:
             self._tell("pipeline.processors", batch=batch_id, step="compute", s=time.monotonic() - began)
@@ -123,37 +128,38 @@ class BatchRunner:
         from pyspark.sql import functions as F
 
         fine = events.where(F.col("error").isNull()) if self._plan.failures else events
-        work: list[Callable[[], object]] = [partial(self._write, sink, fine, batch_id) for sink in self._plan.gating]
+        work: list[Callable[[], object]] = [
+            partial(self._prepare_and_write, sink, fine, batch_id) for sink in self._plan.gating
+        ]
         work += [partial(self._spool, sink, fine, batch_id) for sink in self._plan.optional]
         side_by_side(events.sparkSession, work)
 
-    def _write(
-        self, sink: Sink, fine: DataFrame, batch_id: int, times: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
+    def _prepare_and_write(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
+        self._write(sink, sink.prepare(fine, self._plan.pipeline.tenant), batch_id)
+
+    def _write(self, sink: Sink, rows: DataFrame, batch_id: int) -> dict[str, Any]:
         """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted.
 
-        Counted in the pass that writes. ``times`` asks for the least and greatest of the events' times as well.
+        Counted in the pass that writes; so are the least and the greatest time, where the rows come with times.
         """
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
 
         name = config_of(sink).id
-        seen = Observation(f"{name}-{batch_id}-{id(fine)}")
-        plain = sink.prepare(fine, self._plan.pipeline.tenant)
-        rows = sink.prepare(fine, self._plan.pipeline.tenant, ("ts_ms",)) if times else plain
         measured = [F.count(F.lit(1)).alias("rows"), text_bytes(rows).alias("bytes")]
-        measured += [getattr(F, how)("ts_ms").alias(what) for what, how in (times or {}).items()]
-        rows = rows.observe(seen, *measured)
-        rows = rows.select(*plain.columns)
+        if TIME in rows.columns:
+            measured += [F.min(TIME).alias("oldest"), F.max(TIME).alias("newest")]
         began = last = time.monotonic()
+        seen = Observation()
         write = Write(self._around.application, batch_id, name, self._plan.delivery, self._around.addresses)
 
         def attempt() -> None:
-            nonlocal last
-            last = time.monotonic()
-            sink.write(rows, write)
+            nonlocal last, seen
+            last, seen = time.monotonic(), Observation(f"{name}-{batch_id}-{uuid4().hex}")
+            sink.write(rows.observe(seen, *measured).drop(TIME), write)
 
-        self._persistence.until_taken(name, sink.probe, attempt)
+        if self._persistence.until_taken(name, sink.probe, attempt) > 1:
+            self._again = True
         if self._processed and self._plan.consumers == 1 and not sink.looks:
             # Spark runs processors and sink as one: no clock can tell them apart.
             self._tell("pipeline.processors", batch=batch_id, step="compute_and_write", s=time.monotonic() - last)

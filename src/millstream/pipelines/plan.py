@@ -51,6 +51,20 @@ class Plan:
     failures: bool
 
     @property
+    def simple(self) -> bool:
+        """One sink that reads to the end, and nothing that can fail: then the sink's own pass can count everything."""
+        if self.failures or len(self.gating) != 1 or self.optional:
+            return False
+        sink = self.gating[0]
+        return not sink.looks and sink.filter is None and sink.misses(self.pipeline.tenant) is None
+
+    @property
+    def straight(self) -> bool:
+        """Simple, and nothing happens inside the batch: then the streaming query makes the sink's rows. Spark cuts a
+        query in two where a batch begins; before the cut it knows which columns are constant."""
+        return self.simple and not self.per_batch and self.numbering == "none"
+
+    @property
     def consumers(self) -> int:
         return len(self.gating) + len(self.optional)
 

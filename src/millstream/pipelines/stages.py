@@ -14,6 +14,9 @@ from millstream.pipelines.processors import Stage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+TIME = "_event_ts_ms"
+"""The column beside a sink's rows that holds the event's time; no sink writes it."""
+
 
 def before_the_batch(events: DataFrame, plan: Plan) -> DataFrame:
     """The source's events through stateless and stateful processors, with one watermark for all of them."""
@@ -24,7 +27,15 @@ def before_the_batch(events: DataFrame, plan: Plan) -> DataFrame:
         when = F.when(F.col("error").isNull(), F.timestamp_millis("ts_ms"))
         timed = events.withColumn("event_time", F.coalesce(when, F.current_timestamp()))
         events = timed.withWatermark("event_time", f"{plan.watermark_ms} milliseconds")
-    return apply(events, plan.streaming, plan, batch_id=-1, failures=plan.pipeline.spec.source.can_fail())
+    events = apply(events, plan.streaming, plan, batch_id=-1, failures=plan.pipeline.spec.source.can_fail())
+    return rows_and_times(events, plan) if plan.straight else events
+
+
+def rows_and_times(events: DataFrame, plan: Plan) -> DataFrame:
+    """What a simple plan's one sink writes, with the events' times beside it."""
+    from pyspark.sql import functions as F
+
+    return plan.gating[0].prepare(events, plan.pipeline.tenant, (F.col("ts_ms").alias(TIME),))
 
 
 def inside_the_batch(frame: DataFrame, plan: Plan, batch_id: int) -> DataFrame:

@@ -53,10 +53,10 @@ def number(column: Column) -> Column:
 
 
 def members(*pairs: tuple[str, Column]) -> Column:
-    """A JSON object from optional texts: a null leaves its member out."""
+    """A JSON object from columns that are JSON text already: a null leaves its member out."""
     from pyspark.sql import functions as F
 
-    shown = [F.coalesce(F.concat(F.lit(f',"{name}":'), quoted(text)), F.lit("")) for name, text in pairs]
+    shown = [F.coalesce(F.concat(F.lit(f',"{name}":'), text), F.lit("")) for name, text in pairs]
     # Whichever member comes first brings a comma that nobody needs.
     return F.concat(F.lit("{"), F.substring(F.concat(*shown), F.lit(2), F.lit(2**31 - 1)), F.lit("}"))
 

@@ -16,7 +16,7 @@ class Native(Envelope):
     def column(self) -> Column:
         from pyspark.sql import functions as F
 
-        source = members(*((name, F.col(name)) for name in ("name", "db", "schema", "table")))
+        source = members(*((name, quoted(F.col(name))) for name in ("name", "db", "schema", "table")))
         return json_object(
             id=quoted(F.col("id")),
             op=or_null(plain(F.col("op"))),

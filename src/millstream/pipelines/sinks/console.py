@@ -12,7 +12,7 @@ from millstream.pipelines.envelopes import AnyEnvelope, Native
 from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 class ConsoleConfig(SinkConfig):
@@ -28,7 +28,7 @@ class ConsoleSink(Sink):
     type: Literal["console"]
     config: ConsoleConfig
 
-    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         return self.matching(events, tenant).select(self.config.envelope.column().alias("event"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:

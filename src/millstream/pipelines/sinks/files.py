@@ -15,7 +15,7 @@ from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import NonEmpty, Text
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 EVENT_COLUMNS = ("id", "key", "name", "db", "schema", "table", "op", "before", "after", "ts_ms")
 
@@ -31,10 +31,10 @@ class FilesSink(Sink):
     type: Literal["files"]
     config: FilesSinkConfig
 
-    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         rows = self.matching(events, tenant)
         if self.config.format == "parquet":
-            return rows.select(*dict.fromkeys([*EVENT_COLUMNS, *keep]))
+            return rows.select(*EVENT_COLUMNS, *keep)
         return rows.select(self.config.envelope.column().alias("value"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from millstream.errors import InvalidArgument
 from millstream.model import Durability
 from millstream.pipelines.envelopes import AnyEnvelope, Native
-from millstream.pipelines.envelopes.envelope import members
+from millstream.pipelines.envelopes.envelope import members, plain, quoted
 from millstream.pipelines.events import fail_where
 from millstream.pipelines.sinks.sink import Delivered, Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText
@@ -57,7 +57,7 @@ class RedisSink(Sink):
     type: Literal["redis"]
     config: RedisSinkConfig
 
-    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         stream = self._stream(tenant)
         rows = self.matching(events, tenant)
         columns = [
@@ -127,11 +127,12 @@ class RedisSink(Sink):
         from pyspark.sql import functions as F
 
         own = [
-            (name, Template.parse(text).column(strict=False, tenant=tenant))
+            (name, quoted(Template.parse(text).column(strict=False, tenant=tenant)))
             for name, text in self.config.headers.items()
         ]
         content = self.config.envelope.content_type
-        return members(("content-type", F.lit(content)), ("table", F.col("table")), ("op", F.col("op")), *own)
+        table, op = quoted(F.col("table")), plain(F.col("op"))
+        return members(("content-type", plain(F.lit(content))), ("table", table), ("op", op), *own)
 
     def _options(self, write: Write) -> dict[str, str]:
         c = self.config

@@ -70,8 +70,8 @@ class Sink(Part):
     looks: ClassVar[bool] = False
     filter: Match | None = None
 
-    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
-        """The events, none of which failed, as the rows that this sink writes; ``keep`` names columns of the event to
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
+        """The events, none of which failed, as the rows that this sink writes; ``keep`` are columns of the event to
         leave beside them."""
         raise AssertionError("every sink has its own")
 

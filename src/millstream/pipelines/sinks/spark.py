@@ -16,7 +16,7 @@ from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import NonEmpty, Text
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 class SparkSinkConfig(SinkConfig):
@@ -33,13 +33,13 @@ class SparkSink(Sink):
     type: Literal["spark"]
     config: SparkSinkConfig
 
-    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[str] = ()) -> DataFrame:
+    def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         from pyspark.sql import functions as F
 
         rows = self.matching(events, tenant)
         envelope = self.config.envelope or (Native() if self.config.format == "kafka" else None)
         if envelope is None:
-            return rows.select(*dict.fromkeys([*EVENT_COLUMNS, *keep]))
+            return rows.select(*EVENT_COLUMNS, *keep)
         return rows.select(F.col("key"), envelope.column().alias("value"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
