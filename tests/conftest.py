@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from millstream import Broker, open_blocking_broker, open_broker
 from millstream.testing import ClusterSetup, RedisProcess, SentinelSetup, ServedBroker, redis_server_installed
@@ -13,16 +15,28 @@ from millstream.testing import ClusterSetup, RedisProcess, SentinelSetup, Served
 pytest.register_assert_rewrite("millstream.testing.conformance")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# A JVM that lives for seconds spends half of them on compiling what it will not run again. Nobody's own choice is lost.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """For `make test`, which has two processes: one Spark session is enough, so everything of Spark is one piece of
-    work, and the first; of the rest each file is one."""
-    items.sort(key=lambda item: not of_spark(item))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if of_spark(item) else str(item.path)))
+    work; of the rest each file is one."""
+    return PiecesOfWork(config, log)
 
 
-def of_spark(item: pytest.Item) -> bool:
-    return item.nodeid.startswith("tests/spark/")
+class PiecesOfWork(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+
+
+SPARK = "tests/spark/"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest piece of work first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
 
 
 def need_redis_server() -> None:
