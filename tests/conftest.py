@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +37,14 @@ SPARK = "tests/spark/"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest piece of work first."""
     items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test printed and logged may hold half a character; a report with it could not travel between processes."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 def need_redis_server() -> None:

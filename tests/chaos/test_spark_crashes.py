@@ -19,7 +19,7 @@ from millstream.testing import DeliveryLedger, RedisProcess, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
-TRIALS = int(os.environ.get("TRIALS", "2"))
+TRIALS = int(os.environ.get("TRIALS", "1"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
 DRIVER = Path(__file__).with_name("spark_driver.py")
 ROWS = 4000
@@ -172,6 +172,7 @@ def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redi
         assert "killed 0" not in said
 
 
+@pytest.mark.skipif(TRIALS < 5, reason="planted faults that take a minute: `make chaos` shows them")
 @pytest.mark.parametrize("fault", ["flaky", "rivals"])
 def test_the_same_faults_double_rows_where_no_marker_is_and_the_count_sees_it(fault: str, redis_url, drivers):
     _, (lost, doubled) = with_fault(drivers, redis_url, fault, delivery="at_least_once")
