@@ -19,7 +19,7 @@ class Limits:
     """A batch travels in chunks of so many commands."""
     chunk_bytes: int = 512 * 1024
     """A chunk ends here too, so that big entries do not fill both sides' socket buffers."""
-    chunks_ahead: int = 4
+    chunks_ahead: int = 16
     """Chunks that may be under way unanswered: enough to keep the server busy while the next is packed."""
     script_entries: int = 1000
     """Entries in one call of an appending script: a script holds up everybody else while it runs."""
