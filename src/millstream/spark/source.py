@@ -1,8 +1,12 @@
-"""``spark.read.format("redis_streams")`` and its three sisters: options in, a reader or a writer out."""
+"""``spark.read.format("redis_streams")`` and its three sisters: options in, a reader or a writer out.
+
+Spark imports this module in several short-lived processes of every application, whatever its format. So readers and
+writers, and with them Arrow and the broker, are imported when one is made.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from pyspark.sql.datasource import DataSource
@@ -10,11 +14,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType, TimestampType
 
 from millstream.spark import FORMAT
-from millstream.spark.connection import reached_broker
 from millstream.spark.errors import InvalidOption
 from millstream.spark.options import SourceOptions, sink_options, source_options
-from millstream.spark.reader import RedisStreamsBatchReader, RedisStreamsReader
-from millstream.spark.writer import RedisStreamsBatchWriter, RedisStreamsWriter
+
+if TYPE_CHECKING:
+    from millstream.spark.reader import RedisStreamsBatchReader, RedisStreamsReader
+    from millstream.spark.writer import RedisStreamsBatchWriter, RedisStreamsWriter
 
 DEFAULT_SCHEMA = StructType(
     [
@@ -39,15 +44,22 @@ class RedisStreamsSource(DataSource):
         return DEFAULT_SCHEMA
 
     def reader(self, schema: StructType) -> RedisStreamsBatchReader:
+        from millstream.spark.reader import RedisStreamsBatchReader
+
         options = source_options(self.options, streaming=False)
         return RedisStreamsBatchReader(options, **_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> RedisStreamsReader:
+        from millstream.spark.reader import RedisStreamsReader
+
         options = source_options(self.options, streaming=True)
         return RedisStreamsReader(options, **_columns(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> RedisStreamsBatchWriter:
         """Once for each write, on the driver. The id that is made here lasts for all tasks of it."""
+        from millstream.spark.connection import reached_broker
+        from millstream.spark.writer import RedisStreamsBatchWriter
+
         _no_overwrite(overwrite)
         options = sink_options(self.options, streaming=False)
         made = RedisStreamsBatchWriter(options, to_arrow_schema(schema, timezone="UTC"), f"batch-{uuid4().hex}")
@@ -56,6 +68,9 @@ class RedisStreamsSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RedisStreamsWriter:
         """Twice for each micro-batch, on the driver, in processes that live on: each of them connects once."""
+        from millstream.spark.connection import reached_broker
+        from millstream.spark.writer import RedisStreamsWriter
+
         _no_overwrite(overwrite)
         options = sink_options(self.options, streaming=True)
         made = RedisStreamsWriter(options, to_arrow_schema(schema, timezone="UTC"))
