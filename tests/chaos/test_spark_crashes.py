@@ -109,7 +109,12 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(trial: int,
     assert balance(redis_url) == (0, 0), f"(lost, doubled), SEED={SEED} trial={trial}"
 
 
-@pytest.mark.parametrize(("delivery", "doubled"), [("exactly_once", 0), ("at_least_once", 500)])
+planted = pytest.mark.skipif(TRIALS < 5, reason="planted faults that take a minute: `make chaos` shows them")
+
+
+@pytest.mark.parametrize(
+    ("delivery", "doubled"), [("exactly_once", 0), pytest.param("at_least_once", 500, marks=planted)]
+)
 def test_a_driver_killed_between_the_sinks_write_and_sparks_commit(delivery, doubled, redis_url, drivers, tmp_path):
     """At least once, the same kill doubles the batch: so it hits, and the count would see it."""
     fill(redis_url, 1500)
@@ -172,7 +177,7 @@ def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redi
         assert "killed 0" not in said
 
 
-@pytest.mark.skipif(TRIALS < 5, reason="planted faults that take a minute: `make chaos` shows them")
+@planted
 @pytest.mark.parametrize("fault", ["flaky", "rivals"])
 def test_the_same_faults_double_rows_where_no_marker_is_and_the_count_sees_it(fault: str, redis_url, drivers):
     _, (lost, doubled) = with_fault(drivers, redis_url, fault, delivery="at_least_once")
