@@ -20,8 +20,6 @@ def interleaved(rounds: int, *sides: Callable[[], float]) -> tuple[float, ...]:
     figures: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for side, collected in zip(sides, figures, strict=True):
-            # What others left behind is not to be searched for garbage in the time of this one.
-            gc.collect()
-            gc.freeze()
+            gc.collect()  # what others left behind is not to be cleared away in the time of this one
             collected.append(side())
     return tuple(statistics.median(collected) for collected in figures)
