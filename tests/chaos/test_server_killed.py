@@ -125,6 +125,7 @@ class Ledger:
 
     def _check_pending(self, ask, stream: bytes, entries) -> None:
         pending = ask(b"XPENDING", stream, b"g", b"-", b"+", b"10000000")
+        assert isinstance(pending, list), f"an answered group is lost: {pending}"
         held = {entry_id for entry_id, *_ in pending}
         assert not held & self.acked[stream], "an answered acknowledgement is lost"
         lost = self.delivered[stream] - self.acked[stream] - held
@@ -164,7 +165,8 @@ Journal.append = append
 
 @pytest.mark.chaos
 def test_this_harness_notices_a_server_that_answers_before_it_writes(tmp_path):
-    with pytest.raises(AssertionError, match="answered entries are lost"):
+    # Which of the unwritten answers is missed first (an entry, an acknowledgement, a delivery, half a pair) is chance.
+    with pytest.raises(AssertionError, match="lost|forgotten|half a transaction"):
         kill_again_and_again(["--dir", tmp_path / "data"], 3, planted=ANSWERS_TOO_EARLY)
 
 
