@@ -9,8 +9,6 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from millstream.testing.servers import free_port
-
 
 class FragileProxy:
     """Forwards to ``port``. Each connection lives for a random number of bytes up to ``max_bytes``, then it is reset.
@@ -22,9 +20,9 @@ class FragileProxy:
         self._target = port
         self._max_bytes = max_bytes
         self._random = random.Random(seed)  # noqa: S311  # chance, not secrecy
-        self.port = free_port()
         self.cuts = 0
-        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._lock = threading.Lock()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import signal
 import socket
@@ -15,7 +16,9 @@ from typing import Self
 
 from millstream.testing.waiting import wait_until
 
-STARTING_S = 20.0
+STARTING_S = 60.0
+PORTS_FROM = 15_000
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def redis_server_installed() -> bool:
@@ -23,11 +26,21 @@ def redis_server_installed() -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nobody uses now, and that the system gives to nobody who asks for any port.
+
+    A port of the system's own choice could become the end of anybody's connection before a server listens there, or
+    while the server is down: a client that tries again and again to connect may even reach itself.
+    """
+    try:
+        below = int(EPHEMERAL_PORTS.read_text().split()[0])
+    except OSError:
+        below = 49_152  # what systems without that file begin with
+    for _ in range(100):
+        port = PORTS_FROM + secrets.randbelow(max(1, below - PORTS_FROM))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"no free port was found between {PORTS_FROM} and {below}")
 
 
 class RedisProcess:

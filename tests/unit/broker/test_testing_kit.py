@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -11,7 +13,7 @@ import pytest
 from millstream import Broker, open_blocking_broker, open_broker
 from millstream.broker.scripts import script
 from millstream.errors import BrokerUnavailable
-from millstream.testing import DeliveryLedger, Fault, FaultyBlockingLink, FaultyLink, eventually, wait_until
+from millstream.testing import DeliveryLedger, Fault, FaultyBlockingLink, FaultyLink, eventually, free_port, wait_until
 from millstream.testing.conformance import AppendOnceChapter, GroupChapter, TrimmingChapter
 from millstream.wire.commands import Batch, Command
 
@@ -130,3 +132,26 @@ async def test_waiting_in_vain_says_for_what() -> None:
     with pytest.raises(TimeoutError, match="the sun"):
         await eventually(lambda: False, what="the sun", timeout_s=0.02)
     assert await eventually(lambda: 7) == 7
+
+
+async def test_whoever_got_no_time_until_the_end_of_its_wait_still_has_one_look() -> None:
+    def ready_after_a_stall() -> bool:
+        looks.append(time.monotonic())
+        time.sleep(0.03)  # the stall: longer than the whole wait
+        return len(looks) == 2
+
+    looks: list[float] = []
+    assert wait_until(ready_after_a_stall, timeout_s=0.02)
+    looks.clear()
+    assert await eventually(ready_after_a_stall, timeout_s=0.02)
+
+
+def test_the_system_gives_a_free_port_to_nobody_else() -> None:
+    """A connection's own end, or a server on any port, would take it before its server listens."""
+    with socket.create_server(("127.0.0.1", 0)) as anybody:
+        one_of_the_systems = anybody.getsockname()[1]
+        ports = [free_port() for _ in range(50)]
+        assert max(ports) < one_of_the_systems
+    assert len(set(ports)) > 25
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
