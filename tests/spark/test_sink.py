@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.testing import free_port
+from millstream.testing import RedisProcess, free_port
 
 pytestmark = pytest.mark.spark
 
@@ -133,6 +133,47 @@ def test_two_sinks_into_one_stream_from_one_batch(spark, broker, redis_url, tmp_
     forget_last_commit(tmp_path / "c")
     run(writer.trigger(availableNow=True).start())
     assert broker.xlen("out") == 100
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "exactly_once_by_event_id"])
+def test_several_places_from_one_pass_and_a_replay_adds_to_none(spark, broker, save, tmp_path, delivery):
+    made = spark.sparkContext.accumulator(0)
+
+    def count(batches):
+        for batch in batches:
+            made.add(batch.num_rows)
+            yield batch
+
+    rows = numbers(spark, 3000).mapInArrow(count, "value STRING").withColumn("e", sf.col("value"))
+    options = {
+        "delivery": delivery,
+        "stream": "here",
+        "also.b.stream": "there",
+        "also.c.stream": "there",
+        "content": "value",
+    }
+    if delivery == "exactly_once_by_event_id":
+        options |= {"eventIdColumn": "e"}
+    for _ in range(2):
+        save(rows, txnAppId="places", txnVersion="1", **options)
+    once = list(range(3000))
+    assert made.value == 2 * 3000, "a pass makes its rows once"
+    assert sorted(values(broker, "here")) == once
+    # Event ids know no sink: whoever comes second with an id adds nothing, by whatever name it goes.
+    twice = sorted(once * 2) if delivery == "exactly_once" else once
+    assert sorted(values(broker, "there")) == twice
+
+
+def test_a_query_into_two_servers(spark, broker, redis_url, tmp_path):
+    broker.xadd_many("in", [{"event": str(number)} for number in range(500)])
+    with RedisProcess() as other:
+        source = {"subscribe": "in", "startingOffsets": "earliest"}
+        sink = {"stream": "out", "also.mirror.url": other.url}
+        run(copy_query(spark, redis_url, tmp_path / "c", source, sink))
+        forget_last_commit(tmp_path / "c")
+        run(copy_query(spark, redis_url, tmp_path / "c", source, sink))
+        with open_blocking_broker(other.url) as mirror:
+            assert values(broker, "out") == values(mirror, "out") == list(range(500))
 
 
 def test_event_ids_decide_where_rows_have_no_order(spark, broker, save):

@@ -26,7 +26,7 @@ from millstream.pipelines.stages import TIME, inside_the_batch, rows_and_times
 from millstream.pipelines.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 log = logging.getLogger("millstream.pipelines")
 
@@ -51,7 +51,7 @@ class BatchRunner:
     def _simply(self, frame: DataFrame, batch_id: int) -> dict[str, Any]:
         plan = self._plan
         rows = frame if plan.straight else rows_and_times(inside_the_batch(frame, plan, batch_id), plan)
-        found = self._write(plan.gating[0], rows, batch_id)
+        found = self._write(plan.gating, rows, batch_id)
         return {"events": found["rows"], "failed": 0, "oldest": found["oldest"], "newest": found["newest"]}
 
     def _fully(self, frame: DataFrame, batch_id: int) -> dict[str, Any]:
@@ -129,44 +129,77 @@ class BatchRunner:
 
         fine = events.where(F.col("error").isNull()) if self._plan.failures else events
         work: list[Callable[[], object]] = [
-            partial(self._prepare_and_write, sink, fine, batch_id) for sink in self._plan.gating
+            partial(self._prepare_and_write, sinks, fine, batch_id) for sinks in self._plan.passes
         ]
         work += [partial(self._spool, sink, fine, batch_id) for sink in self._plan.optional]
         side_by_side(events.sparkSession, work)
 
-    def _prepare_and_write(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
-        self._write(sink, sink.prepare(fine, self._plan.pipeline.tenant), batch_id)
+    def _prepare_and_write(self, sinks: Sequence[Sink], fine: DataFrame, batch_id: int) -> None:
+        self._write(sinks, sinks[0].prepare(fine, self._plan.pipeline.tenant), batch_id)
 
-    def _write(self, sink: Sink, rows: DataFrame, batch_id: int) -> dict[str, Any]:
-        """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted.
+    def _write(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> dict[str, Any]:
+        """Until each of the sinks, which are of one shape, has the batch. Answers what was counted in the pass that
+        wrote it: rows, bytes, and the least and the greatest time where the rows come with times."""
+        if len(sinks) == 1:
+            return self._write_one(sinks[0], rows, batch_id)
+        return self._in_one_pass(sinks, rows, batch_id) or self._one_by_one(sinks, rows, batch_id)
 
-        Counted in the pass that writes; so are the least and the greatest time, where the rows come with times.
-        """
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
+    def _in_one_pass(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> dict[str, Any] | None:
+        """One attempt for all of them; None where it failed. Whoever got the batch gets nothing twice afterwards."""
+        first, *others = [(sink, self._identity(sink, batch_id)) for sink in sinks]
+        names = [config_of(sink).id for sink in sinks]
+        began = time.monotonic()
+        seen, counted = _counting(rows, f"{'+'.join(names)}-{batch_id}")
+        try:
+            first[0].write_beside(counted, first[1], others)
+        except Exception as error:
+            self._persistence.refuse_processors_fault(error, sink_involved=True)
+            log.warning("sinks %s: one pass for all failed: %s; each tries alone", ", ".join(names), short(error))
+            self._again = True
+            return None
+        found: dict[str, Any] = seen.get
+        for name in names:
+            self._tell_written(name, found, batch_id, began)
+        self._tell_processors(sinks[0], batch_id, began)
+        return found
 
+    def _one_by_one(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> dict[str, Any]:
+        found: list[dict[str, Any]] = []
+        work = [lambda sink=sink: found.append(self._write_one(sink, rows, batch_id)) for sink in sinks]
+        side_by_side(rows.sparkSession, work)
+        return found[0]
+
+    def _write_one(self, sink: Sink, rows: DataFrame, batch_id: int) -> dict[str, Any]:
+        """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted."""
         name = config_of(sink).id
-        measured = [F.count(F.lit(1)).alias("rows"), text_bytes(rows).alias("bytes")]
-        if TIME in rows.columns:
-            measured += [F.min(TIME).alias("oldest"), F.max(TIME).alias("newest")]
         began = last = time.monotonic()
-        seen = Observation()
-        write = Write(self._around.application, batch_id, name, self._plan.delivery, self._around.addresses)
+        seen: Observation | None = None
 
         def attempt() -> None:
             nonlocal last, seen
-            last, seen = time.monotonic(), Observation(f"{name}-{batch_id}-{uuid4().hex}")
-            sink.write(rows.observe(seen, *measured).drop(TIME), write)
+            last = time.monotonic()
+            seen, counted = _counting(rows, f"{name}-{batch_id}")
+            sink.write(counted, self._identity(sink, batch_id))
 
         if self._persistence.until_taken(name, sink.probe, attempt) > 1:
             self._again = True
-        if self._processed and self._plan.consumers == 1 and not sink.looks:
-            # Spark runs processors and sink as one: no clock can tell them apart.
-            self._tell("pipeline.processors", batch=batch_id, step="compute_and_write", s=time.monotonic() - last)
-        found: dict[str, Any] = {"rows": 0, "bytes": 0} if sink.looks else seen.get
+        self._tell_processors(sink, batch_id, last)
+        found: dict[str, Any] = {"rows": 0, "bytes": 0} if sink.looks or seen is None else seen.get
+        self._tell_written(name, found, batch_id, began)
+        return found
+
+    def _identity(self, sink: Sink, batch_id: int) -> Write:
+        around = self._around
+        return Write(around.application, batch_id, config_of(sink).id, self._plan.delivery, around.addresses)
+
+    def _tell_written(self, name: str, found: dict[str, Any], batch_id: int, began: float) -> None:
         numbers = {"rows": found["rows"], "bytes": found["bytes"], "s": time.monotonic() - began}
         self._tell("pipeline.sink", sink=name, batch=batch_id, **numbers)
-        return found
+
+    def _tell_processors(self, sink: Sink, batch_id: int, began: float) -> None:
+        if self._processed and self._plan.consumers == 1 and not sink.looks:
+            # Spark runs processors and sink as one: no clock can tell them apart.
+            self._tell("pipeline.processors", batch=batch_id, step="compute_and_write", s=time.monotonic() - began)
 
     def _spool(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
         config = config_of(sink)
@@ -203,6 +236,18 @@ class BatchRunner:
 
     def _tell(self, fact: str, **facts: Any) -> None:
         self._around.observer(fact, pipeline=self._plan.pipeline.name, **facts)
+
+
+def _counting(rows: DataFrame, name: str) -> tuple[Observation, DataFrame]:
+    """The rows, counted when they are written; and where the count is found then."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    measured = [F.count(F.lit(1)).alias("rows"), text_bytes(rows).alias("bytes")]
+    if TIME in rows.columns:
+        measured += [F.min(TIME).alias("oldest"), F.max(TIME).alias("newest")]
+    seen = Observation(f"{name}-{uuid4().hex}")
+    return seen, rows.observe(seen, *measured).drop(TIME)
 
 
 def side_by_side(session: SparkSession, work: Sequence[Callable[[], object]]) -> None:

@@ -51,9 +51,17 @@ class Plan:
     failures: bool
 
     @property
+    def passes(self) -> tuple[tuple[Sink, ...], ...]:
+        """The gating sinks, those together that take the same rows and are written in one pass."""
+        found: dict[str, list[Sink]] = {}
+        for at, sink in enumerate(self.gating):
+            found.setdefault(sink.shape() or f"the {at}th alone", []).append(sink)
+        return tuple(map(tuple, found.values()))
+
+    @property
     def simple(self) -> bool:
-        """One sink that reads to the end, and nothing that can fail: then the sink's own pass can count everything."""
-        if self.failures or len(self.gating) != 1 or self.optional:
+        """One pass that reads to the end, and nothing that can fail: then that pass itself can count everything."""
+        if self.failures or self.consumers != 1 or self.optional:
             return False
         sink = self.gating[0]
         return not sink.looks and sink.filter is None and sink.misses(self.pipeline.tenant) is None
@@ -66,7 +74,8 @@ class Plan:
 
     @property
     def consumers(self) -> int:
-        return len(self.gating) + len(self.optional)
+        """How often a batch is read."""
+        return len(self.passes) + len(self.optional)
 
 
 def plan(pipeline: Pipeline) -> Plan:
@@ -132,8 +141,10 @@ def describe(made: Plan) -> list[tuple[str, str]]:
     lines.append(("delivery", f"{made.delivery}: {made.delivery_because}"))
     for sink in spec.sinks:
         role = "gates the checkpoint" if sink in made.gating else "optional: batches wait on disk until it has them"
+        beside = [config_of(s).id for one in made.passes if sink in one for s in one if s is not sink]
+        together = f", in one pass with {', '.join(beside)}" if beside else ""
         twice = "" if sink.idempotent else "; a replayed batch is written again"
-        lines.append((f"sink {config_of(sink).id}", f"{sink.type}, {role}{twice}"))
+        lines.append((f"sink {config_of(sink).id}", f"{sink.type}, {role}{together}{twice}"))
     lines.append(("commit", f"policy {spec.commit_policy}"))
     dead = made.dead_letters
     where = (

@@ -32,7 +32,7 @@ def before_the_batch(events: DataFrame, plan: Plan) -> DataFrame:
 
 
 def rows_and_times(events: DataFrame, plan: Plan) -> DataFrame:
-    """What a simple plan's one sink writes, with the events' times beside it."""
+    """What a simple plan's one pass writes, with the events' times beside it."""
     from pyspark.sql import functions as F
 
     return plan.gating[0].prepare(events, plan.pipeline.tenant, (F.col("ts_ms").alias(TIME),))

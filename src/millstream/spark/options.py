@@ -51,6 +51,9 @@ Sink
     sinkId          tells several writes of one batch into one stream apart (default ``sink``).
     forgetAfter     how long a writer's position is remembered after its last write (default 7d).
     chunkRows       rows in one atomic step at most (default 1000); may change between restarts.
+    also.<name>.<option>
+                    one more place for the same rows, written in the same pass (``targets.py``): its url, its stream,
+                    its cap... ``<name>`` is its sinkId. What is not said of it is as for the first.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from pyspark.sql.types import BinaryType, MapType, StringType, StructField, Stru
 
 from millstream.spark import FORMAT
 from millstream.spark.errors import InvalidOption
-from millstream.spark.options import SourceOptions, sink_options, source_options
+from millstream.spark.options import SourceOptions, source_options
+from millstream.spark.targets import sink_targets
 
 if TYPE_CHECKING:
     from millstream.spark.reader import RedisStreamsBatchReader, RedisStreamsReader
@@ -61,9 +62,10 @@ class RedisStreamsSource(DataSource):
         from millstream.spark.writer import RedisStreamsBatchWriter
 
         _no_overwrite(overwrite)
-        options = sink_options(self.options, streaming=False)
-        made = RedisStreamsBatchWriter(options, to_arrow_schema(schema, timezone="UTC"), f"batch-{uuid4().hex}")
-        reached_broker(options.address)
+        targets = sink_targets(self.options, streaming=False)
+        made = RedisStreamsBatchWriter(targets, to_arrow_schema(schema, timezone="UTC"), f"batch-{uuid4().hex}")
+        for target in targets:
+            reached_broker(target.address)
         return made
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RedisStreamsWriter:
@@ -72,9 +74,10 @@ class RedisStreamsSource(DataSource):
         from millstream.spark.writer import RedisStreamsWriter
 
         _no_overwrite(overwrite)
-        options = sink_options(self.options, streaming=True)
-        made = RedisStreamsWriter(options, to_arrow_schema(schema, timezone="UTC"))
-        reached_broker(options.address)
+        targets = sink_targets(self.options, streaming=True)
+        made = RedisStreamsWriter(targets, to_arrow_schema(schema, timezone="UTC"))
+        for target in targets:
+            reached_broker(target.address)
         return made
 
 

@@ -14,22 +14,19 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from millstream.broker.broker import BlockingBroker
-from millstream.spark.caps import cap
-from millstream.spark.connection import broker_at
-from millstream.spark.delivery import AtLeastOnce, Delivery, ExactlyOnce, ExactlyOnceAt, ExactlyOnceByEventId
-from millstream.spark.entries import mapping_for, pieces
-from millstream.spark.errors import RowsMiscounted
+from millstream.spark.entries import mapping_for
+from millstream.spark.giving import give
 from millstream.spark.identity import WriteIdentity, streaming_identity
 from millstream.spark.options import SinkOptions
 from millstream.spark.pages import collector_resting
+from millstream.spark.target import Target
 
 log = logging.getLogger("millstream.spark")
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task did. ``dropped`` counts entries that the hard cap took before a group had read them."""
+    """What one task did, over all targets. ``dropped``: what the hard cap took before a group had read it."""
 
     partition: int
     rows: int
@@ -41,55 +38,44 @@ class Written(WriterCommitMessage):
 class _Writing:
     """What both writers do in a task."""
 
-    def __init__(self, options: SinkOptions, schema: pa.Schema) -> None:
-        self._options = options
-        self._mapping = mapping_for(schema, options)
+    def __init__(self, targets: Sequence[SinkOptions], schema: pa.Schema) -> None:
+        self._targets = [(options, mapping_for(schema, options)) for options in targets]
 
-    def _identity(self, task: TaskContext) -> WriteIdentity:
+    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
         raise AssertionError("each writer has its own")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """In a task. The number of rows confirmed is the number of rows given, or the task fails."""
         task = TaskContext.get()
         assert task is not None
-        broker = broker_at(self._options.address, script_entries=self._options.chunk_rows)
-        delivery = self._delivery(broker, task)
-        rows = added = skipped = dropped = 0
+        targets = [
+            Target(options, mapping, self._identity(task, options) if options.delivery == "exactly_once" else None)
+            for options, mapping in self._targets
+        ]
         with collector_resting():
-            for batch in iterator:
-                rows += batch.num_rows
-                for piece in pieces(self._mapping, batch):
-                    new, known = delivery.write(piece)
-                    added += new
-                    skipped += known
-                    if self._options.trim is not None:
-                        dropped += cap(broker, piece.stream, self._options.trim)
-        delivery.finish()
-        if added + skipped != rows:
-            raise RowsMiscounted(rows, added + skipped)
-        return Written(task.partitionId(), rows, added, skipped, dropped)
-
-    def _delivery(self, broker: BlockingBroker, task: TaskContext) -> Delivery:
-        if self._options.delivery == "at_least_once":
-            return AtLeastOnce(broker, self._options)
-        if self._options.delivery == "exactly_once_by_event_id":
-            return ExactlyOnceByEventId(broker, self._options)
-        kind = ExactlyOnce if self._options.id_column is None else ExactlyOnceAt
-        return kind(broker, self._options, self._identity(task))
+            give(iterator, targets)
+        done = [target.finish() for target in targets]
+        return Written(
+            task.partitionId(),
+            rows=sum(one.rows for one in done),
+            added=sum(one.added for one in done),
+            skipped=sum(one.skipped for one in done),
+            dropped=sum(one.dropped for one in done),
+        )
 
 
 class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
     """``fallback_app`` is made once on the driver, so that all tasks and all their retries are one application."""
 
-    def __init__(self, options: SinkOptions, schema: pa.Schema, fallback_app: str) -> None:
-        super().__init__(options, schema)
+    def __init__(self, targets: Sequence[SinkOptions], schema: pa.Schema, fallback_app: str) -> None:
+        super().__init__(targets, schema)
         self._fallback_app = fallback_app
 
-    def _identity(self, task: TaskContext) -> WriteIdentity:
-        app, version = self._options.txn_app_id, self._options.txn_version
+    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
+        app, version = options.txn_app_id, options.txn_version
         if app is None or version is None:
             app, version = self._fallback_app, 0
-        return WriteIdentity(app, version, self._options.sink_id, task.partitionId())
+        return WriteIdentity(app, version, options.sink_id, task.partitionId())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         told_to_driver(messages, "batch write")
@@ -99,11 +85,11 @@ class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
 
 
 class RedisStreamsWriter(_Writing, DataSourceStreamArrowWriter):
-    def _identity(self, task: TaskContext) -> WriteIdentity:
+    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
         return streaming_identity(
             task.getLocalProperty("sql.streaming.queryId"),
             task.getLocalProperty("streaming.sql.batchId"),
-            self._options.sink_id,
+            options.sink_id,
             task.partitionId(),
         )
 

@@ -186,6 +186,45 @@ def test_stopping_does_not_wait_for_a_sink_that_is_gone(spark: SparkSession, tmp
         assert sorted(numbers(redis.Redis(port=server.port))) == list(range(300))
 
 
+def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Both are written in one pass: who is there has the batch at once, who is not gets it later, nobody twice."""
+    with RedisProcess() as steady, RedisProcess() as shaky:
+        sinks = [redis_sink(shaky.url, "shaky"), redis_sink(steady.url, "steady")]
+        source = {"type": "generator", "config": {"rows": 600, "start_ts_ms": 1_700_000_000_000}}
+        facts: list[tuple[str, dict[str, object]]] = []
+        killed, failed = threading.Event(), threading.Event()
+
+        def observer(name: str, /, **told: object) -> None:
+            facts.append((name, told))
+            if name == "pipeline.batch" and told["batch"] == 1:
+                shaky.kill()  # between two batches: the pass of the next one finds one of its places gone
+                killed.set()
+            if name == "pipeline.sink_error":
+                failed.set()
+
+        runner = Runner(
+            [pipeline(tmp_path, source=source, sinks=sinks)], once=True, session=spark, observer=observer
+        ).start()
+        try:
+            assert killed.wait(60)
+            assert failed.wait(60)
+            here = redis.Redis(port=steady.port)
+            wait_until(lambda: here.xlen("out") == 300, what="the steady sink's batch", timeout_s=60)
+            assert runner.named("orders").standing().sinks == {"shaky": "retrying", "steady": "ok"}
+            shaky.start()
+            assert runner.wait()
+        finally:
+            runner.close()
+        assert runner.named("orders").error is None
+        assert sorted(numbers(here)) == list(range(600))
+        # The server without a disk came back empty: what it lost was answered before; of the rest nothing is missing.
+        assert sorted(numbers(redis.Redis(port=shaky.port))) == list(range(200, 600))
+        errors = {told["sink"] for name, told in facts if name == "pipeline.sink_error"}
+        assert errors == {"shaky"}
+        taken = [(told["sink"], told["batch"], told["rows"]) for name, told in facts if name == "pipeline.sink"]
+        assert sorted(taken) == sorted((sink, batch, 100) for sink in ("shaky", "steady") for batch in range(6))
+
+
 def test_a_failover_while_batches_are_written(spark: SparkSession, tmp_path: Path) -> None:
     """The sink asks the sentinels who the primary is now, and goes on where the stream says that it was."""
     with SentinelSetup() as setup:

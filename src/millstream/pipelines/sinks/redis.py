@@ -5,6 +5,7 @@ The names are those that consumers of this field already read: ``json.loads(entr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -87,10 +88,23 @@ class RedisSink(Sink):
         return fail_where(events.where(missing), missing, stage=f"sink:{self.config.id}", reason=reason)
 
     def write(self, rows: DataFrame, write: Write) -> None:
+        self.write_beside(rows, write, ())
+
+    def shape(self) -> str | None:
+        """Of the settings of a stream only whether they are given: those of the first hold for whom says nothing."""
+        given = {name: getattr(self.config, name) is not None for name in ("maxlen", "durability")}
+        made = self.model_dump(include={"filter": True, "config": {"envelope", "key", "headers"}}, mode="json")
+        return json.dumps([made, given, None if self._constant() is not None else self.config.stream], sort_keys=True)
+
+    def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> None:
         if write.delivery == "exactly_once_by_event_id":
             # The column that decides is no field of the entry; the id is to be one as well.
             rows = rows.withColumn("_event_id", rows["id"])
-        rows.write.format("redis_streams").mode("append").options(**self._options(write)).save()
+        options = self._place(write) | self._common(write)
+        for number, (other, its) in enumerate(others):
+            assert isinstance(other, RedisSink), "only sinks of one shape are written together"
+            options |= {f"also.{number}.{name}": value for name, value in other._place(its).items()}
+        rows.write.format("redis_streams").mode("append").options(**options).save()
 
     def probe(self) -> None:
         from millstream import open_blocking_broker
@@ -134,24 +148,32 @@ class RedisSink(Sink):
         table, op = quoted(F.col("table")), plain(F.col("op"))
         return members(("content-type", plain(F.lit(content))), ("table", table), ("op", op), *own)
 
-    def _options(self, write: Write) -> dict[str, str]:
-        c = self.config
+    def _common(self, write: Write) -> dict[str, str]:
+        """What sinks that are written together have in common."""
         options = {
-            "url": write.address(c.uri),
             "content": "columns",
             "delivery": write.delivery,
             "txnAppId": write.application,
             "txnVersion": str(write.version),
+        }
+        if write.delivery == "exactly_once_by_event_id":
+            options["eventIdColumn"] = "_event_id"
+        return options
+
+    def _place(self, write: Write) -> dict[str, str]:
+        """Where the rows go, and how."""
+        c = self.config
+        options = {
+            "url": write.address(c.uri),
             "sinkId": write.sink,
             "deadlineMs": str(c.batch_timeout),
             "connectTimeoutMs": str(c.connect_timeout),
             "answerTimeoutMs": str(c.send_timeout),
+            "eventIdWindow": f"{c.event_id_window}ms",
         }
         constant = self._constant()
         if constant is not None:
             options["stream"] = constant
-        if write.delivery == "exactly_once_by_event_id":
-            options |= {"eventIdColumn": "_event_id", "eventIdWindow": f"{c.event_id_window}ms"}
         if c.maxlen is not None:
             options["maxlen"] = str(c.maxlen)
         if c.durability is not None:

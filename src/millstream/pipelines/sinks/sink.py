@@ -87,6 +87,17 @@ class Sink(Part):
         """Writes a batch, through Spark. Raises where it is not known to be complete."""
         raise AssertionError("every sink has its own")
 
+    def shape(self) -> str | None:
+        """Sinks of one shape take the same rows, and can be written in one pass; None: always on its own."""
+        return None
+
+    def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> None:
+        """``write`` for this sink and others of its shape: Spark makes the rows, and hands them over, once.
+
+        Raises where one of them is not known to be complete; the others may be.
+        """
+        raise AssertionError("every sink that has a shape has its own")
+
     def deliver(self, session: SparkSession, directory: Path, write: Write) -> Delivered:
         """Writes a batch that waited on disk, and says how much it was."""
         from pyspark.sql import functions as F
