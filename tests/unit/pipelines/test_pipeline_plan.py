@@ -53,6 +53,39 @@ def test_by_position_only_where_a_replay_brings_the_same_rows_in_the_same_order(
     assert (made.delivery, made.numbering) == (delivery, numbering)
 
 
+def test_sinks_that_take_the_same_rows_share_a_pass() -> None:
+    elsewhere = redis_sink("b", uri="redis://127.0.0.1:2", stream="other", send_timeout="1s")
+    files = {"type": "files", "config": {"id": "f", "path": "p", "format": "json"}}
+    made = planned(sinks=[redis_sink("a"), files, elsewhere, redis_sink("c", required=False)])
+    assert [[config_of(sink).id for sink in each] for each in made.passes] == [["a", "b"], ["f"]]
+    assert "in one pass with b" in dict(describe(made))["sink a"]
+    assert made.consumers == 3
+    assert not made.simple
+    assert planned(sinks=[redis_sink("a"), elsewhere]).straight
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"envelope": {"type": "debezium"}},
+        {"key": "${source.table}"},
+        {"headers": {"h": "1"}},
+        {"maxlen": 5},
+        {"durability": "appended"},
+        {"stream": "out.${source.table}"},
+    ],
+)
+def test_a_sink_that_takes_other_rows_has_a_pass_of_its_own(other: dict[str, Any]) -> None:
+    made = planned(sinks=[redis_sink("a"), redis_sink("b", **other)])
+    assert len(made.passes) == 2
+
+
+def test_a_filter_makes_other_rows_too() -> None:
+    filtered = {**redis_sink("b"), "filter": {"ops": ["c"]}}
+    assert len(planned(sinks=[redis_sink("a"), filtered]).passes) == 2
+    assert len(planned(sinks=[{**redis_sink("a"), "filter": {"ops": ["c"]}}, filtered]).passes) == 1
+
+
 @pytest.mark.parametrize(
     ("policy", "gating", "optional"),
     [("required", ["a", "c"], ["b"]), ("all", ["a", "b", "c"], [])],
