@@ -166,7 +166,7 @@ Journal.append = append
 @pytest.mark.chaos
 def test_this_harness_notices_a_server_that_answers_before_it_writes(tmp_path):
     # Which of the unwritten answers is missed first (an entry, an acknowledgement, a delivery, half a pair) is chance.
-    with pytest.raises(AssertionError, match="lost|forgotten|half a transaction"):
+    with pytest.raises(AssertionError, match=r"lost|forgotten|half a transaction"):
         kill_again_and_again(["--dir", tmp_path / "data"], 3, planted=ANSWERS_TOO_EARLY)
 
 
