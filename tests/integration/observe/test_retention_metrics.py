@@ -31,10 +31,10 @@ def test_a_janitor_shows_what_it_trims_and_ends_when_told(redis_url: str) -> Non
     try:
         dropped = 'millstream_retention_dropped_total{stream="events"} 40.0'
         held = 'millstream_retention_held_back_entries{group="slow",stream="orders"} 40.0'
-        wait_until(lambda: dropped in metrics(port) and held in metrics(port), what="both figures", timeout_s=30)
-        assert httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).json()["status"] == "ready"
+        wait_until(lambda: dropped in metrics(port) and held in metrics(port), what="both figures", timeout_s=60)
+        assert httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).json()["status"] == "ready"
         janitor.send_signal(signal.SIGTERM)
-        assert janitor.wait(20) == 0
+        assert janitor.wait(60) == 0
     finally:
         janitor.kill()
         _, errors = janitor.communicate()
