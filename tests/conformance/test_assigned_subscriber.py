@@ -28,7 +28,7 @@ from millstream.errors import InvalidArgument, StaleOwner
 from millstream.messaging import Handler, Message, Publisher
 from millstream.testing import eventually
 
-QUICK = Settings(lease_ms=800, renew_interval_ms=250, sweep_interval_ms=50)
+QUICK = Settings(lease_ms=2_000, renew_interval_ms=250, sweep_interval_ms=50)
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def worker(url: str, name: str, handler: Handler, **options: Any) -> Async
             yield running
         finally:
             await running.close()
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 60)
 
 
 async def owner_records(broker: Broker, *streams: str) -> list[OwnerRecord]:
@@ -62,7 +62,7 @@ async def test_every_message_of_every_owned_stream_is_handled(broker_url: str) -
             await announce(broker, "svc", name)
             await publisher.publish(name, *(Message(f"{name}-{n}".encode()) for n in range(5)))
         async with worker(broker_url, "a", handle) as a, worker(broker_url, "b", handle) as b:
-            await eventually(lambda: len(handled) == 15, what="all were handled", timeout_s=20)
+            await eventually(lambda: len(handled) == 15, what="all were handled", timeout_s=60)
             await eventually(lambda: sorted(a.streams + b.streams) == ["one", "three", "two"], what="one owner each")
         assert len(set(handled)) == 15
         for name in ("one", "two", "three"):
@@ -91,7 +91,7 @@ async def test_what_a_dead_owner_left_pending_is_handled_without_waiting_until_i
         for loop in (*dead.client._tasks, task, *(work for _, work in dead._running.values())):
             loop.cancel()
         async with worker(broker_url, "heir", handle):
-            await eventually(lambda: started == ["dead", "heir"], what="the heir to handle it", timeout_s=10)
+            await eventually(lambda: started == ["dead", "heir"], what="the heir to handle it", timeout_s=60)
             await eventually(lambda: _pending(broker, "s", 0), what="it to be acknowledged")
         await publisher.close()
 
@@ -119,10 +119,10 @@ async def test_messages_of_one_key_are_in_order_across_the_fleet(broker_url: str
             for number in range(20):
                 await split.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
             async with worker(broker_url, "b", handle, **options) as b:
-                await eventually(lambda: len(a.streams) == len(b.streams) == 2, what="an even spread", timeout_s=20)
+                await eventually(lambda: len(a.streams) == len(b.streams) == 2, what="an even spread", timeout_s=60)
                 for number in range(20, 40):
                     await split.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
-                await eventually(done, what="all were handled", timeout_s=30)
+                await eventually(done, what="all were handled", timeout_s=60)
         for key, numbers in seen.items():
             first_time = list(dict.fromkeys(numbers))
             assert first_time == list(range(40)), key
@@ -209,5 +209,5 @@ async def test_what_went_back_before_its_owner_heard_of_it_is_not_started(broker
         await running.client.close()
 
         running.client.start = lambda: notifications  # type: ignore[method-assign]  # heard only now
-        await asyncio.wait_for(running.run(), 10)
+        await asyncio.wait_for(running.run(), 60)
         assert running.streams == []

@@ -31,9 +31,12 @@ from millstream.model import Clock, SystemClock
 from millstream.testing import eventually
 from millstream.wire.commands import Command
 
-QUICK = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50)
+QUICK = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
+"""For members that die, and those beside them: a busy machine does not hold seven beats up."""
+STEADY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=50)
+"""For members that live: however busy the machine is, they lose nothing."""
 LONG = Settings(lease_ms=60_000, renew_interval_ms=20_000, sweep_interval_ms=50)
-NOTIFY = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50, takeover="notify")
+NOTIFY = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50, takeover="notify")
 
 
 @dataclass
@@ -58,7 +61,9 @@ class Running:
 
 
 @asynccontextmanager
-async def member(url: str, name: str, settings: Settings = QUICK, clock: Clock | None = None) -> AsyncIterator[Running]:
+async def member(
+    url: str, name: str, settings: Settings = STEADY, clock: Clock | None = None
+) -> AsyncIterator[Running]:
     async with open_broker(url, clock=clock) as broker:
         running = Running(AssignmentClient(broker, "svc", member=name, settings=settings), broker)
 
@@ -75,7 +80,7 @@ async def member(url: str, name: str, settings: Settings = QUICK, clock: Clock |
                 task.cancel()  # the dead hand nothing back
             else:
                 await running.client.close()
-                await asyncio.wait_for(task, 5)
+                await asyncio.wait_for(task, 60)
 
 
 async def test_two_streams_over_two_members_one_each(broker_url: str) -> None:
@@ -102,11 +107,11 @@ async def test_nothing_before_the_first_announcement_then_one(broker_url: str) -
         await eventually(lambda: a.client.ready, what="it has joined")
         assert a.told == []
         await a.client.announce("s")
-        await eventually(lambda: a.of(StreamAdded) == ["s"], what="it was handed out", timeout_s=2)
+        await eventually(lambda: a.of(StreamAdded) == ["s"], what="it was handed out")
 
 
 async def test_a_crashed_member_is_taken_over(broker_url: str) -> None:
-    async with member(broker_url, "a") as a, member(broker_url, "b") as b:
+    async with member(broker_url, "a", QUICK) as a, member(broker_url, "b") as b:
         for n in range(6):
             await a.client.announce(f"s{n}")
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 3, what="each owns three")
@@ -132,7 +137,7 @@ async def test_a_member_that_restarts_under_the_same_name_goes_on(broker_url: st
 
 
 async def test_what_was_finished_is_not_recovered_and_the_rest_is(broker_url: str) -> None:
-    async with member(broker_url, "a") as a:
+    async with member(broker_url, "a", QUICK) as a:
         for n in range(5):
             await a.client.announce(f"s{n}")
         await eventually(lambda: len(a.client.owned) == 5, what="it owns all")
@@ -146,7 +151,7 @@ async def test_what_was_finished_is_not_recovered_and_the_rest_is(broker_url: st
 
 
 async def test_of_two_rivals_one_wins_and_the_other_is_told(broker_url: str) -> None:
-    async with member(broker_url, "dead") as dead:
+    async with member(broker_url, "dead", QUICK) as dead:
         await dead.client.announce("s")
         await eventually(lambda: "s" in dead.client.owned, what="it is owned")
         await dead.crash()
@@ -205,7 +210,7 @@ async def test_a_member_that_joins_gets_its_share_by_hand_over(broker_url: str) 
 
 
 async def test_capacity_is_kept(broker_url: str) -> None:
-    small = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50, capacity=2)
+    small = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=50, capacity=2)
     async with member(broker_url, "a", small) as a:
         for n in range(5):
             await a.client.announce(f"s{n}")
@@ -216,7 +221,7 @@ async def test_capacity_is_kept(broker_url: str) -> None:
 
 
 async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) -> None:
-    async with member(broker_url, "a") as a:
+    async with member(broker_url, "a", QUICK) as a:
         await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
         stale = a.client.guarded(a.client.owned["s"])
@@ -243,7 +248,7 @@ class HourAhead(SystemClock):
 
 async def test_a_member_whose_clock_is_an_hour_wrong_is_like_any_other(broker_url: str) -> None:
     wrong = None if broker_url.startswith("local:") else HourAhead()  # embedded, its clock would be everybody's
-    async with member(broker_url, "a", clock=wrong) as a, member(broker_url, "b") as b:
+    async with member(broker_url, "a", QUICK, clock=wrong) as a, member(broker_url, "b", QUICK) as b:
         for n in range(4):
             await a.client.announce(f"s{n}")
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 2, what="each owns two")

@@ -8,8 +8,8 @@ from millstream import open_broker
 from millstream.assignment import AssignmentClient, Settings
 from millstream.testing import RedisProcess, eventually
 
-RARELY = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=60_000)
-OFTEN = Settings(lease_ms=600, renew_interval_ms=200, sweep_interval_ms=50)
+RARELY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=600_000)
+OFTEN = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
 
 
 async def test_an_expired_lock_makes_a_member_look_at_once() -> None:

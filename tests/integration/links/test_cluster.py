@@ -126,7 +126,7 @@ async def test_keyspace_events_of_all_nodes_arrive_once(cluster: ClusterSetup) -
             await broker.set(key, 1)
         await broker.publish("news", "end")
         heard = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for channel, _payload in listener:
                 heard.append(channel.decode())
                 if len(heard) == len(keys) + 1:

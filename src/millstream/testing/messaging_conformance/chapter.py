@@ -63,7 +63,7 @@ class Seen:
     def payloads(self) -> list[bytes]:
         return [message.payload for message in self.messages]
 
-    async def have(self, count: int, timeout_s: float = 20.0) -> None:
+    async def have(self, count: int, timeout_s: float = 60.0) -> None:
         await eventually(lambda: len(self.messages) >= count, what=f"{count} deliveries", timeout_s=timeout_s)
 
 

@@ -159,7 +159,7 @@ class CrashingChapter(Chapter):
         task = asyncio.create_task(subscriber.consume(topic, Seen()))
         await asyncio.sleep(0)
         await subscriber.close(timeout_ms=10)
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
 
     async def test_a_delay_that_is_none_is_refused_where_it_is_said(
         self, broker: Broker, publisher: Publisher, topic: str

@@ -75,7 +75,7 @@ class GroupLossChapter(Chapter):
                 await second.have(5)
                 await broker.delete_group(topic, "g")
                 # The second one makes it again, after what it knows; the first one's sign of life finds out.
-                await eventually(lambda: b"held by one" in second.payloads, timeout_s=20)
+                await eventually(lambda: b"held by one" in second.payloads, timeout_s=60)
                 go_on.set()
                 await nothing_pending(broker, topic)
 

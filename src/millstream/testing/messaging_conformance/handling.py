@@ -384,4 +384,4 @@ async def nothing_pending_after(broker: Broker, topic: str, read: int) -> None:
                 return group.entries_read == read and group.pending == 0
         return False
 
-    await eventually(done, what=f"{read} entries read and settled", timeout_s=20)
+    await eventually(done, what=f"{read} entries read and settled", timeout_s=60)

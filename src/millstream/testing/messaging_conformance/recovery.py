@@ -73,7 +73,7 @@ class RecoveryChapter(Chapter):
                 await eventually(
                     lambda: {m.id for m in seen.messages if m.times_delivered == 2} == set(lost),
                     what="all abandoned entries",
-                    timeout_s=30,
+                    timeout_s=60,
                 )
         finally:
             stop.set()
