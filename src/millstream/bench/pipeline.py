@@ -21,7 +21,8 @@ from millstream.testing import RedisProcess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS = 3_000_000
+ROWS = 5_000_000
+"""As many as the Spark suite copies: starting a query takes two seconds, and is no cost of a row."""
 BATCH = 500_000
 _runs = itertools.count()
 
