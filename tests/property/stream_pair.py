@@ -64,7 +64,7 @@ class StreamPair:
     def _until_it_waits(self, words: Words) -> None:
         """The next command must find this one waiting, on whichever connection it comes."""
         waiting = sum(session.blocked is not None for session in self._sessions)
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 30
         while b"blocked_clients:%d\r\n" % waiting not in bytes(self._control.ask(b"INFO", b"clients")):
             assert time.monotonic() < deadline, f"redis does not wait after {words!r}"
 
