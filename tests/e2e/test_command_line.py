@@ -33,7 +33,7 @@ class Terminal:
             [os.fsencode(word).decode("latin-1") for word in words],
             env=self.environment,
             dimensions=(50, 140),
-            timeout=30,
+            timeout=90,
             encoding="latin-1",
         )
         printed = ""
@@ -218,7 +218,9 @@ def test_a_thousand_streams_are_listed(terminal: Terminal, redis_url: str) -> No
 def test_top_is_live_until_it_is_interrupted(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd("first", {"n": 1})
-        child = pexpect.spawn(MILLSTREAM, ["top", "--interval", "0.2"], env=terminal.environment, dimensions=(30, 120))
+        child = pexpect.spawn(
+            MILLSTREAM, ["top", "--interval", "0.2"], env=terminal.environment, dimensions=(30, 120), timeout=90
+        )
         child.expect("first")
         broker.xadd("second", {"n": 1})
         child.expect("second")

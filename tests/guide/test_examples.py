@@ -71,7 +71,7 @@ def test_an_example_runs_and_says_what_it_promises(name: str, column: str, reque
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -70,7 +70,7 @@ class ServeProcess:
         """Asks it to end. Returns its exit code, and what it wrote."""
         assert self._process is not None
         self._process.send_signal(number)
-        out, errors = self._process.communicate(timeout=30)
+        out, errors = self._process.communicate(timeout=60)
         return self._process.returncode, out, errors
 
     def __enter__(self) -> Self:

@@ -131,12 +131,12 @@ def test_the_janitor_runs_until_it_is_stopped(redis_url: str, tmp_path: Path) ->
             [sys.executable, "-m", "millstream", *words], env=environment, stderr=subprocess.PIPE
         )
         try:
-            wait_until(lambda: broker.xlen("orders") == 2, what="the first pass", timeout_s=30)
+            wait_until(lambda: broker.xlen("orders") == 2, what="the first pass", timeout_s=60)
             broker.xadd_many("orders", [{"n": n} for n in range(10)])
             wait_until(lambda: broker.xlen("orders") == 2, what="a later pass")
         finally:
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert b"dropped 8 entries of 'orders', 2 are left" in errors
 

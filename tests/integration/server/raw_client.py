@@ -12,7 +12,7 @@ class Client:
     """A raw connection: what is sent and received is what is on the wire."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.sock = socket.create_connection((host, port), timeout=10)
+        self.sock = socket.create_connection((host, port), timeout=60)
         self.decoder = Decoder()
 
     def send(self, *words: str | bytes | int) -> None:

@@ -20,7 +20,7 @@ def refused(*options):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-m", "millstream", "serve", "--port", "0", *map(str, options)],
-        capture_output=True, text=True, timeout=30, check=False, env=environment,
+        capture_output=True, text=True, timeout=90, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
