@@ -124,7 +124,8 @@ def flaky(asked: dict[str, Any]) -> None:
 def rivals(asked: dict[str, Any]) -> None:
     """Two attempts of one write at the same time: the one that hangs in the middle until the other has written all.
 
-    Spark's own speculation starts no second attempt on the host of the first, so never on one machine.
+    Spark's own speculation starts no second attempt on the host of the first, so none in local mode; on a cluster of
+    two names of this machine it does: tests/spark/test_places.py.
     """
     spark = session(asked)
     url, stream, hangs = asked["url"], asked["sink"]["stream"], asked["hangs"]

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from millstream import open_blocking_broker
-from millstream.testing import free_port, wait_until
+from millstream.broker.broker import BlockingBroker
+from millstream.testing import RedisProcess, free_port, wait_until
 from millstream.testing.serving import ServeProcess
 from millstream.testing.topologies import ClusterSetup
+from millstream.wire.commands import Command
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 APP = Path(__file__).with_name("spark_app.py")
+SPECULATING_APP = Path(__file__).with_name("speculating_app.py")
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(path for path in sys.path if path and Path(path).is_dir() and "site-packages" not in path)
 ROWS = 150
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For Java processes that live for seconds: compiling less is faster."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -122,23 +128,54 @@ def test_declarative_pipelines(redis_url, tmp_path):
         assert sorted(int(entry.text("event")) for entry in broker.xrange("stream_out")) == list(range(ROWS))
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[str]:
+class StandaloneCluster(NamedTuple):
+    master: str
+    hosts: tuple[str, str]
+    where: Path
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "spark.executorEnv.PYTHONPATH": PATHS,
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": SHORT_LIVED,
+            "spark.driver.host": "127.0.0.1",
+            "spark.cores.max": "2",
+        }
+
+    def executors(self) -> set[Path]:
+        """The directories of all executors that were started until now."""
+        return {path for path in self.where.glob("worker*/app-*/*") if path.is_dir()}
+
+
+def second_host() -> str:
+    """Another name of this machine, where it has one: Spark takes workers with different names for different hosts."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.2", 0))
+        except OSError:
+            return "127.0.0.1"
+    return "127.0.0.2"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     """A standalone master and two workers, one core each, on loopback."""
+    where = tmp_path_factory.mktemp("cluster")
     launch = str(spark_home() / "bin" / "spark-class")
     port = free_port()
-    master = f"spark://127.0.0.1:{port}"
+    made = StandaloneCluster(f"spark://127.0.0.1:{port}", ("127.0.0.1", second_host()), where)
     parts = [["master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]]
-    for n in range(2):
-        parts.append(["worker.Worker", master, "--host", "127.0.0.1", "--webui-port", str(free_port())])
-        parts[-1] += ["--cores", "1", "--memory", "600m", "--work-dir", str(tmp_path / f"worker{n}")]
+    for n, host in enumerate(made.hosts):
+        parts.append(["worker.Worker", made.master, "--host", host, "--webui-port", str(free_port())])
+        parts[-1] += ["--cores", "1", "--memory", "600m", "--work-dir", str(where / f"worker{n}")]
+    daemons = environment(SPARK_DAEMON_JAVA_OPTS=SHORT_LIVED)
     with ExitStack() as stack:
         logs = []
         for at, words in enumerate(parts):
-            log = stack.enter_context((tmp_path / f"part{at}.log").open("w+"))
+            log = stack.enter_context((where / f"part{at}.log").open("w+"))
             logs.append(Path(log.name))
             words[0] = f"org.apache.spark.deploy.{words[0]}"
-            process = subprocess.Popen([launch, *words], stdout=log, stderr=log, env=environment())
+            process = subprocess.Popen([launch, *words], stdout=log, stderr=log, env=daemons)
             stack.callback(process.wait, 20)
             stack.callback(process.terminate)
             if at == 0:
@@ -149,21 +186,100 @@ def cluster(tmp_path: Path) -> Iterator[str]:
                 what="a worker of the cluster",
                 timeout_s=60,
             )
-        yield master
+        yield made
 
 
 def test_a_standalone_cluster_of_two_workers(cluster, redis_url, tmp_path):
     fill(redis_url)
-    settings = {
-        "spark.executorEnv.PYTHONPATH": PATHS,
-        "spark.executor.memory": "512m",
-        "spark.driver.host": "127.0.0.1",
-        "spark.cores.max": "2",
-    }
-    words = [sys.executable, str(APP), asked(redis_url, tmp_path, master=cluster, spark=settings)]
+    before = cluster.executors()
+    words = [sys.executable, str(APP), asked(redis_url, tmp_path, master=cluster.master, spark=cluster.settings())]
     check(redis_url, run(words, tmp_path))
-    executors = [path for n in range(2) for path in (tmp_path / f"worker{n}").glob("app-*/*") if path.is_dir()]
-    assert len(executors) == 2
+    assert len(cluster.executors() - before) == 2
+
+
+# --- speculation: a task hangs in the middle of its write, and Spark starts a second attempt of it on another host
+
+SPECULATED_ROWS = 480
+HALF = 3
+BATCH_ROWS = 40
+ONCE = {
+    "with_the_users_id": {"stream": "users_id", "txnAppId": "job", "txnVersion": "1"},
+    "with_the_drivers_id": {"stream": "drivers_id"},
+    "streaming": {"stream": "streaming", "streaming": True},
+    "at_explicit_ids": {"stream": "explicit${part}", "idColumn": "key"},
+    "by_event_id": {"stream": "event_id", "delivery": "exactly_once_by_event_id", "eventIdColumn": "key"},
+}
+PLANTED = {"no_marker": {"stream": "no_marker", "delivery": "at_least_once"}}
+
+
+class Speculated(NamedTuple):
+    """What is in Redis after a write whose first partition was written by two attempts."""
+
+    rows: list[int]
+    """As they lie in the stream; of several streams, one after the other."""
+    attempts: dict[int, dict[str, str]]
+    """What each attempt of the first partition noted at its end, by its number."""
+
+
+@pytest.fixture(scope="module")
+def speculated(
+    cluster: StandaloneCluster, shared_redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Speculated]:
+    """All writes in one application, which costs more to start than all of them take."""
+    if len(set(cluster.hosts)) == 1:
+        pytest.skip("127.0.0.2 cannot be bound: Spark starts no second attempt on the host of the first")
+    where = tmp_path_factory.mktemp("speculated")
+    url, writes = shared_redis.url, {**ONCE, **PLANTED}
+    settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS), **cluster.settings()}
+    with open_blocking_broker(url) as broker:
+        broker.link.call(Command((b"FLUSHALL",)))
+        broker.xadd_many("in", [{"event": str(n)} for n in range(SPECULATED_ROWS)])
+        # Small chunks: a batch is several steps, and rivals meet in the middle of it.
+        more = {name: {"chunkRows": "8", **write} for name, write in writes.items()}
+        plan = {"rows": SPECULATED_ROWS, "half": HALF, "writes": more, "master": cluster.master, "spark": settings}
+        run([sys.executable, str(SPECULATING_APP), asked(url, where, **plan)], where)
+        return {name: _speculated(broker, str(write["stream"])) for name, write in writes.items()}
+
+
+def _speculated(broker: BlockingBroker, stream: str) -> Speculated:
+    streams = [stream.replace("${part}", str(part)) for part in range(2)] if "$" in stream else [stream]
+    notes = [entry for entry in broker.xrange(f"notes:{stream}") if entry.text("what") == "ended"]
+    return Speculated(
+        [int(entry.text("event")) for each in streams for entry in broker.xrange(each)],
+        {int(note.text("attempt")): {k.decode(): v.decode() for k, v in note.fields.items()} for note in notes},
+    )
+
+
+def check_attempts(found: Speculated) -> tuple[dict[str, int], dict[str, int]]:
+    """What both attempts did, having made sure that there were two, at the same time, each with all rows."""
+    assert set(found.attempts) == {0, 1}
+    for fact in ("task", "executor"):
+        assert len({attempt[fact] for attempt in found.attempts.values()}) == 2, fact
+    first, copy = ({k: int(found.attempts[n][k]) for k in ("rows", "added", "skipped")} for n in range(2))
+    assert first["rows"] == copy["rows"] == SPECULATED_ROWS // 2
+    return first, copy
+
+
+@pytest.mark.parametrize("write", ONCE)
+def test_two_attempts_of_a_task_write_at_once_and_every_row_is_there_once(write: str, speculated):
+    found: Speculated = speculated[write]
+    first, copy = check_attempts(found)
+    assert first["added"] >= HALF * BATCH_ROWS, "the first attempt had half of its rows stored"
+    assert copy["added"] >= BATCH_ROWS, "its copy overtook it"
+    assert first["added"] + copy["added"] == first["skipped"] + copy["skipped"] == SPECULATED_ROWS // 2
+    for part in range(2):
+        own = range(part * SPECULATED_ROWS // 2, (part + 1) * SPECULATED_ROWS // 2)
+        assert [row for row in found.rows if row in own] == list(own), f"rows of partition {part}, in their order"
+    assert len(found.rows) == SPECULATED_ROWS
+
+
+def test_without_a_marker_the_same_two_attempts_double_their_rows(speculated):
+    """The planted fault: were there no second attempt, or did it not write, no row would be there twice."""
+    found: Speculated = speculated["no_marker"]
+    first, copy = check_attempts(found)
+    assert first["added"] == copy["added"] == SPECULATED_ROWS // 2
+    twice = range(SPECULATED_ROWS // 2)
+    assert sorted(found.rows) == sorted([*twice, *range(SPECULATED_ROWS)])
 
 
 def test_a_redis_cluster(spark, tmp_path):
