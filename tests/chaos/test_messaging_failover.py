@@ -19,8 +19,9 @@ from millstream.errors import MillstreamError
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.codecs import codec
 from millstream.model import Durability, replicated
-from millstream.testing import SentinelSetup, eventually
+from millstream.testing import RedisProcess, SentinelSetup, eventually
 from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.topologies import ask
 
 TOPIC = "jobs"
 GROUP = "g"
@@ -58,6 +59,12 @@ class Sender:
         self._stop = True
 
 
+def replicated_to(server: RedisProcess, fact: str) -> int:
+    """How far the server is in the history that primary and replica share."""
+    lines = ask(server, "INFO", "replication").decode().splitlines()
+    return int(dict(line.split(":", 1) for line in lines if ":" in line)[fact])
+
+
 async def tokens_in(broker: Broker) -> Counter[str]:
     return Counter(codec("flat").decode(entry.fields).payload.decode() for entry in await broker.xrange(TOPIC))
 
@@ -87,10 +94,18 @@ async def test_publisher_and_subscriber_go_on_through_a_failover(
         async with Publisher(broker, durability=durability, retry_ms=60_000) as publisher:
             sender = Sender(publisher)
             sending = [asyncio.create_task(sender.run()) for _ in range(4)]
-            await eventually(lambda: len(sender.answered) >= BEFORE, what="messages before the failover", timeout_s=30)
-            await asyncio.sleep(chance.random() * 0.2)
+            await eventually(lambda: len(sender.answered) >= BEFORE, what="messages before the failover", timeout_s=60)
 
+            # What was acknowledged since the replica is known to have everything may be handled again after its
+            # promotion, however far the machine let it fall behind: to the ledger, the outage begins here.
+            reached = replicated_to(sentinel.primary, "master_repl_offset")
             ledger.outage()
+            await eventually(
+                lambda: replicated_to(sentinel.replica, "slave_repl_offset") >= reached,
+                what="the replica",
+                timeout_s=60,
+            )
+            await asyncio.sleep(chance.random() * 0.2)
             await asyncio.to_thread(sentinel.failover)
             ledger.outage()
             if durability is not None:
@@ -99,7 +114,7 @@ async def test_publisher_and_subscriber_go_on_through_a_failover(
                 # primary too, and empty.
                 unconfirmed = sender.errors["DurabilityUnavailable"]
                 await eventually(
-                    lambda: sender.errors["DurabilityUnavailable"] > unconfirmed + 4, what="writes there", timeout_s=30
+                    lambda: sender.errors["DurabilityUnavailable"] > unconfirmed + 4, what="writes there", timeout_s=60
                 )
                 await asyncio.to_thread(sentinel.primary.start)
             before = len(sender.answered)
