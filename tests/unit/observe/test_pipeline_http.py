@@ -124,7 +124,7 @@ def test_steering(client: TestClient, runner: FakeRunner) -> None:
 def test_a_real_server_on_loopback_and_a_port_that_is_taken(exposition: Exposition) -> None:
     app = application(exposition, health=lambda: (True, {}), ready=lambda: (True, {}))
     with HttpServer(app, port=0) as server:
-        assert httpx.get(f"http://127.0.0.1:{server.port}/health").json() == {"status": "ok"}
+        assert httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=60).json() == {"status": "ok"}
         with pytest.raises(InvalidArgument, match="port"):
             HttpServer(app, port=server.port)
     with pytest.raises(httpx.ConnectError):

@@ -62,7 +62,7 @@ def test_closing_waits_for_the_batch_inside() -> None:
     def work() -> None:
         with gate.batch(5):
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
 
     def close() -> None:
         gate.close()
@@ -70,12 +70,12 @@ def test_closing_waits_for_the_batch_inside() -> None:
 
     threads = [threading.Thread(target=work), threading.Thread(target=close)]
     threads[0].start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     threads[1].start()
     wait_until(gate.closing.is_set)
     assert not closed.is_set()
     leave.set()
-    assert closed.wait(10)
+    assert closed.wait(60)
     for thread in threads:
         thread.join()
     assert gate.last_done == 5
