@@ -38,6 +38,8 @@ def run_twin(session: Session, twin: Twin, keys: list[bytes], argv: list[bytes])
     """
     engine = session.engine
     table = engine.table
+    # Asked once, before the first command, as Redis does: what has begun does not run out of memory half-way.
+    starved = engine.memory.exceeded() if session.starved is None else session.starved
 
     def call(*words: bytes) -> Reply:
         spec = table.fast.get(words[0])
@@ -50,7 +52,7 @@ def run_twin(session: Session, twin: Twin, keys: list[bytes], argv: list[bytes])
             raise ErrorReply("ERR Wrong number of args calling Redis command from script")
         if spec.bits & NO_SCRIPT:
             raise ErrorReply("ERR This Redis command is not allowed from script")
-        if spec.bits & DENY_OOM and engine.memory.exceeded():
+        if starved and spec.bits & DENY_OOM:
             raise ErrorReply(OUT_OF_MEMORY)
         if engine.monitors:
             feed_monitors(session, spec, words, by_script=True)

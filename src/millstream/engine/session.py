@@ -39,6 +39,7 @@ class Session:
         "seen_ms",
         "skips",
         "special",
+        "starved",
         "tag",
         "watched",
     )
@@ -79,6 +80,8 @@ class Session:
         the outbox."""
         self.may_block = True
         """False inside EXEC and inside a script, where Redis does not block either."""
+        self.starved: bool | None = None
+        """Inside EXEC: whether memory was short when it began. Scripts in it go by that."""
         self.closing = False
         """The driver closes the connection after the replies that are on their way to it (QUIT, CLIENT KILL)."""
         self.tag: Any = None

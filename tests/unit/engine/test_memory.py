@@ -79,3 +79,32 @@ def test_memory_usage_tells_about_one_key() -> None:
     assert 1000 < driver.say("MEMORY USAGE a") < 1400
     assert 5000 < driver.say("MEMORY USAGE l") < 10_000
     assert driver.say("MEMORY USAGE l SAMPLES 0") == driver.say("MEMORY USAGE l SAMPLES 3")
+
+
+def test_a_stream_at_the_end_of_all_ids_is_as_large_as_before() -> None:
+    driver = Driver()
+    driver.say("XADD s 1-1 n 1")
+    before = driver.engine.used_memory()
+    driver.say("XSETID s 18446744073709551615-18446744073709551615")
+    assert abs(driver.engine.used_memory() - before) < 100
+    assert "exhausted" in str(driver.say("XADD s * n 2"))
+    driver.say("XSETID s 1-1")
+    assert abs(driver.engine.used_memory() - before) < 100
+    driver.say("XADD s * n 2")
+    assert driver.say("XLEN s") == 2
+
+
+def test_what_has_begun_does_not_run_out_of_memory_half_way() -> None:
+    """A script, and scripts in a transaction: all of it is refused, or all of it runs."""
+    source = b"return redis.call('SET', KEYS[1], ARGV[1])"
+    driver = Driver()
+    driver.engine.register_script(source, lambda call, keys, argv: call(b"SET", keys[0], argv[0]))
+    evaluate = (b"EVAL", source, b"1", b"b", b"y")
+    driver.say("CONFIG SET maxmemory 1000")
+    driver.say("MULTI")
+    driver.send((b"SET", b"a", b"x" * 2000))
+    driver.send(evaluate)
+    assert driver.say("EXEC") == [OK, OK]
+    assert OOM in str(driver.send(evaluate))
+    driver.say("DEL a")
+    assert driver.send(evaluate) == OK

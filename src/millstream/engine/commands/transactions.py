@@ -44,10 +44,12 @@ def exec_(session: Session, args: Sequence[bytes]) -> Reply:
         return NIL_ARRAY
     engine = session.engine
     replies = []
+    session.starved = engine.memory.exceeded()
     for spec, words in queue:
         if engine.monitors:
             feed_monitors(session, spec, words)
         replies.append(engine.call(session, spec, words))
+    session.starved = None
     if engine.monitors and session.last is not None:
         feed_monitors(session, session.last, args)
     return replies

@@ -116,7 +116,10 @@ class Stream:
     def memory_bytes(self) -> int:
         """An estimate, kept up to date as entries come and go."""
         tail = self._tail
+        if tail is not None and tail.used >= MAX_BYTES:  # no size, but the mark that `_heed_last_number` has put there
+            tail.redis_bytes()
         open_bytes = 0 if tail is None else tail.used + 200 * tail.total
+        self._heed_last_number()
         pending = sum(_GROUP_BYTES + _PENDING_BYTES * len(group.pending) for group in self.groups.values())
         return 600 + self._sealed_bytes + open_bytes + pending
 
