@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +14,11 @@ from millstream import open_blocking_broker
 from millstream.broker.embedded import Embedded
 from millstream.broker.scripts import all_names, script
 from millstream.wire.commands import Args, Batch
-from millstream.wire.replies import ErrorReply
+from millstream.wire.replies import NIL_ARRAY, ErrorReply
 
 SEEDS = range(int(os.environ.get("TRIALS", "10")))
 Side = Callable[[Args], Any]
+Together = Callable[[Sequence[Args]], list[Any]]
 
 
 @pytest.fixture
@@ -35,7 +36,22 @@ def sides(redis_url: str) -> Iterator[tuple[Side, Side]]:
     embedded.close()
 
 
+@pytest.fixture
+def transactions(redis_url: str) -> Iterator[tuple[Together, Together]]:
+    """Commands as one transaction."""
+    with open_blocking_broker(redis_url) as broker:
+        embedded = Embedded(housekeeping=False)
+        session = embedded.session()
+        yield (
+            lambda commands: broker.link.call_many(Batch(commands, atomic=True)),
+            lambda commands: embedded.execute_many(session, commands, atomic=True),
+        )
+        embedded.close()
+
+
 def plain(reply: Any) -> Any:
+    if reply is NIL_ARRAY:
+        return None
     if isinstance(reply, ErrorReply):
         return reply.text.split(" script: ", 1)[0]
     if isinstance(reply, list):
@@ -129,35 +145,66 @@ def shapes_of_ids(reply: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_append_once_uniform(sides: tuple[Side, Side], seed: int) -> None:
+def test_once_open_and_once_close(transactions: tuple[Together, Together], seed: int) -> None:
+    """The transaction of the two: the same answers, the same streams; a refused one leaves everything as it was."""
     chance = random.Random(seed)
 
-    def both(*words: bytes) -> Any:
-        theirs, ours = (shapes_of_ids(plain(side(words))) for side in sides)
-        assert ours == theirs, (seed, words)
+    def together(*commands: Args) -> Any:
+        theirs, ours = (shapes_of_ids(plain(side(commands))) for side in transactions)
+        assert ours == theirs, (seed, commands)
         return theirs
 
-    for side in sides:
-        side((b"FLUSHALL",))
-    keys = (b"s", b"{s}.once:w")
+    def both(*words: bytes) -> Any:
+        return together(words)[0]
+
+    def state() -> Any:
+        return [side((words,))[0] for side in transactions for words in look]
+
+    both(b"FLUSHALL")
+    keys = (b"s", b"{s}.once:w", b"{s}.once.gate")
+    look = ((b"XINFO", b"STREAM", b"s", b"FULL", b"COUNT", b"0"), (b"HGETALL", keys[1]), (b"EXISTS", *keys))
     rows, version = 0, 1
     for _ in range(60):
-        if chance.random() < 0.05:
-            both(b"DEL", b"s")
-        if chance.random() < 0.02:
-            both(b"SET", b"s", b"no stream")
-        if chance.random() < 0.02:
-            both(b"XADD", b"s", b"18446744073709551615-1", b"a", b"b")
-        version = max(version + chance.choice((0, 0, 0, 0, 1, -1)), 0)
-        argv = [b"0", b"%d" % version, b"%d" % chance.choice((rows, rows, rows, 0, rows + 1))]
-        argv += [chance.choice((b"-", b"aa")), chance.choice((b"-", b"aa", b"bb")), b"100000"]
-        width = chance.choice((1, 1, 2, 3))
-        argv += [b"%d" % width, *(b"name%d" % n for n in range(width))]
-        argv += [b"%d" % chance.randrange(100) for _ in range(width * chance.randint(0, 5))]
-        answer = both(b"EVALSHA", script("append_once_uniform").sha, b"2", *keys, *argv)
-        if answer[0] == b"ROWS":
-            rows = int(answer[1])
-        elif answer[0] == b"OK":
+        for likely, words in (
+            (0.1, (b"DEL", b"s")),
+            (0.02, (b"SET", b"s", b"no stream")),
+            (0.03, (b"XADD", b"s", b"18446744073709551615-1", b"a", b"b")),
+            (0.02, (b"SET", keys[1], b"no hash")),
+            (0.1, (b"DEL", keys[1])),
+            (0.02, (b"HSET", keys[1], b"0", b"no marker")),
+            (0.05, (b"XTRIM", b"s", b"MAXLEN", b"2")),
+            (0.1, (b"XGROUP", b"CREATE", b"s", b"g", b"0")),
+            (0.05, (b"XREADGROUP", b"GROUP", b"g", b"c", b"COUNT", b"2", b"STREAMS", b"s", b">")),
+        ):
+            if chance.random() < likely:
+                both(*words)
+        version = max(version + chance.choice((0, 0, 0, 0, 0, 0, 1, 1, -1)), 0)
+        head = [b"0", b"%d" % version, b"%d" % chance.choice((rows, rows, rows, 0, rows + 1))]
+        head += [chance.choice((b"-", b"aa")), chance.choice((b"-", b"aa", b"aa", b"bb")), b"100000"]
+        appends: list[Args] = [(b"XADD", b"s", b"*", b"n", b"%d" % n) for n in range(chance.randint(1, 5))]
+        broken = chance.random() < 0.2
+        if broken:
+            appends[chance.randrange(len(appends))] = (b"XADD", b"s", b"0-0", b"n", b"cannot be")
+        argv = (*head, b"%d" % len(appends))
+        before = state()
+        answer = together(
+            script("once_open").whole(keys, argv),
+            (b"XSETID", keys[2], b"18446744073709551615-18446744073709551615"),
+            *appends,
+            script("once_close").whole(keys, argv),
+            (b"DEL", keys[2]),
+        )
+        assert both(b"EXISTS", keys[2]) == 0
+        if answer[0] == [b"OK"] and not broken:
+            assert answer[-2] == [b"OK", b"%d" % len(appends), b"ID"]
             rows = int(both(b"HGET", keys[1], b"0").split(b" ")[1])
+            assert rows == int(head[2]) + len(appends)
+        elif answer[0] == [b"OK"]:
+            assert answer[-2].startswith("ERR not all rows of this transaction")
+            assert [state()[n] for n in (1, 4)] == [before[n] for n in (1, 4)]  # the markers
+        else:
+            assert state() == before
+            if answer[0][0] == b"ROWS":
+                rows = int(answer[0][1])
         both(b"XRANGE", b"s", b"-", b"+")
         both(b"HGETALL", keys[1])

@@ -1,19 +1,64 @@
-"""Many commands of one shape, kept as columns: packed with a few steps for all of them instead of a few for each."""
+"""Many commands that are packed with a few steps for all of them, instead of a few for each."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any, overload
 
 from millstream.wire.commands import Args
+from millstream.wire.resp import pack
 
 
-class SameShape(Sequence[Args]):
-    """Commands that begin alike and go on with the same field names, each with its own values.
+class InBulk(Sequence[Args]):
+    """A sequence of plain commands to whoever wants that; a link to a server takes ``packed`` instead."""
 
-    A sequence of plain commands to whoever wants that; a link to a server takes ``packed`` instead.
-    """
+    __slots__ = ()
+
+    @abstractmethod
+    def packed(self) -> bytes | memoryview:
+        """All commands as they travel."""
+
+
+class Joined(InBulk):
+    """Commands one after the other, those in bulk among them left as they are."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, *parts: Sequence[Args]) -> None:
+        self._parts: list[Sequence[Args]] = [
+            one for part in parts for one in (part._parts if isinstance(part, Joined) else (part,))
+        ]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __getitem__(self, at: Any) -> Any:
+        return list(self)[at]
+
+    def __iter__(self) -> Iterator[Args]:
+        return chain.from_iterable(self._parts)
+
+    def packed(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """``packed``, without a copy of what is in bulk."""
+        plain: list[bytes] = []
+        for part in self._parts:
+            if isinstance(part, InBulk):
+                yield b"".join(plain)
+                yield part.packed()
+                plain = []
+            else:
+                plain += map(pack, part)
+        yield b"".join(plain)
+
+
+class SameShape(InBulk):
+    """Commands that begin alike and go on with the same field names, each with its own values."""
 
     __slots__ = ("_head", "_names", "_values")
 

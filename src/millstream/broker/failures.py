@@ -49,17 +49,19 @@ ID_TOO_SMALL = (
 )
 SCRIPT_PLACE = re.compile(r" script: \w+, on @user_script:\d+\.$")
 """Where in a script the server was when it refused: of no use to a caller."""
+ABORTED = "EXECABORT Transaction discarded because of: "
+"""What EXEC says before the reason for which it was refused itself."""
 INVALID_ID = "ERR Invalid stream ID specified as stream command argument"
 NO_SUCH_KEY = ("ERR no such key", "ERR The XGROUP subcommand requires the key to exist")
 
 
 def code_of(error: ErrorReply) -> str:
-    return error.text.split(" ", 1)[0]
+    return error.text.removeprefix(ABORTED).split(" ", 1)[0]
 
 
 def typed(error: ErrorReply) -> MillstreamError:
     """The error that a caller sees for this reply."""
-    text = SCRIPT_PLACE.sub("", error.text)
+    text = SCRIPT_PLACE.sub("", error.text.removeprefix(ABORTED))
     code = text.split(" ", 1)[0]
     if known := ADVICE.get(code):
         kind, advice = known

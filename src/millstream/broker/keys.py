@@ -28,6 +28,11 @@ LEGEND: Final = (
         "hash of one writer of append_once: partition to 'version rows digest last-id'",
         "forget_after_ms after the writer's last append (a week by default)",
     ),
+    Legend(
+        "once.gate",
+        "stream of one entry: what once_open found, for once_close in the same transaction",
+        "with the transaction: nobody else sees it",
+    ),
     Legend("seen.a", "set of event ids that append_unique saw in the window that is open", "two windows"),
     Legend("seen.b", "set of event ids of the window before", "two windows"),
     Legend("seen.t", "string: the millisecond at which seen.a was opened, and the window", "two windows"),

@@ -11,14 +11,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.broker.bulk import InBulk, Joined
+from millstream.broker.failures import code_of, typed
+from millstream.broker.keys import beside
 from millstream.broker.operations.once import ROW_WORDS, Once
-from millstream.broker.scripts import load_script, script
+from millstream.broker.scripts import script
 from millstream.broker.site import Site
-from millstream.errors import ServerError
 from millstream.spark.errors import RowsMiscounted
-from millstream.wire.commands import Command, Conversation, Packed
+from millstream.wire.commands import Args, Batch, Conversation
+from millstream.wire.replies import ErrorReply
 
 NO_TRIM = (b"0",)
+GREATEST_ID = b"%d-%d" % (2**64 - 1, 2**64 - 1)
+AROUND = 4
+"""Commands of a transaction that are no rows."""
 _BYTES = pa.large_binary()
 """Offsets of 64 bits: the columns of one batch may hold more than 2 GiB together."""
 
@@ -26,15 +32,16 @@ _BYTES = pa.large_binary()
 class UniformRows(Sequence[list[bytes]]):
     """Rows ``[name, value, name, value, ...]`` with the same names in all, kept as the names and a column for each.
 
-    Columns are Arrow arrays of bytes without nulls. They are packed once; slices share what was packed.
+    Columns are Arrow arrays of bytes without nulls. They are packed once in each form; slices share what was packed.
     """
 
-    __slots__ = ("_columns", "_packed", "names")
+    __slots__ = ("_appends", "_columns", "_values", "names")
 
-    def __init__(self, names: Sequence[bytes], columns: Sequence[pa.Array], packed: pa.Array | None = None) -> None:
+    def __init__(self, names: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         self.names = tuple(names)
         self._columns = tuple(columns)
-        self._packed = packed
+        self._values: pa.Array | None = None
+        self._appends: tuple[Args, pa.Array] | None = None
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -43,8 +50,12 @@ class UniformRows(Sequence[list[bytes]]):
         if isinstance(at, slice):
             first, past, _ = at.indices(len(self))
             size = max(past - first, 0)
-            packed = None if self._packed is None else self._packed.slice(first, size)
-            return UniformRows(self.names, [column.slice(first, size) for column in self._columns], packed)
+            part = UniformRows(self.names, [column.slice(first, size) for column in self._columns])
+            part._values = None if self._values is None else self._values.slice(first, size)
+            if self._appends is not None:
+                head, packed = self._appends
+                part._appends = head, packed.slice(first, size)
+            return part
         values = [column[at].as_py() for column in self._columns]
         return [word for pair in zip(self.names, values, strict=True) for word in pair]
 
@@ -58,29 +69,64 @@ class UniformRows(Sequence[list[bytes]]):
         return UniformRows(self.names, [column.take(chosen) for column in self._columns])
 
     def packed_values(self) -> memoryview:
-        """Row by row, each row's values in the order of the names, as bulk strings: as the script takes them."""
-        if self._packed is None:
-            self._packed = _packed(self._columns)
-        _, offsets, data = self._packed.buffers()
-        places = memoryview(offsets).cast("q")
-        first = self._packed.offset
-        return memoryview(data)[places[first] : places[first + len(self._packed)]]
+        """Row by row, each row's values in the order of the names, as bulk strings: as the digest takes them."""
+        if self._values is None:
+            self._values = _packed(self._columns, [b"$", *[b"\r\n$"] * (len(self.names) - 1)])
+        return _bytes_of(self._values)
+
+    def packed_appends(self, head: Args) -> memoryview:
+        """Row by row, each row as a command that begins with ``head``."""
+        if self._appends is None or self._appends[0] != head:
+            befores = [b"\r\n$%d\r\n%b\r\n$" % (len(name), name) for name in self.names]
+            count = len(head) + 2 * len(self.names)
+            start = (b"*%d" % count, *(b"\r\n$%d\r\n%b" % (len(word), word) for word in head))
+            self._appends = head, _packed(self._columns, [b"".join((*start, befores[0])), *befores[1:]])
+        return _bytes_of(self._appends[1])
 
 
-def _packed(columns: Sequence[pa.Array]) -> pa.Array:
-    """Each row's values as bulk strings, one behind the other.
+class Appends(InBulk):
+    """The commands that add rows to a stream, in their order."""
 
-    What stands before a value depends on its length alone: so each such text is made once, and Arrow lays texts and
+    __slots__ = ("_head", "_rows")
+
+    def __init__(self, stream: bytes, rows: UniformRows) -> None:
+        self._head = (b"XADD", stream, b"*")
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return list(self)[at]
+
+    def __iter__(self) -> Iterator[Args]:
+        for row in self._rows:
+            yield (*self._head, *row)
+
+    def packed(self) -> memoryview:
+        return self._rows.packed_appends(self._head)
+
+
+def _packed(columns: Sequence[pa.Array], befores: Sequence[bytes]) -> pa.Array:
+    """Each row's values, one behind the other: before each stand its column's text and its length.
+
+    All that stands before a value depends on its length alone: so each such text is made once, and Arrow lays texts and
     values side by side.
     """
     parts: list[Any] = []
-    for column in columns:
+    for column, before in zip(columns, befores, strict=True):
         wide = column.cast(_BYTES)
         lengths = pc.binary_length(wide).dictionary_encode()
-        before = b"\r\n$%d\r\n" if parts else b"$%d\r\n"
-        heads = pa.array([before % length for length in lengths.dictionary.to_pylist()], _BYTES)
+        heads = pa.array([b"%b%d\r\n" % (before, length) for length in lengths.dictionary.to_pylist()], _BYTES)
         parts += [heads.take(lengths.indices), wide]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"\r\n", _BYTES), pa.scalar(b"", _BYTES))
+
+
+def _bytes_of(packed: pa.Array) -> memoryview:
+    _, offsets, data = packed.buffers()
+    places = memoryview(offsets).cast("q")
+    first = packed.offset
+    return memoryview(data)[places[first] : places[first + len(packed)]]
 
 
 class BulkOnce(Once):
@@ -94,12 +140,12 @@ class BulkOnce(Once):
         rows.packed_values()  # all of them at once: chunks are slices of it
         skipped = self._skip(rows, [])
         todo = rows[skipped:]
+        if todo:
+            Appends(self._stream, todo).packed()  # likewise
         while todo:
             chunk = _first_chunk(todo, site)
             reply, ahead = yield from self._send(chunk)
             if reply[0] == b"OK":
-                if int(reply[1]) != len(chunk):
-                    raise RowsMiscounted(len(chunk), int(reply[1]))
                 self.position += len(chunk)
                 self.digest = ahead
                 todo = todo[len(chunk) :]
@@ -111,32 +157,21 @@ class BulkOnce(Once):
         return len(rows) - skipped, skipped
 
     def _send(self, rows: UniformRows) -> Conversation[tuple[list[Any], Any]]:
+        """Adds the rows and moves the marker, in one transaction: the verdict on it, and the digest after the rows."""
         assert self.digest is not None
-        values = rows.packed_values()
         ahead = self.digest.copy()
-        ahead.add_packed(rows.names, values)
-        chosen = script("append_once_uniform")
-        words = Packed(
-            chosen.words(
-                (self._stream, self._markers),
-                (
-                    *(self._partition, self._version, b"%d" % self.position),
-                    *(self.digest.word(), ahead.word(), self._ttl),
-                    *(b"%d" % len(rows.names), *rows.names),
-                ),
-            )
+        ahead.add_packed(rows.names, rows.packed_values())
+        gate = beside(self._stream, b"once.gate")
+        keys = (self._stream, self._markers, gate)
+        argv = (
+            *(self._partition, self._version, b"%d" % self.position),
+            *(self.digest.word(), ahead.word(), self._ttl, b"%d" % len(rows)),
         )
-        count = len(words) + len(rows.names) * len(rows)
-        words.data = b"".join((b"*%d\r\n" % count, *(b"$%d\r\n%b\r\n" % (len(word), word) for word in words), values))
-        call = Command(words, self._stream, repeatable=True)
-        try:
-            reply: list[Any] = yield call
-        except ServerError as error:
-            if error.code != "NOSCRIPT":
-                raise
-            yield from load_script(chosen, self._stream)
-            reply = yield call
-        return reply, ahead
+        before = (script("once_open").whole(keys, argv), (b"XSETID", gate, GREATEST_ID))
+        behind = (script("once_close").whole(keys, argv), (b"DEL", gate))
+        commands = Joined(before, Appends(self._stream, rows), behind)
+        replies = yield Batch(commands, self._stream, atomic=True, repeatable=True)
+        return verdict(replies, len(rows)), ahead
 
     def _move(self, rows: Sequence[list[bytes]]) -> None:
         if isinstance(rows, UniformRows) and self.digest is not None:
@@ -147,9 +182,28 @@ class BulkOnce(Once):
 
 
 def _first_chunk(rows: UniformRows, site: Site) -> UniformRows:
-    """As many rows as one call of the script may carry."""
+    """As many rows as one transaction may carry."""
     most = site.limits.script_entries
     chunk: UniformRows = rows[:most]
     while len(chunk) > 1 and chunk.packed_values().nbytes > site.limits.script_bytes:
         chunk = chunk[: len(chunk) // 2]
     return chunk
+
+
+def verdict(replies: list[Any], count: int) -> list[Any]:
+    """What once_open said, after a look at all that the transaction answered. Raises the error in the answer: then no
+    row was added, or (a single XADD failed, which nothing undoes) the marker stayed where it was."""
+    opening: list[Any] | ErrorReply = replies[0]
+    if isinstance(opening, list) and replies[-2] == [b"SHUT"]:
+        added = sum(type(reply) is not ErrorReply for reply in replies[2:-2])
+        if added:
+            raise RowsMiscounted(0, added)
+        return opening
+    if ErrorReply in set(map(type, replies)):
+        errors = [reply for reply in replies if type(reply) is ErrorReply]
+        # Refused while it was queued, a command tells why; those around it only that the transaction was discarded.
+        raise typed(next((error for error in errors if code_of(error) != "EXECABORT"), errors[0]))
+    if len(replies) != count + AROUND:
+        raise RowsMiscounted(count, len(replies) - AROUND)
+    assert isinstance(opening, list)
+    return opening

@@ -11,13 +11,6 @@ Args = tuple[bytes, ...]
 """A command's words, name first, exactly as they travel."""
 
 
-class Packed(tuple[bytes, ...]):
-    """The first words of a command whose bytes a bulk writer has made already, in a quicker way: all of it is in
-    ``data``, and a link to a server sends that."""
-
-    data: bytes
-
-
 class Command(NamedTuple):
     """One command and what a link must know to send it well."""
 

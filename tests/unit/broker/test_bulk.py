@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.bulk import same_shape
+from millstream.broker.bulk import Joined, same_shape
 from millstream.broker.limits import Limits
-from millstream.broker.links.packing import chunks_of, pack, pack_all
+from millstream.broker.links.packing import chunks_of, pack, pack_all, pieces_of
 from millstream.broker.operations.arguments import field_words
 from millstream.broker.operations.writing import entry_commands
 
@@ -46,6 +46,26 @@ def test_chunks_are_bounded_and_complete(entries: list[dict[str | bytes, bytes]]
         assert sum(number for _, number in chunks) == len(plain)
         assert all(number <= count for _, number in chunks)
         assert all(number == 1 or len(data) <= 2 * size for data, number in chunks)
+
+
+@given(rows, rows)
+def test_joined_commands_stay_in_bulk(
+    entries: list[dict[str | bytes, bytes]], more: list[dict[str | bytes, bytes]]
+) -> None:
+    plain = [(*HEAD, *field_words(entry, LIMITS)) for entry in entries]
+    columns = same_shape(HEAD, entries, LIMITS.max_entry_bytes)
+    others = [(*HEAD, *field_words(entry, LIMITS)) for entry in more]
+    assert columns is not None
+
+    joined = Joined([(b"MULTI",)], Joined(others, columns, others), [(b"EXEC",)])
+
+    expected = [(b"MULTI",), *others, *plain, *others, (b"EXEC",)]
+    assert list(joined) == expected
+    assert len(joined) == len(expected)
+    assert joined[1:3] == expected[1:3]
+    assert pack_all(joined) == b"".join(map(pack, expected))
+    assert list(pieces_of(joined))[1] == columns.packed()
+    assert b"".join(pieces_of(joined)) == b"".join(map(pack, expected))
 
 
 def test_what_has_to_be_looked_at_one_by_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream import errors
-from millstream.broker.failures import backoff_s, typed
+from millstream.broker.failures import backoff_s, code_of, typed
 from millstream.wire.replies import ErrorReply
 
 
@@ -35,6 +35,15 @@ def test_kinds(text: str, kind: type[errors.MillstreamError]) -> None:
 
     assert type(error) is kind
     assert text.rstrip(".") in str(error)
+
+
+def test_a_transaction_is_refused_for_a_reason() -> None:
+    error = ErrorReply(
+        "EXECABORT Transaction discarded because of: OOM command not allowed when used memory > 'maxmemory'."
+    )
+
+    assert code_of(error) == "OOM"
+    assert type(typed(error)) is errors.OutOfMemory
 
 
 def test_where_a_script_was_is_not_the_callers_affair() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from millstream.broker.bulk import Joined, SameShape
 from millstream.broker.keys import SLOTS, slot_of
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
 from millstream.broker.links.journey import Traveller, refused_from, unwrap
@@ -141,6 +142,16 @@ def test_an_atomic_batch_is_one_transaction() -> None:
     assert road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
     assert list(road.trips[0].requests) == [(b"MULTI",), (b"a",), (b"b",), (b"EXEC",)]
     assert road.trips[0].whole
+
+
+def test_an_atomic_batch_in_bulk_stays_in_bulk() -> None:
+    bulk = SameShape((b"XADD", b"s", b"*"), (b"n",), [b"1", b"2"])
+    aborted = ErrorReply("EXECABORT Transaction discarded because of: OOM command not allowed")
+    road = Road(single(), [b"OK", b"QUEUED", b"QUEUED", aborted], [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
+
+    assert road.walk(road.traveller.call_many(Batch(bulk, b"s", atomic=True))) == [b"1", b"2"]
+    assert [type(trip.requests) for trip in road.trips] == [Joined, Joined]
+    assert list(road.trips[1].requests) == [(b"MULTI",), *bulk, (b"EXEC",)]
 
 
 def test_an_atomic_batch_that_is_refused_while_queueing() -> None:

@@ -16,7 +16,7 @@ import hiredis
 from millstream.broker.limits import Limits
 from millstream.broker.links.blocking_wire import readable
 from millstream.broker.links.exchange import NoAnswer, NotSent
-from millstream.broker.links.packing import chunks_of, pack_all, pack_one
+from millstream.broker.links.packing import chunks_of, pack, pack_all
 from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
@@ -90,7 +90,7 @@ class AsyncWire(asyncio.Protocol):
             await self._drained()
         if len(requests) > 1 and not whole:
             return await self._send_in_chunks(requests, wait_s, reading)
-        data = pack_one(requests[0]) if len(requests) == 1 else pack_all(requests)
+        data = pack(requests[0]) if len(requests) == 1 else pack_all(requests)
         replies = await self._send(data, len(requests), wait_s)
         return reading(replies)
 
@@ -118,7 +118,7 @@ class AsyncWire(asyncio.Protocol):
             raise
         return replies
 
-    def _send(self, data: bytes, count: int, wait_s: float | None) -> asyncio.Future[list[Any]]:
+    def _send(self, data: bytes | memoryview, count: int, wait_s: float | None) -> asyncio.Future[list[Any]]:
         if self._lost is not None or self._transport.is_closing():
             raise NotSent(self._lost or "the connection is closed")
         future: asyncio.Future[list[Any]] = self._loop.create_future()

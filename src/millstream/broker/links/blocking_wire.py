@@ -14,7 +14,7 @@ import hiredis
 
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NoAnswer, NotSent
-from millstream.broker.links.packing import chunks_of, pack_all, pack_one
+from millstream.broker.links.packing import chunks_of, pack, pack_all, pieces_of
 from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
@@ -65,10 +65,11 @@ class BlockingWire:
             # While sending, and for the answer to begin: the usual silence on top of what the server may wait.
             self._sock.settimeout(None if wait_ms is None else (wait_ms + self._limits.answer_ms) / 1000)
             if len(requests) == 1:
-                self._sock.sendall(pack_one(requests[0]))
+                self._sock.sendall(pack(requests[0]))
                 self._read(replies, 1)
             elif whole:
-                self._sock.sendall(pack_all(requests))
+                for piece in pieces_of(requests):
+                    self._sock.sendall(piece)
                 self._read(replies, len(requests))
             else:
                 return self._send_in_chunks(requests, replies, reading)

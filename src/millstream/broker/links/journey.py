@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from millstream.broker.bulk import InBulk, Joined
 from millstream.broker.failures import TRANSIENT, backoff_s, code_of, typed
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
 from millstream.broker.links.nodes import Node
@@ -60,7 +61,7 @@ class Traveller:
         """A batch's replies, error replies as values; the reply of ``after`` comes last."""
         if batch.keys is not None:
             return batch.reading((yield from self._spread(batch, batch.keys)))
-        requests: Sequence[Args] = [MULTI, *batch.commands, EXEC] if batch.atomic else batch.commands
+        requests = in_transaction(batch.commands) if batch.atomic else batch.commands
         # Among the replies are some that ``reading`` must not see: it waits until all of them are there.
         at_once = batch.atomic or batch.after is not None
         wait_ms = 0
@@ -157,7 +158,7 @@ class Traveller:
                 if refused is None:
                     return [*done, *replies] if done else replies
                 done += replies[:refused]
-                requests, replies = requests[refused:], replies[refused:]
+                requests, replies = requests[refused:] if refused else requests, replies[refused:]
                 refusal: ErrorReply = next(filter(passing, replies))
                 trouble = refusal
                 detour, asking = self._redirect(refusal, node, atomic=atomic)
@@ -191,6 +192,10 @@ class Traveller:
             return there, False
         # Inside MULTI nobody can ask for each command: wait until the slot has moved as a whole.
         return (None, False) if atomic else (there, True)
+
+
+def in_transaction(commands: Sequence[Args]) -> Sequence[Args]:
+    return Joined((MULTI,), commands, (EXEC,)) if isinstance(commands, InBulk) else [MULTI, *commands, EXEC]
 
 
 def refused_from(replies: Sequence[Any], *, atomic: bool) -> int | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import hiredis
 
-from millstream.broker.bulk import SameShape
+from millstream.broker.bulk import InBulk, Joined, SameShape
 from millstream.broker.limits import Limits
-from millstream.wire.commands import Args, Packed
+from millstream.wire.commands import Args
 
 pack = cast(Callable[[Args], bytes], hiredis.pack_command)
 
@@ -47,9 +47,10 @@ def _chunks_of_columns(requests: SameShape, limits: Limits) -> Iterator[tuple[by
         start += len(piece)
 
 
-def pack_one(args: Args) -> bytes:
-    return args.data if type(args) is Packed else pack(args)
+def pieces_of(requests: Sequence[Args]) -> Iterable[bytes | memoryview]:
+    """What ``pack_all`` gives, uncopied where it is large already."""
+    return requests.pieces() if type(requests) is Joined else (pack_all(requests),)
 
 
-def pack_all(requests: Sequence[Args]) -> bytes:
-    return requests.packed() if type(requests) is SameShape else b"".join(map(pack, requests))
+def pack_all(requests: Sequence[Args]) -> bytes | memoryview:
+    return requests.packed() if isinstance(requests, InBulk) else b"".join(map(pack, requests))

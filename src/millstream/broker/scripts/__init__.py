@@ -28,6 +28,11 @@ class Script(NamedTuple):
         """The call as a command."""
         return (b"EVALSHA", self.sha, b"%d" % len(keys), *keys, *argv)
 
+    def whole(self, keys: Sequence[bytes], argv: Sequence[bytes]) -> Args:
+        """The call with the script's text. For a transaction: there, a server that does not know a script would pass it
+        over and run the rest."""
+        return (b"EVAL", self.source, b"%d" % len(keys), *keys, *argv)
+
 
 _BEGINS_WITH = re.compile(rb"-- Begins with (parts/[a-z]+\.lua)\n")
 

@@ -7,7 +7,8 @@
 --          and for each row: its number of words, those words
 --
 -- Returns {'OK', id...}, or a refusal of parts/once.lua.
-if exhausted then return exhausted end
+local refusal = check() or exhausted
+if refusal then return refusal end
 
 local words = tonumber(argv[7])
 local at = 8 + words

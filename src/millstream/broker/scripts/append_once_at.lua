@@ -20,6 +20,9 @@ local function earlier(a, b)
   return aseq < bseq
 end
 
+local refusal = check()
+if refusal then return refusal end
+
 local at = 7
 while at <= #argv do
   if not earlier(greatest, argv[at + 1]) then

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from millstream.engine.scripts import Call
-from millstream.engine.twins.once import Marker, marker_of
+from millstream.engine.twins.once import Once
 from millstream.wire.replies import Reply
 
 
 def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
-    marker = marker_of(call, keys, argv)
-    if not isinstance(marker, Marker):
-        return marker
-    marker.check_exhausted()
+    once = Once(call, keys, argv)
+    if refusal := once.check() or once.exhausted():
+        return refusal
 
-    stream, last = keys[0], marker.last
+    stream, last = keys[0], once.last
     words = int(argv[6])
     at = 7 + words
     answer = [b"OK"]
@@ -22,7 +21,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         last = call(b"XADD", stream, b"*", *argv[at + 1 : at + 1 + count])
         answer.append(last)
         at += count + 1
-    marker.move(len(answer) - 1, last)
+    once.move(len(answer) - 1, last)
     if words:
         call(b"XTRIM", stream, *argv[7 : 7 + words])
     return answer

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from millstream.engine.scripts import Call
-from millstream.engine.twins.once import Marker, marker_of
+from millstream.engine.twins.once import Once
 from millstream.wire.replies import Reply
 
 
 def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
-    marker = marker_of(call, keys, argv)
-    if not isinstance(marker, Marker):
-        return marker
+    once = Once(call, keys, argv)
+    if refusal := once.check():
+        return refusal
 
-    greatest = marker.greatest
+    greatest = once.greatest
     at = 6
     while at < len(argv):
         if not _pair(greatest) < _pair(argv[at + 1]):
@@ -20,7 +20,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         greatest = argv[at + 1]
         at += int(argv[at]) + 2
 
-    last = marker.last
+    last = once.last
     at = 6
     answer = [b"OK"]
     while at < len(argv):
@@ -28,7 +28,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         last = call(b"XADD", keys[0], *argv[at + 1 : at + 2 + count])
         answer.append(last)
         at += count + 2
-    marker.move(len(answer) - 1, last)
+    once.move(len(answer) - 1, last)
     return answer
 
 
