@@ -77,7 +77,7 @@ class DeadLetterWriter:
             F.col("id"),
             F.col("error").alias("reason"),
             F.col("stage"),
-            F.coalesce(F.col("payload"), Native().column()).alias("payload"),
+            F.coalesce(F.col("payload"), Native().column(lost)).alias("payload"),
             F.col("table"),
             F.col("key"),
             F.lit(self._plan.pipeline.name).alias("pipeline"),

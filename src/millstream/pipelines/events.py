@@ -6,7 +6,7 @@ carries ``error`` and ``stage``, passes every later stage untouched, and ends in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,15 +32,39 @@ COLUMNS: dict[str, str] = {
 }
 
 
-def event_frame(frame: DataFrame, columns: dict[str, Column], *, keep: Iterable[str] = ()) -> DataFrame:
-    """``frame`` as events: the given columns, null for those that are not given, and nothing else but ``keep``."""
+SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
+"""For rows that come from elsewhere: anything may be null, and nothing is known to be plain."""
+
+_PLAIN = "millstream.plain"
+
+
+def event_frame(
+    frame: DataFrame, columns: dict[str, Column], *, keep: Iterable[str] = (), plain: Collection[str] = ()
+) -> DataFrame:
+    """``frame`` as events: the given columns, null for those that are not given, and nothing else but ``keep``.
+
+    ``plain`` are columns whose text never needs escaping in JSON, whatever the row: a promise of the source's.
+    """
     from pyspark.sql import functions as F
 
     def made(name: str, kind: str) -> Column:
         found = columns.get(name)
-        return (F.lit(None) if found is None else found).cast(kind).alias(name)
+        column = (F.lit(None) if found is None else found).cast(kind)
+        return column.alias(name, metadata={_PLAIN: True}) if name in plain else column.alias(name)
 
     return frame.select(*(made(name, kind) for name, kind in COLUMNS.items()), *keep)
+
+
+def plain_columns(events: DataFrame) -> frozenset[str]:
+    """The columns that are still as promised: Spark drops the mark with the column, when an expression replaces it."""
+    return frozenset(field.name for field in events.schema.fields if field.metadata.get(_PLAIN))
+
+
+def without_marks(events: DataFrame) -> DataFrame:
+    """For where a schema is stored with its rows: the promise is about this pipeline, not about whatever follows."""
+    for name in plain_columns(events):
+        events = events.withMetadata(name, {})
+    return events
 
 
 def fail_where(frame: DataFrame, condition: Column, *, stage: str, reason: Column | str) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Format, Position, read_documents
+from millstream.pipelines.sinks import RedisSink
 
 pytestmark = pytest.mark.spark
 
@@ -28,8 +30,13 @@ _ENVELOPE: TypeAdapter[Envelope] = TypeAdapter(AnyEnvelope)
 
 
 def written(spark: SparkSession, envelope: Any, rows: list[dict[str, Any]]) -> list[Any]:
-    frame = events(spark, rows).select(_ENVELOPE.validate_python(envelope).column().alias("event"))
-    return [json.loads(row["event"]) for row in frame.collect()]
+    return [json.loads(text) for text in texts(spark, envelope, rows)]
+
+
+def texts(spark: SparkSession, envelope: Any, rows: list[dict[str, Any]]) -> list[str]:
+    frame = events(spark, rows)
+    made = frame.select(_ENVELOPE.validate_python(envelope).column(frame).alias("event")).collect()
+    return [row["event"] for row in made]
 
 
 def read(
@@ -54,6 +61,39 @@ def test_native(spark: SparkSession) -> None:
     assert [one["op"] for one in native] == ["c", "u", "d", "r", "t", "c"]
     assert (native[5]["id"], native[5]["source"]["table"], native[5]["ts_ms"]) == ('odd"id\\', 'ta"ble', None)
     assert native[3]["source"] == {"name": "s", "schema": "public", "table": "orders"}
+
+
+def test_a_member_that_is_null_leaves_no_comma_behind(spark: SparkSession) -> None:
+    names = ("name", "db", "schema", "table")
+    given = [dict(zip(names, values, strict=True)) for values in itertools.product((None, 'a"b'), repeat=len(names))]
+    for text, source in zip(texts(spark, "native", [event(1, {}, **each) for each in given]), given, strict=True):
+        shown = json.dumps({name: value for name, value in source.items() if value is not None}, separators=(",", ":"))
+        assert text == f'{{"id":"s:1","op":"c","ts_ms":1001,"source":{shown},"before":null,"after":{{}}}}'
+
+
+def test_whatever_an_id_holds_comes_back(spark: SparkSession) -> None:
+    hostile = ['"', "\\", "\x00", "\x1f\n\t", "\x7f", "\u2028", "é😀", "", 'a"b\\"c', "\\u0041", "\\"]
+    for envelope in ("native", "cloudevents"):
+        made = written(spark, envelope, [event(1, {}, id=each, table=each or None) for each in hostile])
+        assert [one["id"] for one in made] == hostile
+
+
+def test_headers_hold_whatever_the_event_does(spark: SparkSession) -> None:
+    config = {
+        "id": "r",
+        "uri": "redis://localhost",
+        "stream": "s",
+        "headers": {"key": "${key}", "where": "${source.db}"},
+    }
+    sink = RedisSink.model_validate({"type": "redis", "config": config})
+    rows = [event(1, {}, table='ta"ble', key="k\n"), event(2, {}, table=None, db=None), event(3, {}, op=None)]
+    made = [json.loads(row["headers"]) for row in sink.prepare(events(spark, rows), "").collect()]
+    kind = {"content-type": "application/json"}
+    assert [{name: value for name, value in one.items() if value} for one in made] == [
+        {**kind, "table": 'ta"ble', "op": "c", "key": "k\n", "where": "shop"},
+        {**kind, "op": "c"},
+        {**kind, "table": "orders", "where": "shop"},
+    ]
 
 
 def test_debezium(spark: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from typing import Any
@@ -27,6 +28,13 @@ def test_the_same_seed_tells_the_same_story(spark: SparkSession) -> None:
     assert told(spark, 200) == told(spark, 200, parts=3)
     assert told(spark, 200)[:50] == told(spark, 50)
     assert told(spark, 200) != told(spark, 200, seed=43)
+
+
+def test_it_is_the_story_that_earlier_versions_told(spark: SparkSession) -> None:
+    told_so_far = hashlib.sha256(
+        "\n".join(json.dumps(row, sort_keys=True) for row in told(spark, 2000)).encode()
+    ).hexdigest()
+    assert told_so_far == "985a34c642d1cceed0b26ded53262477aa5b32052f81c355e983325ae9d2faf6"
 
 
 def test_rows_live_change_and_go_in_order(spark: SparkSession) -> None:

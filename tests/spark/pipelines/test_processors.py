@@ -9,9 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from frames import event, events, processor, through
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from millstream.pipelines.envelopes import Native
+from millstream.pipelines.events import plain_columns, without_marks
 from millstream.pipelines.processors import Stage
+from millstream.pipelines.sources.generator import GeneratorSource
 
 pytestmark = pytest.mark.spark
 
@@ -238,3 +242,46 @@ def test_python_buries_the_row_that_fails_and_no_other(spark: SparkSession) -> N
     assert [row["after"] for row in made if row["error"] is None] == [{"twice": 2 * n} for n in range(9) if n != 5]
     [bad] = [row for row in made if row["error"]]
     assert (bad["id"], bad["error"], bad["after"]) == ("s:5", "python: KeyError: 'id'", {"no": 5})
+
+
+def generated(spark: SparkSession) -> DataFrame:
+    """Events whose source promises that id, key, name, db, table and op need no escaping."""
+    numbers = spark.range(4).select(F.col("id").alias("n"), F.col("id").alias("ts_ms"))
+    return GeneratorSource(type="generator").told(numbers)
+
+
+def hostile(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Quotes where there were none, and a null where there was none."""
+    ids = pa.array([f'{text}"' for text in batch.column("id").to_pylist()])
+    return pa.RecordBatch.from_arrays(
+        [ids, pa.array(['ta"ble'] * batch.num_rows), batch.column("op"), batch.column("after")],
+        names=["id", "table", "op", "after"],
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "python", "function": "test_processors:hostile"},
+        {"type": "sql", "query": """SELECT concat(id, '"') AS id, 'ta"ble' AS table, op, after FROM events"""},
+    ],
+)
+def test_what_a_source_promised_does_not_bind_code_of_others(spark: SparkSession, spec: dict[str, Any]) -> None:
+    made = processor(**spec).apply(generated(spark), Stage("s", failures_before=False))
+    assert not plain_columns(made)
+    documents = [json.loads(row["event"]) for row in made.select(Native().column(made).alias("event")).collect()]
+    assert sorted(one["id"] for one in documents) == [f'generator-42:{n}"' for n in range(4)]
+    assert [one["source"] for one in documents] == [{"table": 'ta"ble'}] * 4
+
+
+def test_the_promise_ends_with_the_column(spark: SparkSession) -> None:
+    promised = {"id", "key", "name", "db", "table", "op"}
+    told = generated(spark)
+    for spec in (
+        {"type": "filter", "ops": ["c"]},
+        {"type": "rename", "fields": {"id": "number"}},
+        {"type": "drop", "fields": ["id"]},
+    ):
+        assert plain_columns(processor(**spec).apply(told, Stage("s"))) == promised, spec
+    assert plain_columns(told.withColumn("id", F.concat("id", F.lit('"')))) == promised - {"id"}
+    assert plain_columns(without_marks(told)) == frozenset()

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, plain, quoted
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, plain, quoted, quoting
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 HAPPENED = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t": "truncated"}
 
@@ -19,7 +19,7 @@ class CloudEvents(Envelope):
     type: Literal["cloudevents"]
     type_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([.-][A-Za-z0-9]+)*$")] = "millstream"
 
-    def column(self) -> Column:
+    def column(self, events: DataFrame) -> Column:
         from pyspark.sql import functions as F
 
         what = F.create_map(*(F.lit(word) for pair in HAPPENED.items() for word in pair))
@@ -43,7 +43,7 @@ class CloudEvents(Envelope):
         )
         head = [
             F.lit('{"specversion":"1.0","id":'),
-            quoted(F.col("id")),
+            quoting(events)("id")(F.col("id")),
             F.lit(',"source":'),
             quoted(F.when(origin == "", F.lit("/millstream")).otherwise(origin)),
             F.lit(',"type":'),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, plain, quoted
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, plain, quoted, quoting
 from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 
 class Debezium(Envelope):
@@ -18,18 +18,19 @@ class Debezium(Envelope):
     null_schema: bool = False
     connector: NonEmpty = "millstream"
 
-    def column(self) -> Column:
+    def column(self, events: DataFrame) -> Column:
         from pyspark.sql import functions as F
 
+        how = quoting(events)
         source = json_object(
             version=F.lit('"1"'),
             connector=quoted(F.lit(self.connector)),
-            name=or_null(quoted(F.col("name"))),
+            name=or_null(how("name")(F.col("name"))),
             ts_ms=number(F.col("ts_ms")),
             snapshot=F.when(F.col("op") == "r", F.lit('"true"')).otherwise(F.lit('"false"')),
-            db=or_null(quoted(F.col("db"))),
-            schema=or_null(quoted(F.col("schema"))),
-            table=or_null(quoted(F.col("table"))),
+            db=or_null(how("db")(F.col("db"))),
+            schema=or_null(how("schema")(F.col("schema"))),
+            table=or_null(how("table")(F.col("table"))),
         )
         payload = json_object(
             before=or_null(F.col("before")),

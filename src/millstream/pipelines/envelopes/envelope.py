@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from millstream.pipelines.events import plain_columns
 from millstream.pipelines.spec.part import Part
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
+
+AsJson = Callable[["Column"], "Column"]
 
 
 class Envelope(Part):
     content_type: ClassVar[str] = "application/json"
 
-    def column(self) -> Column:
-        """The document as a column over the event frame."""
+    def column(self, events: DataFrame) -> Column:
+        """The document as a column over ``events``."""
         raise AssertionError("every envelope has its own")
 
 
@@ -39,7 +43,8 @@ def quoted(text: Column) -> Column:
     # to_json knows every rule of escaping; what it writes is {"a":<string>}, of which the string is cut out.
     document = F.to_json(F.struct(text.alias("a")))
     escaped = F.substring(document, F.lit(6), F.length(document) - 6)
-    return F.when(needs, escaped).otherwise(F.concat(F.lit('"'), text, F.lit('"')))
+    # Spark thinks that to_json may give null. Told otherwise, it drops whatever is asked about nulls further out.
+    return F.when(needs, F.coalesce(escaped, F.lit('""'))).otherwise(plain(text))
 
 
 def or_null(text: Column) -> Column:
@@ -52,13 +57,20 @@ def number(column: Column) -> Column:
     return or_null(column.cast("string"))
 
 
-def members(*pairs: tuple[str, Column]) -> Column:
-    """A JSON object from columns that are JSON text already: a null leaves its member out."""
+def members(*those: tuple[str, Column, AsJson]) -> Column:
+    """A JSON object of names, values and how each value is written: a null leaves its member out.
+
+    Which member brings a comma is asked of the values' nulls: where Spark knows that a value is never null, it answers
+    that when it plans. Nested to the left, so that it makes one text of a constant beginning; the rest it flattens.
+    """
     from pyspark.sql import functions as F
 
-    shown = [F.coalesce(F.concat(F.lit(f',"{name}":'), text), F.lit("")) for name, text in pairs]
-    # Whichever member comes first brings a comma that nobody needs.
-    return F.concat(F.lit("{"), F.substring(F.concat(*shown), F.lit(2), F.lit(2**31 - 1)), F.lit("}"))
+    document, some = F.lit("{"), F.lit(False)
+    for name, value, as_json in those:
+        label = F.when(some, F.lit(f',"{name}":')).otherwise(F.lit(f'"{name}":'))
+        document = F.concat(document, F.coalesce(F.concat(label, as_json(value)), F.lit("")))
+        some = some | value.isNotNull()
+    return F.concat(document, F.lit("}"))
 
 
 def plain(text: Column) -> Column:
@@ -66,3 +78,9 @@ def plain(text: Column) -> Column:
     from pyspark.sql import functions as F
 
     return F.concat(F.lit('"'), text, F.lit('"'))
+
+
+def quoting(events: DataFrame) -> Callable[[str], AsJson]:
+    """How each column of ``events`` is written: looking for what needs escaping is the dearest part of a document."""
+    known = plain_columns(events)
+    return lambda name: plain if name in known else quoted

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, members, number, or_null, plain, quoted
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, members, number, or_null, plain, quoting
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 
 class Native(Envelope):
     type: Literal["native"] = "native"
 
-    def column(self) -> Column:
+    def column(self, events: DataFrame) -> Column:
         from pyspark.sql import functions as F
 
-        source = members(*((name, quoted(F.col(name))) for name in ("name", "db", "schema", "table")))
+        how = quoting(events)
+        source = members(*((name, F.col(name), how(name)) for name in ("name", "db", "schema", "table")))
         return json_object(
-            id=quoted(F.col("id")),
+            id=how("id")(F.col("id")),
             op=or_null(plain(F.col("op"))),
             ts_ms=number(F.col("ts_ms")),
             source=source,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from millstream.pipelines.errors import ProcessorFailed
-from millstream.pipelines.events import COLUMNS, refuse_bad_rows
+from millstream.pipelines.events import COLUMNS, SCHEMA, refuse_bad_rows
 from millstream.pipelines.processors.processor import Processor, Stage
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Python(Processor):
     def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
         frame = events.select(*COLUMNS)
         run = _OverBatches(self.function, stage.name, self.on_error == "dead_letter")
-        return refuse_bad_rows(frame.mapInArrow(run, frame.schema), stage=stage.name)
+        # Not the frame's own schema: what that says of nulls and of plain text, a function need not keep.
+        return refuse_bad_rows(frame.mapInArrow(run, SCHEMA), stage=stage.name)
 
 
 class _OverBatches:

@@ -29,7 +29,7 @@ class ConsoleSink(Sink):
     config: ConsoleConfig
 
     def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
-        return self.matching(events, tenant).select(self.config.envelope.column().alias("event"), *keep)
+        return self.matching(events, tenant).select(self.config.envelope.column(events).alias("event"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
         shown = rows.take(self.config.rows + 1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from millstream.pipelines.envelopes import AnyEnvelope, Native
+from millstream.pipelines.events import without_marks
 from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import NonEmpty, Text
 
@@ -34,8 +35,8 @@ class FilesSink(Sink):
     def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         rows = self.matching(events, tenant)
         if self.config.format == "parquet":
-            return rows.select(*EVENT_COLUMNS, *keep)
-        return rows.select(self.config.envelope.column().alias("value"), *keep)
+            return without_marks(rows).select(*EVENT_COLUMNS, *keep)
+        return rows.select(self.config.envelope.column(rows).alias("value"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
         # The application is part of the path: after a reset batches are counted from 0 again, and must not replace

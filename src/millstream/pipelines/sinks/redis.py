@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from millstream.errors import InvalidArgument
 from millstream.model import Durability
 from millstream.pipelines.envelopes import AnyEnvelope, Native
-from millstream.pipelines.envelopes.envelope import members, plain, quoted
+from millstream.pipelines.envelopes.envelope import members, plain, quoted, quoting
 from millstream.pipelines.events import fail_where
 from millstream.pipelines.sinks.sink import Delivered, Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText
@@ -62,10 +62,10 @@ class RedisSink(Sink):
         stream = self._stream(tenant)
         rows = self.matching(events, tenant)
         columns = [
-            self.config.envelope.column().alias("event"),
+            self.config.envelope.column(rows).alias("event"),
             rows["id"],
             self._key(tenant).alias("key"),
-            self._headers(tenant).alias("headers"),
+            self._headers(rows, tenant).alias("headers"),
         ]
         constant = self._constant()
         if constant is not None:
@@ -137,16 +137,16 @@ class RedisSink(Sink):
             return F.col("key")
         return Template.parse(self.config.key).column(strict=False, tenant=tenant)
 
-    def _headers(self, tenant: str) -> Column:
+    def _headers(self, events: DataFrame, tenant: str) -> Column:
         from pyspark.sql import functions as F
 
         own = [
-            (name, quoted(Template.parse(text).column(strict=False, tenant=tenant)))
+            (name, Template.parse(text).column(strict=False, tenant=tenant), quoted)
             for name, text in self.config.headers.items()
         ]
-        content = self.config.envelope.content_type
-        table, op = quoted(F.col("table")), plain(F.col("op"))
-        return members(("content-type", plain(F.lit(content))), ("table", table), ("op", op), *own)
+        content = ("content-type", F.lit(self.config.envelope.content_type), plain)
+        table = ("table", F.col("table"), quoting(events)("table"))
+        return members(content, table, ("op", F.col("op"), plain), *own)
 
     def _common(self, write: Write) -> dict[str, str]:
         """What sinks that are written together have in common."""

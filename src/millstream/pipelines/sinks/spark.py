@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from millstream.pipelines.envelopes import AnyEnvelope, Native
+from millstream.pipelines.events import without_marks
 from millstream.pipelines.sinks.files import EVENT_COLUMNS
 from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import NonEmpty, Text
@@ -39,8 +40,8 @@ class SparkSink(Sink):
         rows = self.matching(events, tenant)
         envelope = self.config.envelope or (Native() if self.config.format == "kafka" else None)
         if envelope is None:
-            return rows.select(*EVENT_COLUMNS, *keep)
-        return rows.select(F.col("key"), envelope.column().alias("value"), *keep)
+            return without_marks(rows).select(*EVENT_COLUMNS, *keep)
+        return rows.select(F.col("key"), envelope.column(rows).alias("value"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
         transaction = {"txnAppId": f"{write.application}.{write.sink}", "txnVersion": str(write.version)}

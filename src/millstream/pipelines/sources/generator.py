@@ -53,7 +53,9 @@ class GeneratorSource(Source):
             "db": F.lit("shop"),
         }
         columns |= {each: F.col(each) for each in ("key", "table", "op", "before", "after", "ts_ms")}
-        return event_frame(tell(numbers, self.config.seed), columns)
+        # Digits, words of ours, and a name of a closed alphabet.
+        plain = ("id", "key", "name", "db", "table", "op")
+        return event_frame(tell(numbers, self.config.seed), columns, plain=plain)
 
     def can_fail(self) -> bool:
         return False

@@ -68,11 +68,11 @@ def tell(numbers: DataFrame, seed: int) -> DataFrame:
     placed = placed.withColumn("_chance", F.xxhash64(F.lit(seed), about))
     # Everything of a row but its state, which comes last: what was before differs from what is after in that alone.
     head = F.when(_among("orders"), _order()).when(_among("payments"), _payment()).otherwise(_customer())
-    told = placed.withColumns(
+    key = F.when(_among("orders"), F.col("_order")).otherwise(F.col("_customer")).cast("string")
+    told = placed.withColumn("key", key).withColumns(
         {
             "table": _by_step([one.table for one in STEPS]),
             "op": _by_step([one.op for one in STEPS]),
-            "key": F.when(_among("orders"), F.col("_order")).otherwise(F.col("_customer")).cast("string"),
             "_head": head,
         }
     )
@@ -97,16 +97,16 @@ def _among(table: str) -> Column:
 def _closed(states: Sequence[str | None]) -> Column:
     from pyspark.sql import functions as F
 
-    return F.concat(F.col("_head"), _by_step(states), F.lit('"}'))
+    return F.concat(F.col("_head"), _by_step([state and state + '"}' for state in states]))
 
 
 def _customer() -> Column:
     """A customer as JSON, up to the opening quote of its state; so are the other two."""
     from pyspark.sql import functions as F
 
-    me, first, last = F.col("_customer"), _pick(0, _FIRST), _pick(8, _LAST)
+    me, first, last, mail = F.col("key"), _pick(0, _FIRST), _pick(8, _LAST), _pick(8, [each.lower() for each in _LAST])
     return _text(
-        '{"id":', me, ',"name":"', first, " ", last, '","email":"', F.lower(last), me, '@example.com","city":"',
+        '{"id":', me, ',"name":"', first, " ", last, '","email":"', mail, me, '@example.com","city":"',
         _pick(16, _CITY), '","tier":"',
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ def _order() -> Column:
     from pyspark.sql import functions as F
 
     return _text(
-        '{"id":', F.col("_order"), ',"customer_id":', F.col("_customer"), ',"amount":', _amount(), ',"currency":"',
+        '{"id":', F.col("key"), ',"customer_id":', F.col("_customer"), ',"amount":', _amount(), ',"currency":"',
         _pick(32, _CURRENCY), '","items":', _below(40, 5) + F.lit(1), ',"status":"',
     )  # fmt: skip
 
@@ -124,7 +124,7 @@ def _payment() -> Column:
     from pyspark.sql import functions as F
 
     return _text(
-        '{"id":', F.col("_customer"), ',"order_id":', F.col("_order"), ',"amount":', _amount(), ',"method":"',
+        '{"id":', F.col("key"), ',"order_id":', F.col("_order"), ',"amount":', _amount(), ',"method":"',
         _pick(48, _METHOD), '","status":"',
     )  # fmt: skip
 
