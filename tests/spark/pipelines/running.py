@@ -16,6 +16,10 @@ Facts = list[tuple[str, dict[str, Any]]]
 QUICK = {"initial": "20ms", "max": "200ms", "deadline": "60s"}
 
 
+PATIENT = {"batch_timeout": "20s", "connect_timeout": "10s", "send_timeout": "10s"}
+"""For a sink that is not to fail, whatever the machine does beside it."""
+
+
 def redis_sink(url: str, name: str = "main", **config: Any) -> dict[str, Any]:
     limits = {"batch_timeout": "1s", "connect_timeout": "500ms", "send_timeout": "500ms"}
     return {"type": "redis", "config": {"id": name, "uri": url, "stream": "out", **limits, **config}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 from pyspark.sql import SparkSession
-from running import numbers, pipeline, redis_sink
+from running import PATIENT, numbers, pipeline, redis_sink
 
 from millstream.pipelines.runner import Runner
 from millstream.testing import RedisProcess, wait_until
@@ -24,7 +24,7 @@ def test_a_sink_that_dies_and_comes_back(spark: SparkSession, redis_server: Redi
     states: list[object] = []
     with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as other:
         theirs = redis.Redis(port=other.port)
-        sinks = [redis_sink(redis_server.url), redis_sink(other.url, "optional", required=False)]
+        sinks = [redis_sink(redis_server.url, **PATIENT), redis_sink(other.url, "optional", required=False)]
         source = {"type": "generator", "config": {"rate": RATE, "partitions": 1}}
         made = pipeline(tmp_path, source=source, sinks=sinks)
         runner = Runner(
@@ -34,7 +34,7 @@ def test_a_sink_that_dies_and_comes_back(spark: SparkSession, redis_server: Redi
         ).start()
         try:
             run = runner.named("orders")
-            wait_until(lambda: theirs.xlen("out") > 0, what="the optional sink's first batch", timeout_s=60)
+            wait_until(lambda: theirs.xlen("out") > 0, what="the optional sink's first batch", timeout_s=90)
             before = client.xlen("out")
             other.kill()
             # The generator makes RATE rows a second by the clock: rows in the required sink measure the outage.
@@ -43,7 +43,7 @@ def test_a_sink_that_dies_and_comes_back(spark: SparkSession, redis_server: Redi
             assert run.standing().sinks == {"main": "ok", "optional": "failing"}
             other.start()
             wait_until(lambda: theirs.xlen("out") >= missed, what="catching up", timeout_s=OUTAGE_S + 120)
-            wait_until(lambda: run.standing().sinks["optional"] == "ok", what="an empty spool", timeout_s=60)
+            wait_until(lambda: run.standing().sinks["optional"] == "ok", what="an empty spool", timeout_s=90)
             run.stop()
         finally:
             runner.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 from pyspark.sql import SparkSession
-from running import numbers, pipeline, redis_sink, run_once, values
+from running import PATIENT, numbers, pipeline, redis_sink, run_once, values
 
 from millstream.pipelines.errors import SinkFailed, SpecRefused
 from millstream.pipelines.runner import Runner
@@ -18,6 +18,9 @@ from millstream.testing import RedisProcess, wait_until
 from millstream.testing.topologies import SentinelSetup
 
 pytestmark = pytest.mark.spark
+
+REFUSED = {"batch_timeout": "3s", "connect_timeout": "3s", "send_timeout": "3s"}
+"""Time enough to hear a refusal before the time is up: the error is to name it."""
 
 
 def later(seconds: float, work: object) -> threading.Timer:
@@ -38,7 +41,7 @@ def errors_then(spark: SparkSession, made: Pipeline, mend: object) -> list[str]:
 
     runner = Runner([made], once=True, session=spark, observer=observer).start()
     try:
-        assert failed.wait(60), "the sink never failed"
+        assert failed.wait(90), "the sink never failed"
         assert runner.named("orders").standing().sinks == {"main": "retrying"}
         mend()  # type: ignore[operator]  # any callable
         assert runner.wait()
@@ -76,15 +79,15 @@ def test_a_password_that_is_changed_while_it_runs_stops_the_pipeline_at_once(
     with RedisProcess() as server:
         client = redis.Redis(port=server.port)
         source = {"type": "generator", "config": {"rows": 100_000, "rate": 200}}
-        made = pipeline(tmp_path, source=source, sinks=[redis_sink(server.url)])
+        made = pipeline(tmp_path, source=source, sinks=[redis_sink(server.url, **REFUSED)])
         runner = Runner([made], session=spark).start()
         try:
             run = runner.named("orders")
-            wait_until(lambda: client.xlen("out") > 0, what="the first batch", timeout_s=60)
+            wait_until(lambda: client.xlen("out") > 0, what="the first batch", timeout_s=90)
             client.config_set("requirepass", "new")
             client.execute_command("AUTH", "new")
             client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            wait_until(lambda: run.check() == "failed", what="the pipeline to stop", timeout_s=60)
+            wait_until(lambda: run.check() == "failed", what="the pipeline to stop", timeout_s=90)
             assert isinstance(run.error, SinkFailed)
             assert run.error.attempts <= 2
         finally:
@@ -95,7 +98,8 @@ def test_out_of_memory_in_mid_batch(spark: SparkSession, tmp_path: Path) -> None
     with RedisProcess() as server:
         client = redis.Redis(port=server.port)
         source = {"type": "generator", "config": {"rows": 4000}}
-        made = pipeline(tmp_path, source=source, sinks=[redis_sink(server.url)], batch={"max_events": 4000})
+        sink = redis_sink(server.url, **REFUSED)
+        made = pipeline(tmp_path, source=source, sinks=[sink], batch={"max_events": 4000})
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 500_000)
 
         def mend() -> None:
@@ -126,7 +130,7 @@ def test_the_server_is_a_replica_for_a_while(spark: SparkSession, tmp_path: Path
         client.replicaof("127.0.0.1", primary.port)
         wait_until(lambda: client.info("replication")["master_link_status"] == "up", what="replication")
         told = errors_then(
-            spark, pipeline(tmp_path, sinks=[redis_sink(server.url)]), lambda: client.replicaof("NO", "ONE")
+            spark, pipeline(tmp_path, sinks=[redis_sink(server.url, **REFUSED)]), lambda: client.replicaof("NO", "ONE")
         )
         assert any("READONLY" in text or "ReadOnly" in text for text in told)
         assert sorted(numbers(client)) == list(range(300))
@@ -176,7 +180,7 @@ def test_stopping_does_not_wait_for_a_sink_that_is_gone(spark: SparkSession, tmp
         )
         runner.start()
         try:
-            assert failed.wait(60)
+            assert failed.wait(90)
             runner.named("orders").stop()
             assert runner.named("orders").state == "stopped"
         finally:
@@ -189,7 +193,7 @@ def test_stopping_does_not_wait_for_a_sink_that_is_gone(spark: SparkSession, tmp
 def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: SparkSession, tmp_path: Path) -> None:
     """Both are written in one pass: who is there has the batch at once, who is not gets it later, nobody twice."""
     with RedisProcess() as steady, RedisProcess() as shaky:
-        sinks = [redis_sink(shaky.url, "shaky"), redis_sink(steady.url, "steady")]
+        sinks = [redis_sink(shaky.url, "shaky"), redis_sink(steady.url, "steady", **PATIENT)]
         source = {"type": "generator", "config": {"rows": 600, "start_ts_ms": 1_700_000_000_000}}
         facts: list[tuple[str, dict[str, object]]] = []
         killed, failed = threading.Event(), threading.Event()
@@ -206,10 +210,10 @@ def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: Sp
             [pipeline(tmp_path, source=source, sinks=sinks)], once=True, session=spark, observer=observer
         ).start()
         try:
-            assert killed.wait(60)
-            assert failed.wait(60)
+            assert killed.wait(90)
+            assert failed.wait(90)
             here = redis.Redis(port=steady.port)
-            wait_until(lambda: here.xlen("out") == 300, what="the steady sink's batch", timeout_s=60)
+            wait_until(lambda: here.xlen("out") == 300, what="the steady sink's batch", timeout_s=90)
             assert runner.named("orders").standing().sinks == {"shaky": "retrying", "steady": "ok"}
             shaky.start()
             assert runner.wait()
@@ -233,7 +237,7 @@ def test_a_failover_while_batches_are_written(spark: SparkSession, tmp_path: Pat
         runner = Runner([pipeline(tmp_path, source=source, sinks=[sink])], session=spark).start()
         try:
             old, new = redis.Redis(port=setup.primary.port), redis.Redis(port=setup.replica.port)
-            wait_until(lambda: old.xlen("out") > 200, what="some batches", timeout_s=60)
+            wait_until(lambda: old.xlen("out") > 200, what="some batches", timeout_s=90)
             # Written to the primary and not yet at the replica when it dies would be lost, whoever writes: so pause,
             # let the replica have everything, and let the primary die before the next batch.
             runner.named("orders").pause()

@@ -15,8 +15,9 @@ from millstream.testing import RedisProcess
 
 pytestmark = pytest.mark.spark
 
-# Shorter than what the broker waits by default (5 s each): only the sink's own timeouts leave room for another try.
-SHORT = {"batch_timeout": "4s", "connect_timeout": "200ms", "send_timeout": "200ms"}
+# Shorter than what the broker waits by default, 5 s for each of two silences: only the sink's own timeouts leave room
+# for another try.
+SHORT = {"batch_timeout": "9s", "connect_timeout": "200ms", "send_timeout": "200ms"}
 
 
 # The look before the start connects too, and takes the first silence while connecting; the writer meets the others.
