@@ -54,7 +54,7 @@ def add(broker: BlockingBroker, stream: str | bytes, first: int, last: int) -> N
 
 
 def came(seen: list[tuple[str, int]], count: int) -> None:
-    wait_until(lambda: len(seen) >= count, what=f"{count} rows", timeout_s=60)
+    wait_until(lambda: len(seen) >= count, what=f"{count} rows", timeout_s=90)
 
 
 def test_names_with_commas_spaces_quotes_and_bytes_that_are_no_text(broker, start):
@@ -70,7 +70,7 @@ def test_names_with_commas_spaces_quotes_and_bytes_that_are_no_text(broker, star
     came(seen, len(names) + 1)
     expected = {name.decode("utf-8", "backslashreplace"): at for at, name in enumerate(names, 1)}
     assert sorted(seen) == sorted([*expected.items(), ("caf\\xe9", 10)])
-    wait_until(lambda: {g.lag for n in names for g in broker.group_info(n)} == {0}, what="the group", timeout_s=30)
+    wait_until(lambda: {g.lag for n in names for g in broker.group_info(n)} == {0}, what="the group", timeout_s=90)
 
 
 def make_anew(broker: BlockingBroker, stream: str, last: int) -> None:
@@ -84,7 +84,7 @@ def test_a_stream_that_was_made_anew_with_smaller_ids_is_read_and_the_group_foll
     options = {"subscribe": "s", "startingOffsets": "earliest", "failOnDataLoss": "false", "group": "spark"}
 
     def group_is_at(place: str) -> None:
-        wait_until(lambda: [str(g.last_delivered) for g in broker.group_info("s")] == [place], what=place, timeout_s=30)
+        wait_until(lambda: [str(g.last_delivered) for g in broker.group_info("s")] == [place], what=place, timeout_s=90)
         assert broker.group_info("s")[0].lag == 0
 
     add(broker, "s", 1001, 1010)

@@ -176,7 +176,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
             logs.append(Path(log.name))
             words[0] = f"org.apache.spark.deploy.{words[0]}"
             process = subprocess.Popen([launch, *words], stdout=log, stderr=log, env=daemons)
-            stack.callback(process.wait, 20)
+            stack.callback(process.wait, 60)
             stack.callback(process.terminate)
             if at == 0:
                 wait_until(lambda: "I have been elected leader" in logs[0].read_text(), what="master", timeout_s=60)

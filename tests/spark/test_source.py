@@ -176,11 +176,11 @@ def test_streams_that_appear_later_are_picked_up_and_an_idle_query_starts_no_bat
     fill(broker, "s1", 3)
     query = stream.start("later", available_now=False, subscribePattern="s[0-9]+", startingOffsets="earliest")
     try:
-        wait_until(lambda: len(stream.rows["later"]) == 3, what="the first stream", timeout_s=30)
+        wait_until(lambda: len(stream.rows["later"]) == 3, what="the first stream", timeout_s=90)
         fill(broker, "s2", 4, first=3)
-        wait_until(lambda: len(stream.rows["later"]) == 7, what="the new stream", timeout_s=30)
+        wait_until(lambda: len(stream.rows["later"]) == 7, what="the new stream", timeout_s=90)
         broker.create_group("s3", "nobody", start="0")
-        wait_until(lambda: query.status["message"] == "Waiting for data to arrive", what="an idle query", timeout_s=30)
+        wait_until(lambda: query.status["message"] == "Waiting for data to arrive", what="an idle query", timeout_s=90)
         polled = len(stream.offsets())
         before = json.dumps(query.lastProgress["sources"][0]["endOffset"])
         fill(broker, "unrelated", 1)
@@ -234,17 +234,17 @@ def test_safe_trimming_while_a_query_runs_loses_nothing(broker, stream):
         "trimmed", available_now=False, subscribe="orders", startingOffsets="earliest", group="g", pageSize="20"
     )
     try:
-        wait_until(lambda: broker.group_info("orders"), what="the group", timeout_s=30)
+        wait_until(lambda: broker.group_info("orders"), what="the group", timeout_s=90)
         for first in range(100, 1000, 100):
             fill(broker, "orders", 100, first=first)
             broker.trim_safely("orders", max_len=0)
-        wait_until(lambda: len(stream.rows["trimmed"]) == 1000, what="all rows", timeout_s=60)
+        wait_until(lambda: len(stream.rows["trimmed"]) == 1000, what="all rows", timeout_s=90)
 
         def emptied() -> bool:
             broker.trim_safely("orders", max_len=0)
             return broker.xlen("orders") == 0
 
-        wait_until(emptied, what="the finished batches to be published and trimmed", timeout_s=30)
+        wait_until(emptied, what="the finished batches to be published and trimmed", timeout_s=90)
     finally:
         query.stop()
     assert values(stream.rows["trimmed"]) == list(range(1000))
@@ -288,10 +288,10 @@ def test_what_was_trimmed_between_planning_and_reading_is_counted_in_the_progres
     writer = rows.writeStream.foreachBatch(trim_and_read).option("checkpointLocation", str(stream.where / "checkpoint"))
     query = writer.start()
     try:
-        wait_until(lambda: len(seen) == 6, what="what was left", timeout_s=60)
+        wait_until(lambda: len(seen) == 6, what="what was left", timeout_s=90)
         fill(broker, "orders", 1, first=30)
-        wait_until(lambda: len(seen) == 8, what="another batch", timeout_s=60)
-        wait_until(lambda: query.lastProgress["batchId"] >= 2, what="its progress", timeout_s=30)
+        wait_until(lambda: len(seen) == 8, what="another batch", timeout_s=90)
+        wait_until(lambda: query.lastProgress["batchId"] >= 2, what="its progress", timeout_s=90)
     finally:
         query.stop()
     assert seen == [27, 28, 29] * 2 + [30] * 2

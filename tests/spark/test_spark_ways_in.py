@@ -112,9 +112,9 @@ def test_sentinel_and_a_failover_while_a_query_runs(spark, tmp_path):
             query = copying(spark, way, tmp_path / "checkpoint").start()
             try:
                 broker.xadd("in", {"event": "100"})
-                wait_until(lambda: broker.xlen("copy") == 101, what="the query to run", timeout_s=60)
+                wait_until(lambda: broker.xlen("copy") == 101, what="the query to run", timeout_s=90)
                 # What an asynchronous replica has not seen, a failover loses: here it has seen all.
-                wait_until(lambda: say(broker, "WAIT", "1", "1000") == 1, what="the replica", timeout_s=30)
+                wait_until(lambda: say(broker, "WAIT", "1", "1000") == 1, what="the replica", timeout_s=90)
                 setup.failover()
                 broker.xadd_many("in", [{"event": str(n)} for n in range(101, 200)])
                 wait_until(lambda: broker.xlen("copy") >= 200, what="the query to find the new primary", timeout_s=90)

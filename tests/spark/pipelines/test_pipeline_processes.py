@@ -93,21 +93,26 @@ def test_metrics_steering_and_sigterm(commands: Any, redis_server: RedisProcess,
     command = commands("run", file, "--http-port", str(port), REDIS_URI=redis_server.url)
     site = f"http://127.0.0.1:{port}"
     wait_until(lambda: client.xlen("out") > 200, what="some batches", timeout_s=120)
-    assert httpx.get(f"{site}/health").status_code == httpx.get(f"{site}/ready").status_code == 200
-    [standing] = httpx.get(f"{site}/pipelines").json()
+    assert (
+        httpx.get(f"{site}/health", timeout=60).status_code == httpx.get(f"{site}/ready", timeout=60).status_code == 200
+    )
+    [standing] = httpx.get(f"{site}/pipelines", timeout=60).json()
     assert (standing["name"], standing["state"], standing["sinks"]) == ("orders", "running", {"orders-redis": "ok"})
-    metrics = httpx.get(f"{site}/metrics").text
+    metrics = httpx.get(f"{site}/metrics", timeout=60).text
     assert 'millstream_sink_events_total{pipeline="orders",sink="orders-redis"}' in metrics
     assert 'millstream_pipeline_status{pipeline="orders",state="running"} 1.0' in metrics
     assert httpx.post(f"{site}/pipelines/orders/pause", timeout=60).json()["state"] == "paused"
     held = client.xlen("out")
     assert client.xlen("out") == held
     # One more batch may be planned, but not begun: it is the next that resuming runs.
-    done = [batch["committed_ms"] is not None for batch in httpx.get(f"{site}/pipelines/orders/checkpoints").json()]
+    done = [
+        batch["committed_ms"] is not None
+        for batch in httpx.get(f"{site}/pipelines/orders/checkpoints", timeout=60).json()
+    ]
     assert done[:-1] == [True] * (len(done) - 1)
-    assert httpx.get(f"{site}/pipelines/orders/dlq").json()["total"] == 0
+    assert httpx.get(f"{site}/pipelines/orders/dlq", timeout=60).json()["total"] == 0
     assert httpx.post(f"{site}/pipelines/orders/resume", timeout=60).json()["state"] == "running"
-    wait_until(lambda: client.xlen("out") > held, what="more after the pause", timeout_s=60)
+    wait_until(lambda: client.xlen("out") > held, what="more after the pause", timeout_s=90)
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 0, command.log.read_text()[-2000:]
     found = sorted(numbers(client))
@@ -124,7 +129,7 @@ def test_metrics_steering_and_sigterm(commands: Any, redis_server: RedisProcess,
 
 def test_a_bad_spec_is_refused_before_spark_starts(commands: Any, tmp_path: Path) -> None:
     command = commands("run", spec(tmp_path, "{rows: many}"))
-    assert command.wait(30) == 1
+    assert command.wait(90) == 1
     said = command.log.read_text()
     assert "2 problems in the spec" in said
     assert "REDIS_URI is not set" in said

@@ -238,12 +238,12 @@ def test_an_optional_sink_that_is_down_catches_up_in_order_without_a_restart(
         made = pipeline(tmp_path, source=source, sinks=sinks, batch={"max_events": 50})
         runner = Runner([made], session=spark).start()
         try:
-            wait_until(lambda: client.xlen("out") == 500, what="the required sink to have everything", timeout_s=60)
+            wait_until(lambda: client.xlen("out") == 500, what="the required sink to have everything", timeout_s=90)
             run = runner.named("orders")
             assert run.standing().sinks["optional"] in ("failing", "catching up")
             other.start()
             theirs = redis.Redis(port=other.port)
-            wait_until(lambda: theirs.exists("out") and theirs.xlen("out") == 500, what="catching up", timeout_s=60)
+            wait_until(lambda: theirs.exists("out") and theirs.xlen("out") == 500, what="catching up", timeout_s=90)
             wait_until(lambda: run.standing().sinks["optional"] == "ok", what="an empty spool")
             assert run.check() == "running"
             assert numbers(theirs) == list(range(500))
@@ -307,12 +307,12 @@ def test_lag_is_known_where_the_source_is_ours(
     other = pipeline(tmp_path, "other", sinks=[redis_sink(redis_url, stream="other")])
     runner = Runner([one, other], session=spark).start()
     try:
-        wait_until(lambda: client.xlen("out") == 120 and client.xlen("other") == 300, what="everything", timeout_s=60)
+        wait_until(lambda: client.xlen("out") == 120 and client.xlen("other") == 300, what="everything", timeout_s=90)
 
         def lags() -> list[object]:
             return [standing.progress.get("lag", "nothing yet") for standing in runner.standings()]
 
-        wait_until(lambda: lags() == [0, None], what="progress of both", timeout_s=60)
+        wait_until(lambda: lags() == [0, None], what="progress of both", timeout_s=90)
     finally:
         runner.close()
 
@@ -325,13 +325,13 @@ def test_pause_and_resume_between_batches(
     runner = Runner([made], session=spark).start()
     try:
         run = runner.named("orders")
-        wait_until(lambda: client.xlen("out") >= 200, what="two batches", timeout_s=60)
+        wait_until(lambda: client.xlen("out") >= 200, what="two batches", timeout_s=90)
         run.pause()
         assert run.state == "paused"
         held = client.xlen("out")
         assert run.checkpoint.in_flight() is None or run.checkpoint.in_flight() == run.checkpoint.last_committed() + 1
         run.resume()
-        wait_until(lambda: client.xlen("out") > held + 100, what="more after the pause", timeout_s=60)
+        wait_until(lambda: client.xlen("out") > held + 100, what="more after the pause", timeout_s=90)
         run.stop()
         assert run.state == "stopped"
         found = sorted(numbers(client))
