@@ -47,6 +47,8 @@ ID_TOO_SMALL = (
     "ERR The ID specified in XSETID",
     "ERR The stream has exhausted the last possible ID",
 )
+TOO_LARGE_FOR_A_STRANGER = "ERR Protocol error: unauthenticated"
+"""The answer to a command of more than a few words from someone who has not logged in."""
 SCRIPT_PLACE = re.compile(r" script: \w+, on @user_script:\d+\.$")
 """Where in a script the server was when it refused: of no use to a caller."""
 ABORTED = "EXECABORT Transaction discarded because of: "
@@ -66,6 +68,8 @@ def typed(error: ErrorReply) -> MillstreamError:
     if known := ADVICE.get(code):
         kind, advice = known
         return kind(f"{text.rstrip('.')}. {advice}")
+    if text.startswith(TOO_LARGE_FOR_A_STRANGER):
+        return AuthenticationFailed(f"{text}. {ADVICE['NOAUTH'][1]}")
     if text.startswith(ID_TOO_SMALL):
         return IdTooSmall(f"{text.rstrip('.')}. Use '*', or an id greater than the stream's last one.")
     if text.startswith(NO_SUCH_KEY):

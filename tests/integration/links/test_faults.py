@@ -62,6 +62,9 @@ def played(answers: Callable[[socket.socket, int], None]) -> Iterator[tuple[int,
         with connection:
             try:
                 while data := connection.recv(65536):
+                    if data == b"*1\r\n$4\r\nPING\r\n":  # the look at a new connection, before anything is asked
+                        connection.sendall(b"+PONG\r\n")
+                        continue
                     received.append(data)
                     answers(connection, number)
             except OSError:
@@ -191,8 +194,17 @@ async def test_a_wrong_password_is_told_at_once_and_nowhere_shown() -> None:
                 with pytest.raises(AuthenticationFailed) as caught:
                     await broker.xadd("s", {"n": 1})
                 assert "wr0ng" not in f"{caught.value!r} {broker!r} {broker.link.target!r} {caught.value.__cause__!r}"
-            with open_blocking_broker(url, deadline_ms=60_000) as blocking, pytest.raises(AuthenticationFailed):
-                blocking.xadd("s", {"n": 1})
+                with pytest.raises(AuthenticationFailed):
+                    await broker.xadd("s", {"large": "x" * 1_000_000})
+                with pytest.raises(AuthenticationFailed):
+                    await broker.xadd_many("s", [{"n": n} for n in range(5000)], atomic=True)
+            with open_blocking_broker(url, deadline_ms=60_000, observer=retries) as blocking:
+                with pytest.raises(AuthenticationFailed):
+                    blocking.xadd("s", {"n": 1})
+                with pytest.raises(AuthenticationFailed):
+                    blocking.xadd("s", {"large": "x" * 1_000_000})
+                with pytest.raises(AuthenticationFailed):
+                    blocking.xadd_many("s", [{"n": n} for n in range(5000)], atomic=True)
             assert retries.reasons == []
         async with open_broker(f"redis://:s3cret@{place}") as broker:
             await broker.xadd("s", {"n": 1})

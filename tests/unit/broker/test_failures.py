@@ -13,6 +13,7 @@ from millstream.wire.replies import ErrorReply
     ("text", "kind"),
     [
         ("NOAUTH Authentication required.", errors.AuthenticationFailed),
+        ("ERR Protocol error: unauthenticated multibulk length", errors.AuthenticationFailed),
         ("WRONGPASS invalid username-password pair or user is disabled.", errors.AuthenticationFailed),
         ("NOPERM this user has no permissions to run the 'xadd' command", errors.PermissionDenied),
         ("OOM command not allowed when used memory > 'maxmemory'.", errors.OutOfMemory),

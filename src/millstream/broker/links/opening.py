@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 
 from redis import connection as blocking_connections
@@ -47,6 +48,10 @@ async def open_stream(target: Target, node: Node, limits: Limits) -> asyncio.Str
     connection = _make(async_connections, target, node, limits, AsyncRetry(NoBackoff(), 0))
     try:
         await connection.connect()
+        if _login_is_unproved(connection):
+            with suppress(*_NO_MATTER_OF_LOGIN):
+                await connection.send_command("PING")
+                await connection.read_response()
     except redis_errors.RedisError as error:
         raise _why(node, error) from error
     writer: asyncio.StreamWriter = connection._writer
@@ -59,11 +64,25 @@ def open_socket(target: Target, node: Node, limits: Limits) -> socket.socket:
     connection = _make(blocking_connections, target, node, limits, Retry(NoBackoff(), 0))
     try:
         connection.connect()
+        if _login_is_unproved(connection):
+            with suppress(*_NO_MATTER_OF_LOGIN):
+                connection.send_command("PING")
+                connection.read_response()
     except redis_errors.RedisError as error:
         raise _why(node, error) from error
     sock: socket.socket = connection._sock
     connection._sock = None  # it is ours now: redis-py must not close it when it is collected
     return sock
+
+
+_NO_MATTER_OF_LOGIN = (redis_errors.ResponseError, redis_errors.BusyLoadingError)
+"""Other refusals of a PING. Whoever sends a command hears them too, and knows what to do then."""
+
+
+def _login_is_unproved(connection: Any) -> bool:
+    """Without a password nothing was sent yet. A server that wants one closes the connection on a large request, and
+    its reason can be lost with it: so it is asked with a small one."""
+    return connection.password is None and connection.credential_provider is None
 
 
 def _make(module: Any, target: Target, node: Node, limits: Limits, retry: Any) -> Any:
@@ -78,7 +97,8 @@ def _why(node: Node, error: redis_errors.RedisError) -> MillstreamError | NotSen
     """A refusal that no second try will mend, or NotSent. Texts are the server's or the system's: no secret."""
     text = str(error)
     if isinstance(error, (redis_errors.AuthenticationError, redis_errors.NoPermissionError)):
-        known = typed(ErrorReply(text))
+        # redis-py takes the code away from a text that it knows.
+        known = typed(ErrorReply(f"NOAUTH {text}" if text.startswith("Authentication required") else text))
         if isinstance(known, (AuthenticationFailed, PermissionDenied)):
             return known
         ended = text if text.endswith(("?", ".")) else f"{text}."
