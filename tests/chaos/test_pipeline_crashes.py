@@ -35,6 +35,7 @@ spec:
   processors: PROCESSORS
   sinks:
     - {type: redis, config: {id: one, uri: "URL", stream: one}}
+    - {type: redis, config: {id: two, uri: "URL", stream: two}}
     - {type: redis, config: {id: routed, uri: "URL", stream: "routed.${source.table}"}}
     - {type: redis, config: {id: optional, uri: "URL", stream: optional, required: false}}
   batch: {max_events: 150}
@@ -112,7 +113,7 @@ def test_killed_at_random_moments(kind: str, tmp_path: Path) -> None:
         while not drained or length() < ROWS or client.xlen("optional") < ROWS:
             Running(spec, "--once").finish(240)
             drained = True
-        for streams in (["one"], ["routed.orders", "routed.customers", "routed.payments"], ["optional"]):
+        for streams in (["one"], ["two"], ["routed.orders", "routed.customers", "routed.payments"], ["optional"]):
             lost, doubled = balance(client, streams)
             print(f"LEDGER {kind} {'+'.join(streams)} produced={ROWS} lost={lost} duplicates={doubled}")
             assert (lost, doubled) == (0, 0)
@@ -132,6 +133,7 @@ spec:
   processors: [PROCESSOR]
   sinks:
     - {type: redis, config: {id: one, uri: "URL", stream: one}}
+    - {type: redis, config: {id: two, uri: "URL", stream: two}}
     - {type: redis, config: {id: optional, uri: "URL", stream: optional, required: false}}
   batch: {max_events: BATCH}
   checkpoint: {path: CHECKPOINT}
@@ -228,9 +230,9 @@ def test_killed_with_state_in_its_memory(
         for late in range(1, 4):
             client.xadd("in", event(0, START_MS + (2 * PAIRS + late * 100) * STEP_MS))
             Running(spec, "--once").finish(240)
-            if all(found(client, stream) == wanted for stream in ("one", "optional")):
+            if all(found(client, stream) == wanted for stream in ("one", "two", "optional")):
                 break
-        for stream in ("one", "optional"):
+        for stream in ("one", "two", "optional"):
             rows = found(client, stream)
             lost, doubled = wanted - rows, rows - wanted
             print(
