@@ -259,11 +259,15 @@ def hostile(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+HOSTILE = """SELECT concat(id, '"') AS id, 'ta"ble' AS table, op, after FROM events"""
+
+
 @pytest.mark.parametrize(
     "spec",
     [
         {"type": "python", "function": "test_processors:hostile"},
-        {"type": "sql", "query": """SELECT concat(id, '"') AS id, 'ta"ble' AS table, op, after FROM events"""},
+        {"type": "sql", "query": HOSTILE},
+        {"type": "sql", "query": f"SELECT id, table, op, after FROM events WHERE op = 'x' UNION ALL {HOSTILE}"},
     ],
 )
 def test_what_a_source_promised_does_not_bind_code_of_others(spark: SparkSession, spec: dict[str, Any]) -> None:
