@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from millstream.pipelines.events import COLUMNS, event_frame, number_repeats, refuse_bad_rows, without_marks
+from millstream.pipelines.events import COLUMNS, event_frame, number_repeats, refuse_bad_rows
 from millstream.pipelines.processors.processor import Processor, Stage
 from millstream.pipelines.spec.part import NonEmpty
 
@@ -39,8 +39,7 @@ class Sql(Processor):
         session = events.sparkSession
         fine = events.where(F.col("error").isNull()) if stage.failures_before else events
         rows = {name: self._row(F.col(name)) for name in ("before", "after")}
-        # Without marks: the columns of a UNION carry those of its first part, whatever the others hold.
-        without_marks(fine.select(*_SHOWN)).withColumns(rows).createOrReplaceTempView("events")
+        fine.select(*_SHOWN).withColumns(rows).createOrReplaceTempView("events")
         try:
             result = self._as_events(session.sql(self.query), stage)
         finally:
