@@ -211,6 +211,23 @@ async def test_a_wrong_password_is_told_at_once_and_nowhere_shown() -> None:
             assert "s3cret" not in repr(broker)
 
 
+@pytest.mark.parametrize("login", ["", ":s3cret@"])
+async def test_whoever_is_cancelled_while_a_connection_opens_is_cancelled(login: str) -> None:
+    with RedisProcess(["--requirepass", "s3cret"] if login else []) as server:
+        url = f"redis://{login}127.0.0.1:{server.port}"
+        broken_off = 0
+        for steps in [*range(1, 16)] * 30:
+            async with open_broker(url) as broker:
+                call = asyncio.create_task(broker.ping())
+                for _ in range(steps):  # each a little further on the way to the answer
+                    await asyncio.sleep(0)
+                if call.cancel():
+                    await asyncio.wait([call])
+                    assert call.cancelled()
+                    broken_off += 1
+        assert broken_off
+
+
 async def test_what_an_acl_user_may_not_do() -> None:
     with RedisProcess() as server:
         ask(server, "ACL", "SETUSER", "reader", "on", ">pw", "~orders", "+@read", "+ping")

@@ -44,7 +44,26 @@ def connection_options(target: Target, node: Node, limits: Limits) -> dict[str, 
 
 
 async def open_stream(target: Target, node: Node, limits: Limits) -> asyncio.StreamWriter:
-    """A connected, authenticated stream; nothing is left to read on it."""
+    """A connected, authenticated stream; nothing is left to read on it.
+
+    In a task of its own: redis-py waits with ``wait_for``, and in Python 3.11 that can swallow a cancellation which
+    comes in the moment of the answer. Whoever was cancelled would go on for ever.
+    """
+    opening = asyncio.ensure_future(_opened(target, node, limits))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close)
+        opening.cancel()
+        raise
+
+
+def _close(opening: asyncio.Future[asyncio.StreamWriter]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+async def _opened(target: Target, node: Node, limits: Limits) -> asyncio.StreamWriter:
     connection = _make(async_connections, target, node, limits, AsyncRetry(NoBackoff(), 0))
     try:
         await connection.connect()
