@@ -149,7 +149,8 @@ class AssignmentClient:
                 log.exception("member %r: %s failed", self.id, step.__name__)
                 self._tell("assignment.step_failed", step=step.__name__, error=str(error))
             try:
-                await asyncio.wait_for(sooner.wait(), interval_ms / 1000)
+                async with asyncio.timeout(interval_ms / 1000):
+                    await sooner.wait()
             except TimeoutError:
                 pass
             else:

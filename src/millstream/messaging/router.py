@@ -277,7 +277,8 @@ class Router:
 
     async def _pause(self, duration: float) -> None:
         try:
-            await asyncio.wait_for(self._stop.wait(), duration)
+            async with asyncio.timeout(duration):
+                await self._stop.wait()
         except TimeoutError:
             pass
 
