@@ -153,8 +153,6 @@ class AssignmentClient:
                     await sooner.wait()
             except TimeoutError:
                 pass
-            else:
-                self._look_now.clear()
 
     async def _listen(self) -> None:
         """Where the server tells of expired keys, a lock that has run out is looked at now; nothing depends on it."""
@@ -171,6 +169,8 @@ class AssignmentClient:
             await self._steps.renew()
 
     async def _place_step(self) -> None:
+        # Here and nowhere else: a call that comes while the step runs, close()'s above all, must be found after it.
+        self._look_now.clear()
         more = True
         while more and not self._closed:
             async with self._changes:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from millstream import open_broker
 from millstream.assignment import AssignmentClient, Settings
+from millstream.assignment.member import AssignmentMember
 from millstream.testing import RedisProcess, eventually
 
 RARELY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=600_000)
@@ -36,3 +39,26 @@ async def test_an_expired_lock_makes_a_member_look_at_once() -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
             if dying._listening is not None:
                 dying._listening.cancel()
+
+
+async def test_a_member_that_is_closed_while_it_looks_does_not_rest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    looking, go_on = asyncio.Event(), asyncio.Event()
+    place = AssignmentMember.place
+
+    async def slow(self: AssignmentMember, room: int) -> bool:
+        looking.set()
+        await go_on.wait()
+        return await place(self, room)
+
+    monkeypatch.setattr(AssignmentMember, "place", slow)
+    with RedisProcess() as server:
+        async with open_broker(server.url) as broker:
+            client = AssignmentClient(broker, "svc", member="m", settings=RARELY)
+            client.start()
+            await looking.wait()
+            closing = asyncio.create_task(client.close())
+            # Its other loop, which rests, has ended by then.
+            await eventually(lambda: client._tasks[0].done(), what="the renewing to end")
+            go_on.set()
+            await eventually(closing.done, what="the member to be closed, long before its next sweep")
+            await closing
