@@ -153,12 +153,13 @@ def worker_killed(asked: dict[str, Any]) -> None:
         import psutil
 
         while not done.wait(chance.uniform(0.3, 0.8)) and len(kills) < 3:
-            try:
-                java = [child for child in psutil.Process().children() if "java" in child.name()]
-                daemons = [d for one in java for d in one.children() if "pyspark.worker" in " ".join(d.cmdline())]
-                found = [worker for daemon in daemons for worker in daemon.children()]
-            except psutil.Error:
-                continue  # one of them ended while it was looked at
+            found: list[psutil.Process] = []
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    if "pyspark.worker" in " ".join(process.cmdline()):
+                        found += process.children()
+                except psutil.Error:
+                    continue  # this one has ended, and nobody has asked for its end yet: the others count
             if found:
                 victim = chance.choice(found)
                 os.kill(victim.pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ from millstream.testing import RedisProcess, free_port, wait_until
 from millstream.testing.serving import ServeProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_places import PATHS, cluster, spark_42  # noqa: F401  # the connector's own cluster, as a fixture
+from test_places import PATHS, StandaloneCluster, cluster, spark_42  # noqa: F401  # the connector's own cluster, as a fixture
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -188,7 +188,7 @@ def test_spark_4_2_runs_pipelines(commands: Any, redis_server: RedisProcess, tmp
 
 def test_the_same_pipeline_on_a_cluster_of_two_workers(
     commands: Any,
-    cluster: str,  # noqa: F811  # pytest hands the fixture in by its name
+    cluster: StandaloneCluster,  # noqa: F811  # pytest hands the fixture in by its name
     redis_server: RedisProcess,
     tmp_path: Path,
 ) -> None:
@@ -199,7 +199,7 @@ def test_the_same_pipeline_on_a_cluster_of_two_workers(
         "spark.cores.max": "2",
     }
     file = spec(tmp_path, "{rows: 500}", json.dumps(settings))
-    words = ("run", file, "--once", "--http-port", "0", "--master", cluster)
+    words = ("run", file, "--once", "--http-port", "0", "--master", cluster.master)
     command = commands(*words, REDIS_URI=redis_server.url)
     assert command.wait(200) == 0, command.log.read_text()[-2000:]
     assert sorted(numbers(redis.Redis(port=redis_server.port))) == list(range(500))

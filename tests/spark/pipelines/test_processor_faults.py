@@ -77,7 +77,8 @@ def test_the_time_of_processors_is_told_with_what_it_covers(
     spark: SparkSession, redis_url: str, tmp_path: Path
 ) -> None:
     mask = [{"type": "mask", "fields": {"email": "redact"}}]
-    one, two = [redis_sink(redis_url)], [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b")]
+    one, shared = [redis_sink(redis_url)], [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b")]
+    two = [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b", envelope={"type": "debezium"})]
 
     def steps(name: str, **spec: Any) -> set[str]:
         facts: Facts = run_once(spark, pipeline(tmp_path, name, **spec))
@@ -87,5 +88,6 @@ def test_the_time_of_processors_is_told_with_what_it_covers(
         return set(values(facts, "pipeline.processors", "step"))
 
     assert steps("one", sinks=one, processors=mask) == {"compute_and_write"}
+    assert steps("shared", sinks=shared, processors=mask) == {"compute_and_write"}
     assert steps("two", sinks=two, processors=mask) == {"compute"}
     assert steps("none", sinks=two) == set()
