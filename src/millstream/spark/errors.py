@@ -8,11 +8,13 @@ from millstream.errors import InvalidArgument, MillstreamError
 
 
 class InvalidOption(InvalidArgument):
-    """An option is missing, unknown, or not what it may be. Raised before any data moves. ``argument`` names it."""
+    """An option is missing, unknown, or not what it may be. Raised before any data moves. ``argument`` names it;
+    ``got`` is what may be shown of its value: never a secret."""
 
     def __init__(self, option: str, got: object, allowed: str) -> None:
         super().__init__(f"option {option}", got, allowed)
         self.option = option
+        self.got = got
 
 
 class DataLost(MillstreamError):

@@ -19,7 +19,7 @@ _AHEAD: Final = 2
 
 
 def give(batches: Iterable[pa.RecordBatch], targets: Sequence[Target]) -> None:
-    """Returns when every target has every batch; raises the first target's error that came."""
+    """Returns when every target has every batch; raises the error of the first that failed, in their order."""
     if len(targets) == 1:
         for batch in batches:
             targets[0].take(batch)

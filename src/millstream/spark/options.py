@@ -74,7 +74,7 @@ Delivery = Literal["exactly_once", "exactly_once_by_event_id", "at_least_once"]
 Content = Literal["auto", "fields", "value", "columns"]
 Start = Literal["earliest", "latest"] | EntryId
 
-_BOTH: Final = (
+ADDRESS: Final = (
     "url",
     "username",
     "passwordFile",
@@ -82,8 +82,8 @@ _BOTH: Final = (
     "deadlineMs",
     "connectTimeoutMs",
     "answerTimeoutMs",
-    "valueField",
 )
+_BOTH: Final = (*ADDRESS, "valueField")
 _SOURCE: Final = (
     *_BOTH,
     "subscribe",

@@ -10,16 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from millstream.spark.errors import InvalidOption
-from millstream.spark.options import SinkOptions, sink_options
+from millstream.spark.options import ADDRESS, SinkOptions, sink_options
 
 _OWN: Final = (
-    "url",
-    "username",
-    "passwordFile",
-    "passwordEnv",
-    "deadlineMs",
-    "connectTimeoutMs",
-    "answerTimeoutMs",
+    *ADDRESS,
     "stream",
     "maxlen",
     "minid",
@@ -51,8 +45,7 @@ def sink_targets(raw: Mapping[str, str], *, streaming: bool) -> tuple[SinkOption
         try:
             targets.append(sink_options({**as_first, "sinkid": name, **own}, streaming=streaming))
         except InvalidOption as error:
-            got = own.get(error.option.lower())
-            raise InvalidOption(f"{_PREFIX}{name}.{error.option}", got, error.allowed) from None
+            raise InvalidOption(f"{_PREFIX}{name}.{error.option}", error.got, error.allowed) from None
     ids = [target.sink_id for target in targets]
     for at, sink_id in enumerate(ids):
         if sink_id in ids[:at]:

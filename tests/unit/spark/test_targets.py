@@ -47,6 +47,12 @@ def test_a_wrong_option_of_a_place_is_named(given: dict[str, str], named: str) -
     assert refused.value.option == named
 
 
+def test_a_wrong_address_of_a_place_is_shown_without_its_password() -> None:
+    with pytest.raises(InvalidOption) as refused:
+        sink_targets({**FIRST, "also.b.url": "http://user:s3cret@b"}, streaming=False)
+    assert "s3cret" not in f"{refused.value!r} {refused.value} {vars(refused.value)}"
+
+
 class Place:
     """Stands for a Target: remembers what it got, and in which thread; fails when it is told to."""
 
