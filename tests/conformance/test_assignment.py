@@ -52,6 +52,11 @@ class Running:
     def of(self, kind: type[Notification]) -> list[str]:
         return [one.stream for one in self.told if type(one) is kind]
 
+    @property
+    def knows(self) -> bool:
+        """Its reader was told of all that it owns: that comes a moment after owning it."""
+        return self.client.owned.keys() <= set(self.of(StreamAdded))
+
     async def crash(self) -> None:
         """Stops as SIGKILL would: no word to anybody."""
         for task in self.client._tasks:
@@ -88,6 +93,7 @@ async def test_two_streams_over_two_members_one_each(broker_url: str) -> None:
         await a.client.announce("s1", {"tenant": "x"})
         await a.client.announce("s2", {"tenant": "y"})
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 1, what="each owns one")
+        await eventually(lambda: a.knows and b.knows, what="each was told of it")
         added = {one.stream: one for one in a.told + b.told if isinstance(one, StreamAdded)}
         assert {stream: one.info["tenant"] for stream, one in added.items()} == {"s1": "x", "s2": "y"}
         assert all(one.token and one.token.stream == stream for stream, one in added.items())
@@ -118,6 +124,7 @@ async def test_a_crashed_member_is_taken_over(broker_url: str) -> None:
         lost = set(a.client.owned)
         await a.crash()
         await eventually(lambda: len(b.client.owned) == 6, what="the other one has them all")
+        await eventually(lambda: b.knows, what="it was told of them")
         taken = {one.stream: one.taken_from for one in b.told if isinstance(one, StreamAdded) and one.taken_from}
         assert taken == dict.fromkeys(lost, "a")
 
@@ -206,7 +213,9 @@ async def test_a_member_that_joins_gets_its_share_by_hand_over(broker_url: str) 
         await eventually(lambda: len(a.client.owned) == 6, what="it owns all")
         async with member(broker_url, "b", LONG) as b:
             await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 3, what="each owns three")
-            assert sorted(a.of(StreamDisowned)) == sorted(b.client.owned)
+            await eventually(
+                lambda: sorted(a.of(StreamDisowned)) == sorted(b.client.owned), what="the first one was told of these"
+            )
 
 
 async def test_capacity_is_kept(broker_url: str) -> None:
