@@ -115,12 +115,15 @@ class DurabilityUnavailable(MillstreamError):
 
 
 class ServerError(MillstreamError):
-    """The server refused a command for a reason that has no error of its own. ``code`` is the reply's first word."""
+    """The server refused a command for a reason that has no error of its own. ``code`` is the reply's first word.
+
+    ``retryable`` where the reason may pass: too few replicas (NOREPLICAS), a cluster that is down, a script that runs.
+    """
 
     code: str
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, code=text.split(" ", 1)[0])
+    def __init__(self, text: str, *, retryable: bool = False) -> None:
+        super().__init__(text, code=text.split(" ", 1)[0], retryable=retryable)
 
 
 # --- what the data says ---------------------------------------------------------------------------------------------

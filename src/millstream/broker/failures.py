@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from millstream.errors import (
     AuthenticationFailed,
@@ -33,6 +34,10 @@ ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
     "OOM": (OutOfMemory, "Nothing was stored. Trim streams, or raise maxmemory."),
     "LOADING": (ServerLoading, "Try again when the server has read its data."),
     "READONLY": (ReadOnlyReplica, "Connect to the primary, or use a redis+sentinel:// URL, which finds it."),
+    "NOREPLICAS": (
+        partial(ServerError, retryable=True),
+        "Nothing was stored. Bring replicas back until there are min-replicas-to-write of them, or lower that setting.",
+    ),
     "NOGROUP": (NoSuchGroup, "Create it with create_group(stream, group, start=...)."),
     "BUSYGROUP": (GroupExists, "Use it as it is, or pass exist_ok=True."),
     "STALEOWNER": (StaleOwner, "Nothing was done: the stream is another member's by now. Stop working on it."),
@@ -41,6 +46,10 @@ ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
 
 TRANSIENT = frozenset({"OOM", "LOADING", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
 """The server refused without doing anything, and the reason may pass: worth another try before the deadline."""
+
+REPLACED = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN"})
+"""What a node says that is no primary any more, or that was cut off from the others and does not know yet that they
+have another one: before the next try the link asks again whose turn it is."""
 
 ID_TOO_SMALL = (
     "ERR The ID specified in XADD",
@@ -80,7 +89,7 @@ def typed(error: ErrorReply) -> MillstreamError:
         )
     if code == "CROSSSLOT":
         return InvalidArgument("streams", text, "streams with one hash tag, such as {orders}.a and {orders}.b")
-    return ServerError(text)
+    return ServerError(text, retryable=code in TRANSIENT)
 
 
 def backoff_s(attempt: int, chance: float) -> float:

@@ -20,6 +20,7 @@ from millstream.errors import (
     OutOfMemory,
     PermissionDenied,
     ReadOnlyReplica,
+    ServerError,
     ServerLoading,
 )
 from millstream.testing import RedisProcess, eventually, free_port
@@ -318,6 +319,22 @@ async def test_passing_refusals(text: str, kind: type[Exception]) -> None:
         async with open_broker(f"redis://127.0.0.1:{port}", deadline_ms=10) as broker:
             with pytest.raises(kind):
                 await broker.xadd("s", {"n": 1})
+
+
+async def test_a_primary_with_too_few_replicas_is_asked_again() -> None:
+    retries = Retries()
+    with RedisProcess(["--min-replicas-to-write", "1"]) as server:
+        async with open_broker(server.url, deadline_ms=10) as broker:
+            with pytest.raises(ServerError, match=r"NOREPLICAS.*min-replicas-to-write") as caught:
+                await broker.xadd("s", {"n": 1})
+            assert caught.value.retryable
+        async with open_broker(server.url, deadline_ms=60_000, observer=retries) as broker:
+            adding = asyncio.create_task(broker.xadd("s", {"n": 2}))
+            await eventually(lambda: len(retries.reasons) > 1, what="two refusals")
+            assert all("NOREPLICAS" in one for one in retries.reasons)
+            ask(server, "CONFIG", "SET", "min-replicas-to-write", "0")
+            await adding
+            assert [entry.fields for entry in await broker.xrange("s")] == [{b"n": b"2"}]
 
 
 async def test_bytes_that_are_not_resp() -> None:

@@ -7,6 +7,7 @@ import asyncio
 from millstream import open_blocking_broker, open_broker
 from millstream.model import replicated
 from millstream.testing import DeliveryLedger, SentinelSetup, eventually
+from millstream.testing.topologies import ask, say
 
 
 async def test_a_failover_is_survived(sentinel: SentinelSetup) -> None:
@@ -37,8 +38,6 @@ async def test_a_demoted_primary_is_left(sentinel: SentinelSetup) -> None:
         with open_blocking_broker(sentinel.primary.url) as old, open_blocking_broker(sentinel.replica.url) as new:
             await eventually(lambda: new.xlen("orders") == 1, what="replication")
             with open_blocking_broker(f"redis://127.0.0.1:{sentinel.sentinels[0].port}") as watcher:
-                from millstream.testing.topologies import say
-
                 say(watcher, "SENTINEL", "FAILOVER", "millstream")
             await eventually(
                 lambda: old.server_info("replication")["role"] == "slave", what="the demotion", timeout_s=60
@@ -48,6 +47,28 @@ async def test_a_demoted_primary_is_left(sentinel: SentinelSetup) -> None:
             await broker.append_once("orders", "w", 1, 0, [{"n": 2}])
 
             assert new.xlen("orders") == 2
+
+
+async def test_a_primary_that_was_cut_off_is_left(sentinel: SentinelSetup) -> None:
+    """NOREPLICAS: it still is a primary and still answers, but the sentinels have made another one of its replica.
+
+    They are told so, and leave the old one alone: as if it were out of their reach.
+    """
+    async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
+        await broker.xadd("orders", {"n": 1})
+        with open_blocking_broker(sentinel.replica.url) as new:
+            await eventually(lambda: new.xlen("orders") == 1, what="replication")
+            for one in sentinel.sentinels:
+                ask(one, "SENTINEL", "REMOVE", "millstream")
+            ask(sentinel.replica, "REPLICAOF", "NO", "ONE")
+            ask(sentinel.primary, "CONFIG", "SET", "min-replicas-to-write", "1")
+            for one in sentinel.sentinels:
+                ask(one, "SENTINEL", "MONITOR", "millstream", "127.0.0.1", str(sentinel.replica.port), "2")
+
+            await broker.xadd("orders", {"n": 2})
+
+            assert new.xlen("orders") == 2
+            assert ask(sentinel.primary, "XLEN", "orders") == 1
 
 
 def test_the_blocking_link_and_a_sentinel_that_is_gone(sentinel: SentinelSetup) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from millstream import errors
-from millstream.broker.failures import backoff_s, code_of, typed
+from millstream.broker.failures import TRANSIENT, backoff_s, code_of, typed
 from millstream.wire.replies import ErrorReply
 
 
@@ -19,6 +21,7 @@ from millstream.wire.replies import ErrorReply
         ("OOM command not allowed when used memory > 'maxmemory'.", errors.OutOfMemory),
         ("LOADING Redis is loading the dataset in memory", errors.ServerLoading),
         ("READONLY You can't write against a read only replica.", errors.ReadOnlyReplica),
+        ("NOREPLICAS Not enough good replicas to write.", errors.ServerError),
         ("NOGROUP No such key 's' or consumer group 'g'", errors.NoSuchGroup),
         ("BUSYGROUP Consumer Group name already exists", errors.GroupExists),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", errors.WrongKeyType),
@@ -36,6 +39,15 @@ def test_kinds(text: str, kind: type[errors.MillstreamError]) -> None:
 
     assert type(error) is kind
     assert text.rstrip(".") in str(error)
+
+
+@pytest.mark.parametrize("code", sorted(TRANSIENT))
+def test_what_may_pass_is_worth_another_try_of_the_caller_too(code: str) -> None:
+    error = typed(ErrorReply(f"{code} for now"))
+
+    assert error.retryable
+    assert pickle.loads(pickle.dumps(error)).retryable
+    assert not typed(ErrorReply("ERR whatever")).retryable
 
 
 def test_a_transaction_is_refused_for_a_reason() -> None:

@@ -255,6 +255,41 @@ def test_a_demoted_primary_makes_the_link_ask_again() -> None:
     assert road.nodes()[-1] == THERE
 
 
+@pytest.mark.parametrize("code", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
+def test_a_primary_that_was_cut_off_is_left_although_its_own_sentinel_still_names_it(code: str) -> None:
+    road = Road(
+        watched(),
+        *([[b"here", b"1"]], [[b"master"]], ErrorReply(f"{code} no")),
+        *([[b"there", b"2"]], [[b"master"]], b"1-1", b"1-2"),
+    )
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.traveller.call(WRITE)) == b"1-2"
+    assert [str(node) for node in road.nodes()] == [
+        *("s1:26379", "here:1", "here:1", "s2:26379", "there:2", "there:2", "there:2")
+    ]
+
+
+@pytest.mark.parametrize("code", ["OOM", "LOADING", "BUSY"])
+def test_a_primary_that_is_busy_with_itself_is_not_left(code: str) -> None:
+    road = Road(watched(), [[b"here", b"1"]], [[b"master"]], ErrorReply(f"{code} wait"), b"1-1")
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.nodes()[-1] == HERE
+
+
+def test_many_who_doubt_one_primary_ask_the_next_sentinel_and_not_the_first_one_again() -> None:
+    """Two commands were under way at once, and both were refused."""
+    road = Road(watched(), [[b"here", b"1"]], [[b"master"]], b"1-1", [[b"there", b"2"]], [[b"master"]], b"1-2")
+    road.walk(road.traveller.call(WRITE))
+
+    road.traveller.route.doubt()
+    road.traveller.route.doubt()
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-2"
+    assert road.nodes()[3] == SENTINELS[1]
+
+
 # --- cluster --------------------------------------------------------------------------------------------------------
 
 
@@ -314,6 +349,19 @@ def test_a_dead_node_makes_the_link_read_the_table_again() -> None:
 
     assert road.walk(road.traveller.call(WRITE)) == b"1-1"
     assert road.nodes()[-1] == YONDER
+
+
+@pytest.mark.parametrize("code", ["READONLY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN"])
+def test_a_node_that_was_cut_off_is_not_believed_when_the_table_is_read_again(code: str) -> None:
+    """It would go on telling the table in which the slots are its own."""
+    road = Road(
+        Target("cluster", (HERE, THERE)),
+        *(table((0, SLOTS - 1, b"here", 1)), ErrorReply(f"{code} no")),
+        *(table((0, SLOTS - 1, b"yonder", 3)), b"1-1"),
+    )
+
+    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.nodes() == [HERE, HERE, THERE, YONDER]
 
 
 def test_an_empty_host_means_the_one_that_was_asked() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.broker.bulk import InBulk, Joined
-from millstream.broker.failures import TRANSIENT, backoff_s, code_of, typed
+from millstream.broker.failures import REPLACED, TRANSIENT, backoff_s, code_of, typed
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
 from millstream.broker.links.nodes import Node
 from millstream.broker.links.routes import Route
@@ -181,8 +181,8 @@ class Traveller:
         """The node that the refusal sends us to (None: ask the route again), and whether to say ASKING there."""
         code = code_of(trouble)
         if code not in ("MOVED", "ASK"):
-            if code == "READONLY":
-                self.route.forget()
+            if code in REPLACED:
+                self.route.doubt()
             return None, False
         _, slot, place = trouble.text.split(" ")[:3]
         host, _, port = place.rpartition(":")

@@ -25,6 +25,10 @@ class Route(Protocol):
     def forget(self) -> None:
         """What was known is wrong: find out again."""
 
+    def doubt(self) -> None:
+        """A node refused as one does that was replaced, or cut off from the rest: find out again, from others first.
+        Whoever named it may be cut off together with it."""
+
     def moved(self, slot: int, node: Node) -> None:
         """A node said that this slot lives elsewhere."""
 
@@ -49,6 +53,9 @@ class SingleRoute:
     def forget(self) -> None:
         """There is only this one; a new connection may still reach another server behind its name."""
 
+    def doubt(self) -> None:
+        """There is only this one."""
+
     def moved(self, slot: int, node: Node) -> None:
         """A cluster's node that was given as a single server: follow it for this command alone."""
 
@@ -58,7 +65,7 @@ class SingleRoute:
 
 
 class SentinelRoute:
-    """Asks the sentinels in turn; the one that answered is asked first the next time."""
+    """Asks the sentinels in turn; the one that answered is asked first the next time, unless its answer was wrong."""
 
     def __init__(self, target: Target) -> None:
         self._sentinels = list(target.nodes)
@@ -72,7 +79,7 @@ class SentinelRoute:
 
     def _find(self) -> Journey[Node]:
         troubles: list[str] = []
-        for sentinel in list(self._sentinels):
+        for sentinel in self._sentinels:
             try:
                 (reply,) = yield Exchange(sentinel, [(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service)])
                 if isinstance(reply, ErrorReply) or not reply:
@@ -85,14 +92,20 @@ class SentinelRoute:
                 troubles.append(f"{sentinel}: {trouble}")
                 continue
             if isinstance(role, ErrorReply) or role[0] == b"master":
-                self._sentinels.remove(sentinel)
-                self._sentinels.insert(0, sentinel)
+                # A new list, never a changed one: threads share the route.
+                self._sentinels = [sentinel, *(one for one in self._sentinels if one != sentinel)]
                 return primary
             troubles.append(f"{sentinel} names {primary}, which says that it is a {role[0].decode()}")
         raise NotSent("; ".join(troubles))
 
     def forget(self) -> None:
         self._primary = None
+
+    def doubt(self) -> None:
+        if self._primary is not None:  # else somebody has doubted it since, and its sentinel is the last one already
+            self._primary = None
+            first, *others = self._sentinels
+            self._sentinels = [*others, first]
 
     def moved(self, slot: int, node: Node) -> None:
         self._primary = None
@@ -107,6 +120,8 @@ class ClusterRoute:
     def __init__(self, target: Target) -> None:
         self._seeds = list(target.nodes)
         self._owners: list[Node | None] = []
+        self._teller: Node | None = None
+        """Who told the table."""
 
     def node_for(self, key: bytes | None) -> Journey[Node]:
         if type(key) is NodeName:
@@ -138,6 +153,7 @@ class ClusterRoute:
                 node = Node(primary[0].decode() if primary[0] else seed.host, primary[1])
                 owners[first : last + 1] = [node] * (last - first + 1)
             self._remember(filter(None, owners))
+            self._teller = seed
             return owners
         raise NotSent("; ".join(troubles))
 
@@ -147,6 +163,10 @@ class ClusterRoute:
 
     def forget(self) -> None:
         self._owners = []
+
+    def doubt(self) -> None:
+        self._owners = []
+        self._seeds = sorted(self._seeds, key=lambda seed: seed == self._teller)  # it comes last; the rest as before
 
     def moved(self, slot: int, node: Node) -> None:
         if self._owners:
