@@ -348,6 +348,22 @@ def test_a_journal_keeps_it(tmp_path: Path) -> None:
         assert plain(everything(broker)) == before
 
 
+def test_streams_stay_short_by_themselves(redis_url: str) -> None:
+    """As by every other way to add, where the broker was opened with ``max_stream_len``."""
+    values = [b"%d" % n for n in range(10)]
+    for url in (redis_url, f"local://{uuid4().hex}"):
+        with open_blocking_broker(url, max_stream_len=100) as broker:
+            for epoch in range(30):
+                assert append(broker, writer(epoch), *values) == (10, 0)
+            assert 100 <= broker.xlen("s") <= 120
+            for _ in range(30):
+                assert append(broker, writer(29), *values) == (0, 10)
+            broker.create_group("s", "g", start="0")
+            for epoch in range(30, 60):
+                append(broker, writer(epoch), *values)
+            assert broker.xlen("s") >= 400, "the group has read nothing: nothing may go"
+
+
 async def test_event_loops_run_it_too(redis_url: str) -> None:
     for url in (redis_url, f"local://{uuid4().hex}"):
         async with open_broker(url) as broker:

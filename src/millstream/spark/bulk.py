@@ -15,6 +15,7 @@ from millstream.broker.bulk import InBulk, Joined
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.once import ROW_WORDS, Once
+from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import script
 from millstream.broker.site import Site
 from millstream.spark.errors import RowsMiscounted
@@ -154,7 +155,10 @@ class BulkOnce(Once):
                 known = self._skip(todo, [])
                 skipped += known
                 todo = todo[known:]
-        return len(rows) - skipped, skipped
+        new = len(rows) - skipped
+        if new and site.max_stream_len is not None:
+            yield from added(site, self._stream, new)
+        return new, skipped
 
     def _send(self, rows: UniformRows) -> Conversation[tuple[list[Any], Any]]:
         """Adds the rows and moves the marker, in one transaction: the verdict on it, and the digest after the rows."""

@@ -24,7 +24,10 @@ def broker_at(address: Address, *, script_entries: int = DEFAULT_LIMITS.script_e
     key = (os.getpid(), address.resolve(), address.deadline_ms, limits)
     broker = _open.get(key)
     if broker is None:
-        broker = _open[key] = open_blocking_broker(key[1], deadline_ms=address.deadline_ms, limits=limits)
+        # Only the sink's own options shorten a stream.
+        broker = _open[key] = open_blocking_broker(
+            key[1], deadline_ms=address.deadline_ms, limits=limits, max_stream_len=None
+        )
     return broker
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from millstream import open_blocking_broker, open_broker
+from millstream import BlockingBroker, open_blocking_broker, open_broker
+from millstream.broker.operations.settling import Output
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument
 
 
@@ -99,6 +101,51 @@ def test_streams_stay_short_by_themselves(name: str) -> None:
         for n in range(30):
             broker.xadd_many("s", [{"n": n}] * 10)
         assert broker.xlen("s") >= 400, "the group has read nothing: nothing may go"
+
+
+def once(broker: BlockingBroker, n: int) -> None:
+    broker.append_once("s", "w", n, 0, [{"n": n}] * 10)
+
+
+def once_written(broker: BlockingBroker, n: int) -> None:
+    with broker.once_writer("s", "w", n) as writer:
+        writer.append([{"n": n}] * 10)
+
+
+def put_out(broker: BlockingBroker, n: int) -> None:
+    broker.delete("in")
+    broker.xadd("in", {"n": n})
+    broker.create_group("in", "g", start="0")
+    (one,) = broker.xreadgroup("in", "g", "me")
+    broker.ack_with_outputs("in", "g", "me", [Output(one.id, 1, [("s", {"n": n})] * 10)])
+
+
+def later(broker: BlockingBroker, n: int) -> None:
+    broker.publish_later("s", [(f"{n}-{i}", {"n": n}) for i in range(10)], delay_ms=0)
+    broker.publish_due("s")
+
+
+def owned(broker: BlockingBroker, n: int) -> None:
+    broker.set("{s}.owner", b"1 me")
+    for _ in range(10):
+        broker.guarded_xadd("s", {"n": n}, owned="s", record=b"1 me")
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        *(once, once_written, put_out, later, owned),
+        lambda broker, n: [broker.xadd("s", {"n": n}, id=f"{n + 1}-*") for _ in range(10)],
+        lambda broker, n: [broker.xadd("s", {"n": n}, durability="memory") for _ in range(10)],
+        lambda broker, n: broker.xadd_many("s", [{"n": n}] * 10, atomic=True),
+        lambda broker, n: broker.append_unique("s", [(f"{n}-{i}", {"n": n}) for i in range(10)]),
+    ],
+)
+def test_every_way_to_add_keeps_streams_short(name: str, add: Callable[[BlockingBroker, int], None]) -> None:
+    with open_blocking_broker(name, max_stream_len=100) as broker:
+        for n in range(30):
+            add(broker, n)
+        assert 100 <= broker.xlen("s") <= 120
 
 
 def test_closing_twice(name: str) -> None:

@@ -22,6 +22,7 @@ from millstream.broker.operations.arguments import (
     sequence,
     value_word,
 )
+from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import Guard, Script, load_script, run_script, script
 from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
@@ -174,7 +175,10 @@ def guarded_xadd(
 ) -> Conversation[EntryId]:
     """XADD, refused with StaleOwner unless the owner record beside ``owned`` equals ``record``. One atomic step."""
     words = (new_id_word(id), *field_words(fields, site.limits))
-    return entry_id((yield from _guarded(stream, owned, record, b"XADD", words)))
+    reply = yield from _guarded(stream, owned, record, b"XADD", words)
+    if site.max_stream_len is not None:
+        yield from added(site, name_word(stream, "stream"), 1)
+    return entry_id(reply)
 
 
 def guarded_xack(
