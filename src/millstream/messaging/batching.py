@@ -98,6 +98,7 @@ class Line:
         if self._sender is None:
             loop = asyncio.get_running_loop()
             self._sender = loop.create_task(self._send_all(), name=f"millstream publisher to {self._topic}")
+            self._sender.add_done_callback(self._ended)
 
     def _add_in_pieces(self, rows: Sequence[Row], stored: asyncio.Future[Ids]) -> None:
         """More than a batch takes: half a batch stored could not be told from none, so it travels as several."""
@@ -152,6 +153,11 @@ class Line:
         finally:
             if self._sender is asyncio.current_task():
                 self._sender = None
+
+    def _ended(self, sender: asyncio.Task[None]) -> None:
+        """Cancelled before its first step, it could not clear up itself."""
+        if self._sender is sender:
+            self._break_off([], 0, 0)
 
     def _break_off(self, parcels: list[Parcel], messages: int, size: int) -> None:
         """Cancelled, as all tasks are when a loop ends: nobody sends the rest, and nobody may wait for it. Otherwise

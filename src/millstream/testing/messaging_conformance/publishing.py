@@ -266,6 +266,19 @@ class PublishingChapter(Chapter):
         await asyncio.wait_for(publisher.close(), 60)
         assert (await stored(broker, topic))[-1] == b"in the next loop"
 
+    async def test_a_loop_that_ends_before_the_first_step_of_sending(self, broker: Broker, topic: str) -> None:
+        publisher = Publisher(broker)
+        publishing = asyncio.create_task(publisher.publish(topic, Message(b"never sent")))
+        await asyncio.sleep(0)  # it has made a task that sends, and that has not begun
+        [sending] = [task for task in asyncio.all_tasks() if topic in task.get_name()]
+        sending.cancel()
+        publishing.cancel()
+        await asyncio.wait([publishing, sending])
+        assert publisher.buffered == 0
+        await asyncio.wait_for(publisher.publish(topic, Message(b"in the next loop")), 60)
+        await asyncio.wait_for(publisher.close(), 60)
+        assert await stored(broker, topic) == [b"in the next loop"]
+
     async def test_a_message_that_is_too_large_is_its_own_error(self, broker: Broker, topic: str) -> None:
         small = Broker(broker.link, type(broker.site)(limits=Limits(max_entry_bytes=1000)))
         async with Publisher(small) as publisher:
