@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, plain, quoted, quoting
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, quoted, quoting
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -22,6 +22,7 @@ class CloudEvents(Envelope):
     def column(self, events: DataFrame) -> Column:
         from pyspark.sql import functions as F
 
+        how = quoting(events)
         what = F.create_map(*(F.lit(word) for pair in HAPPENED.items() for word in pair))
         name = F.concat_ws(".", F.lit(self.type_prefix), F.col("table"), F.try_element_at(what, F.col("op")))
         # A URI reference, as the standard asks: whatever the names hold is percent-encoded.
@@ -36,14 +37,14 @@ class CloudEvents(Envelope):
         stamp = F.timestamp_millis(F.col("ts_ms"))
         time = F.date_format(F.to_utc_timestamp(stamp, F.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
         data = json_object(
-            op=or_null(plain(F.col("op"))),
+            op=or_null(how("op")(F.col("op"))),
             ts_ms=number(F.col("ts_ms")),
             before=or_null(F.col("before")),
             after=or_null(F.col("after")),
         )
         head = [
             F.lit('{"specversion":"1.0","id":'),
-            quoting(events)("id")(F.col("id")),
+            how("id")(F.col("id")),
             F.lit(',"source":'),
             quoted(F.when(origin == "", F.lit("/millstream")).otherwise(origin)),
             F.lit(',"type":'),

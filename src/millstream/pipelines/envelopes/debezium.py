@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, plain, quoted, quoting
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, quoted, quoting
 from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Debezium(Envelope):
             before=or_null(F.col("before")),
             after=or_null(F.col("after")),
             source=source,
-            op=or_null(plain(F.col("op"))),
+            op=or_null(how("op")(F.col("op"))),
             ts_ms=number(F.col("ts_ms")),
         )
         return json_object(schema=F.lit("null") if self.null_schema else None, payload=payload)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from millstream.pipelines.envelopes.envelope import Envelope, json_object, members, number, or_null, plain, quoting
+from millstream.pipelines.envelopes.envelope import Envelope, json_object, members, number, or_null, quoting
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -20,7 +20,7 @@ class Native(Envelope):
         source = members(*((name, F.col(name), how(name)) for name in ("name", "db", "schema", "table")))
         return json_object(
             id=how("id")(F.col("id")),
-            op=or_null(plain(F.col("op"))),
+            op=or_null(how("op")(F.col("op"))),
             ts_ms=number(F.col("ts_ms")),
             source=source,
             before=or_null(F.col("before")),

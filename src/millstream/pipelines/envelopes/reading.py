@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from millstream.pipelines.envelopes.cloudevents import HAPPENED
-from millstream.pipelines.events import OPS, as_fields, event_frame
+from millstream.pipelines.events import LAST_MS, OPS, as_fields, event_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -18,7 +18,6 @@ _DOCUMENT = (
     f"{_CHANGE}, id string, payload struct<{_CHANGE}>, specversion string, type string, time string, subject string, "
     f"data struct<{_CHANGE}>, _corrupt string"
 )
-_LAST_MS = 253_402_300_799_999  # the end of the year 9999, beyond which dates cannot be written
 _SOURCE = "name string, db string, schema string, table string"
 
 
@@ -69,7 +68,7 @@ def read_documents(frame: DataFrame, text: Column, at: Position, form: Format, *
         "db": F.col("_s.db"),
         "schema": F.col("_s.schema"),
         "table": F.coalesce(F.col("_s.table"), F.col("_table")),
-        "op": F.when(is_row, F.lit("c")).otherwise(F.col("_c.op")),
+        "op": F.when(is_row, F.lit("c")).when(fine, F.col("_c.op")),
         "before": F.when(fine & ~is_row, F.to_json(F.col("_c.before"))),
         "after": F.when(fine, F.when(is_row, F.col("_row")).otherwise(F.to_json(F.col("_c.after")))),
         "ts_ms": F.coalesce(F.when(fine, F.col("_c.ts_ms")), F.col("_ts")),
@@ -77,7 +76,7 @@ def read_documents(frame: DataFrame, text: Column, at: Position, form: Format, *
         "error": F.col("_error"),
         "stage": F.when(~fine, F.lit("source")),
     }
-    return event_frame(shaped, columns)
+    return event_frame(shaped, columns, plain=("op",))  # one of OPS, or null
 
 
 def _once(column: Column) -> Column:
@@ -159,6 +158,6 @@ def _error() -> Column:
         .when((form == "cloudevents") & F.col("_d.specversion").isNull(), F.lit("specversion is missing"))
         .when(op.isNull(), F.lit("op is missing"))
         .when(~op.isin(*OPS), F.concat(F.lit("unknown op "), F.substring(op, 1, 20)))
-        .when(~F.coalesce(F.col("_c.ts_ms"), F.lit(0)).between(0, _LAST_MS), F.lit("ts_ms is no time"))
+        .when(~F.coalesce(F.col("_c.ts_ms"), F.lit(0)).between(0, LAST_MS), F.lit("ts_ms is no time"))
         .when(no_row & (op != "t"), F.lit("neither before nor after is an object"))
     ).cast("string")

@@ -103,6 +103,8 @@ def _as_events(result: Any, schema: pa.Schema) -> pa.RecordBatch:
     seen: dict[str, int] = {}
     ids = []
     for event_id in result.column("id").to_pylist():
+        if event_id is None:
+            raise ValueError("the function returned an event without an id: a replay could not recognise it")
         times = seen[event_id] = seen.get(event_id, -1) + 1
         ids.append(f"{event_id}.{times}" if times else event_id)
     columns = []

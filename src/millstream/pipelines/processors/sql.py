@@ -19,7 +19,7 @@ _SHOWN = ("id", "key", "name", "db", "schema", "table", "op", "before", "after",
 class Sql(Processor):
     """``before`` and ``after`` are variants (``after:amount::double``), or structs where ``schema`` gives their fields.
 
-    Of the result, columns with the names of an event's columns are those; where there is no ``after``, the other
+    Of the result, columns with the names of the view's columns are those; where there is no ``after``, the other
     columns together become it. A row without an id gets one from the batch and its content.
     """
 
@@ -58,17 +58,17 @@ class Sql(Processor):
         from pyspark.sql import functions as F
 
         kinds = dict(result.dtypes)
-        columns: dict[str, Column] = {name: F.col(f"`{name}`") for name in kinds if name in COLUMNS}
+        columns: dict[str, Column] = {name: F.col(f"`{name}`") for name in kinds if name in _SHOWN}
         for name in ("before", "after"):
             if name in kinds and kinds[name] != "string":
                 columns[name] = F.to_json(F.col(name))
-        others = [F.col(f"`{name}`") for name in kinds if name not in COLUMNS]
+        others = [F.col(f"`{name}`") for name in kinds if name not in _SHOWN]
         if "after" not in kinds and others:
             columns["after"] = F.to_json(F.struct(*others), {"ignoreNullFields": "false"})
         columns.setdefault("op", F.lit("c"))
         columns.setdefault("table", F.lit(self.id or "sql"))
-        if "id" not in columns:
-            content = F.to_json(F.struct(*(column.alias(name) for name, column in columns.items())))
-            columns["id"] = F.concat(F.lit(f"{stage.name}:{stage.batch_id}:"), F.sha1(content))
-        columns.pop("error", None)
-        return event_frame(result, columns)
+        own = columns.pop("id", F.lit(None)).cast("string")
+        content = F.to_json(F.struct(*(column.alias(name) for name, column in columns.items())))
+        made = F.concat(F.lit(f"{stage.name}:{stage.batch_id}:"), F.sha1(content))
+        # An outer join leaves ids null, too: events without one could not be told apart when the batch is replayed.
+        return event_frame(result, columns | {"id": F.coalesce(own, made)})

@@ -145,8 +145,8 @@ class RedisSink(Sink):
             for name, text in self.config.headers.items()
         ]
         content = ("content-type", F.lit(self.config.envelope.content_type), plain)
-        table = ("table", F.col("table"), quoting(events)("table"))
-        return members(content, table, ("op", F.col("op"), plain), *own)
+        how = quoting(events)
+        return members(content, *((name, F.col(name), how(name)) for name in ("table", "op")), *own)
 
     def _common(self, write: Write) -> dict[str, str]:
         """What sinks that are written together have in common."""

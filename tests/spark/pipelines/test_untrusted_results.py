@@ -1,0 +1,170 @@
+"""What sql and python return is no event until it has been looked at: hostile values end in dead letters or in quotes,
+never in a document that is no JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from frames import event, events, processor, through
+from pydantic import TypeAdapter
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Native, Position, read_documents
+from millstream.pipelines.events import plain_columns
+from millstream.pipelines.processors import Stage
+from millstream.pipelines.sinks import RedisSink
+from millstream.pipelines.sources.generator import GeneratorSource
+
+pytestmark = pytest.mark.spark
+
+A = {"id": 1, "status": "paid"}
+B = {"id": 2, "status": "new"}
+
+
+def _ids(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["id"] for row in rows]
+
+
+NASTY = ('"', "\\", "\n\x01", '","op":"d', "")
+
+
+def overwritten(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The text columns of each row as the row's own ``after`` says."""
+    after = [json.loads(text) for text in batch.column("after").to_pylist()]
+    names = ["id", "key", "name", "db", "schema", "table", "op"]
+    texts = [pa.array([row.get(name, "c") for row in after], pa.string()) for name in names]
+    return pa.RecordBatch.from_arrays([*texts, batch.column("after")], names=[*names, "after"])
+
+
+OVERWRITTEN = "SELECT {}, after FROM events".format(
+    ", ".join(
+        f"coalesce(after:{n}::string, 'c') AS `{n}`" for n in ("id", "key", "name", "db", "schema", "table", "op")
+    )
+)
+BY_OTHERS = pytest.mark.parametrize(
+    "spec",
+    [{"type": "python", "function": "test_untrusted_results:overwritten"}, {"type": "sql", "query": OVERWRITTEN}],
+    ids=["python", "sql"],
+)
+ENVELOPES: TypeAdapter[Envelope] = TypeAdapter(AnyEnvelope)
+
+
+@BY_OTHERS
+@pytest.mark.parametrize("envelope", ["native", "debezium", "cloudevents"])
+def test_whatever_their_code_writes_the_document_is_json(
+    spark: SparkSession, spec: dict[str, Any], envelope: str
+) -> None:
+    names = ("id", "name", "db", "schema", "table", "op")
+    given = [{name: f"{number}{text}", "number": number} for number, text in enumerate(NASTY) for name in names]
+    frame = events(spark, [event(number, row) for number, row in enumerate(given)])
+    made = processor(**spec).apply(frame, Stage("s"))
+    sink = RedisSink.model_validate(
+        {"type": "redis", "config": {"id": "r", "uri": "redis://localhost", "stream": "s", "envelope": envelope}}
+    )
+    # Failed ones too: dead letters carry their documents.
+    columns = [ENVELOPES.validate_python(envelope).column(made).alias("event"), sink._headers(made, "")]
+    for row in made.select(*columns).collect():
+        document, headers = map(json.loads, row)
+        written = document.get("payload") or document.get("data") or document
+        own = written["after"]
+        assert written["op"] == headers["op"] == own.get("op", "c")
+        assert headers["table"] == own.get("table", "c")
+        if envelope != "cloudevents":
+            assert {name: written["source"][name] for name in names[1:5]} == {n: own.get(n, "c") for n in names[1:5]}
+        if envelope != "debezium":
+            assert document["id"].startswith(own.get("id", "c"))
+
+
+@BY_OTHERS
+def test_an_op_that_there_is_not_is_a_dead_letter(spark: SparkSession, spec: dict[str, Any]) -> None:
+    rows = [event(n, {"id": f"s:{n}", "op": op}) for n, op in enumerate((*"cudrt", *NASTY, "cc", "C"))]
+    made = through(spark, rows, **spec)
+    assert [row["error"] for row in made if row["after"]["op"] in list("cudrt")] == [None] * 5
+    bad = [row for row in made if row["after"]["op"] not in list("cudrt")]
+    assert [(row["error"], row["stage"]) for row in bad] == [
+        (f"unknown op {row['after']['op']}", "processors[0]") for row in bad
+    ]
+    assert len(bad) == len(NASTY) + 2
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ("CAST(NULL AS STRING) AS op", "op is missing"),
+        ("-1 AS ts_ms", "ts_ms is no time"),
+        ("9223372036854775807 AS ts_ms", "ts_ms is no time"),
+    ],
+)
+def test_what_a_source_would_refuse_sql_may_not_return(spark: SparkSession, column: str, why: str) -> None:
+    others = "op, after, id" if "ts_ms" in column else "after, id"
+    [row] = through(spark, [event(1, A)], type="sql", query=f"SELECT {others}, {column} FROM events")
+    assert (row["error"], row["stage"]) == (why, "processors[0]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'a': 1}",
+        '{"a":1} x',
+        '{"a":1},"op":"d"',
+        '{"a":1}]',
+        '{"a":1},"the end"',
+        '{"a":1},"the end"] and more',
+        '{"a":1}}',
+        '{"a":"\n"}',
+        '{"a":NaN}',
+        '["a"]',
+        "",
+        "null",
+    ],
+)
+def test_a_row_must_be_one_json_object_from_end_to_end(spark: SparkSession, text: str) -> None:
+    frame = events(spark, [event(1, text), event(2, ' {"a": {"b": [1, null, "é"]}}\n'), event(3, {})])
+    query = "SELECT id, op, CAST(null AS STRING) AS before, txt AS after FROM texts JOIN events USING (id)"
+    frame.select("id", F.col("after").alias("txt")).createOrReplaceTempView("texts")
+    try:
+        made = processor(type="sql", query=query).apply(frame, Stage("s")).orderBy("id").collect()
+    finally:
+        spark.catalog.dropTempView("texts")
+    assert [row["error"] for row in made] == [f"after is no JSON object: {text}", None, None]
+
+
+def test_sql_gives_an_id_to_a_row_that_has_none(spark: SparkSession) -> None:
+    query = "SELECT if(after:id::int = 1, id, null) AS id, op, after FROM events"
+    made = through(spark, [event(1, A), event(2, B), event(3, B | {"id": 3})], type="sql", query=query)
+    assert len(set(_ids(made))) == 3
+    assert sum(one.startswith("processors[0]:7:") for one in _ids(made)) == 2
+
+
+def test_sql_keeps_columns_that_only_look_like_an_event_s_own(spark: SparkSession) -> None:
+    query = "SELECT id, op, 'boom' AS error, 'late' AS stage, 'body' AS payload FROM events"
+    [row] = through(spark, [event(1, A)], type="sql", query=query)
+    assert row["after"] == {"error": "boom", "stage": "late", "payload": "body"}
+    assert (row["error"], row["stage"], row["payload"]) == (None, None, None)
+
+
+def nameless(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.set_column(batch.schema.get_field_index("id"), "id", pa.nulls(batch.num_rows, pa.string()))
+
+
+def test_python_may_not_take_an_event_s_id_away(spark: SparkSession) -> None:
+    made = through(spark, [event(1, A), event(2, B)], type="python", function="test_untrusted_results:nameless")
+    assert _ids(made) == ["s:1", "s:2"]
+    assert all("without an id" in row["error"] for row in made)
+
+
+def test_what_is_known_to_be_plain_is_not_searched_for_what_needs_escaping(spark: SparkSession) -> None:
+    numbers = spark.range(4).select(F.col("id").alias("n"), F.col("id").alias("ts_ms"))
+    told = GeneratorSource(type="generator").told(numbers)
+    assert "rlike(op" not in str(Native().column(told)).lower()
+    assert "rlike(op" in str(Native().column(told.withColumn("op", F.upper("op")))).lower()
+    position = Position(id=F.col("at"), ts_ms=F.lit(7), name=F.lit("in"), table=F.lit("t"))
+    documents = [(str(n), json.dumps({"op": op, "after": {}})) for n, op in enumerate(("u", 'x"'))]
+    frame = spark.createDataFrame(documents, "at string, text string")
+    read = read_documents(frame, F.col("text"), position, "native")
+    assert plain_columns(read) == {"op"}
+    assert sorted((row["op"], row["error"]) for row in read.fillna("").collect()) == [("", 'unknown op x"'), ("u", "")]
