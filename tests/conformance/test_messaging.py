@@ -47,6 +47,10 @@ class TestRecovery(conformance.RecoveryChapter):
     pass
 
 
+class TestGone(conformance.GoneChapter):
+    pass
+
+
 class TestGroupLoss(conformance.GroupLossChapter):
     pass
 

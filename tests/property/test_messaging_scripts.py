@@ -121,7 +121,7 @@ class Side:
                 return timeless(broker.sweep("s", group, consumer, min_idle_ms=HOUR, max_bytes=max_bytes))
             case "due", (group, consumer, room):
                 due = broker.take_due("s", group, consumer, room=room)
-                return due.deliveries, due.next_ms is None
+                return due.deliveries, due.next_ms is None, due.gone
             case "later", (tokens, delay_ms):
                 messages = [(token, {"token": token, "bytes": b"1:\x00:"}) for token in dict.fromkeys(tokens)]
                 return broker.publish_later("s", messages, delay_ms=delay_ms)
@@ -179,6 +179,33 @@ def test_many_ids_are_settled_although_the_consumer_holds_many_others(redis_serv
             some = held[::50]
 
             assert broker.ack_held("many", "g", "me", some, times_delivered=1).refused == []
-            assert broker.ack_held("many", "g", "me", some, times_delivered=1) == (some, True)
+            assert broker.ack_held("many", "g", "me", some, times_delivered=1) == (some, True, [])
             assert broker.xpending("many", "g").count == 490
-            assert broker.ack_held("many", "g", "stranger", held[1:3], times_delivered=1) == (held[1:3], False)
+            assert broker.ack_held("many", "g", "stranger", held[1:3], times_delivered=1) == (held[1:3], False, [])
+
+
+def test_what_left_the_stream_is_told_and_taken_off_every_list(redis_server: RedisProcess) -> None:
+    """Whatever is said about it but that it is done; and nothing is told of what was done by then."""
+    for url in (redis_server.url, f"local://{uuid.uuid4()}"):
+        with open_blocking_broker(url) as broker:
+            broker.delete("gone", beside("gone", "due:g"))
+            broker.xadd_many("gone", [{"n": n} for n in range(14)])
+            broker.create_group("gone", "g", start="0")
+            held = [one.id for one in broker.xreadgroup("gone", "g", "me", count=14)]
+            early, late = held[8:11], held[11:]
+            broker.delay("gone", "g", "me", early, times_delivered=1, delay_ms=0)
+            broker.xdel("gone", [*held[:8:2], *early[:2]])
+            broker.xack("gone", "g", early[1])
+
+            say = {"times_delivered": 1}
+            assert broker.touch("gone", "g", "me", held[:2], **say) == ([], True, held[:1])
+            assert broker.charge("gone", "g", "me", held[2:4], **say) == ([], True, held[2:3])
+            assert broker.hand_back("gone", "g", "me", held[4:6], **say, leaving=0) == ([], True, held[4:5])
+            assert broker.delay("gone", "g", "me", held[6:8], **say, delay_ms=HOUR) == ([], True, held[6:7])
+            due = broker.take_due("gone", "g", "me")
+            assert ([one.id for one in due.deliveries], due.gone) == (early[2:], early[:1])
+            broker.xdel("gone", late)
+            assert broker.ack_held("gone", "g", "me", late, **say) == ([], True, [])
+
+            assert [one.id for one in broker.xpending_range("gone", "g")] == [*held[1:8:2], early[2]]
+            assert broker.link.call(Command((b"ZRANGE", beside("gone", "due:g"), b"0", b"-1"))) == [bytes(held[7])]

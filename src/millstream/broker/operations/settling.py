@@ -45,10 +45,14 @@ class Settled(NamedTuple):
 
     ``known`` is False when the group has never heard of the consumer, although it was given entries: the group was
     made again since.
+
+    ``gone``: ids that it held, of entries that were deleted or trimmed meanwhile. They are off the pending list, and
+    nobody can deliver them again. An acknowledgement tells none: what is done needs no entry.
     """
 
     refused: list[EntryId]
     known: bool
+    gone: list[EntryId]
 
 
 class Swept(NamedTuple):
@@ -65,6 +69,8 @@ class Due(NamedTuple):
     deliveries: list[Delivery]
     next_ms: int | None
     """Milliseconds until the next one is due; None when nothing waits."""
+    gone: list[EntryId]
+    """Delayed entries that were deleted or trimmed while they waited: nobody can handle them any more."""
 
 
 class Output(NamedTuple):
@@ -96,6 +102,7 @@ def _settle(
     keys = (key, due_key(key, name))
     words = entry_words(_sorted(ids))
     refused: list[EntryId] = []
+    gone: list[EntryId] = []
     known = True
     for at in range(0, len(words), CHUNK):
         # Repeatable: after a broken connection a second ack finds nothing to do, and says "refused" for what the
@@ -106,7 +113,9 @@ def _settle(
         if reply[0]:
             refused += entry_ids(reply[0])
             known = known and bool(reply[1])
-    return Settled(refused, known)
+        if reply[2]:
+            gone += entry_ids(reply[2])
+    return Settled(refused, known, gone)
 
 
 def ack_held(
@@ -290,14 +299,18 @@ def sweep(
 def take_due(
     site: Site, stream: Name, group: Name, consumer: Name, *, room: int = 100, max_bytes: int = 1 << 40
 ) -> Conversation[Due]:
-    """Delivers again what was delayed and is due; each counts as one more delivery. Raises NoSuchGroup."""
+    """Delivers again what was delayed and is due; each counts as one more delivery. Raises NoSuchGroup.
+
+    What was acknowledged while it waited is forgotten. What was deleted or trimmed is taken off the pending list, and
+    told.
+    """
     key, name = name_word(stream, "stream"), name_word(group, "group")
     argv = (
         *(name, name_word(consumer, "consumer")),
         *(count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
     )
     reply = yield from run_script(script("due_take"), (key, due_key(key, name)), argv, guard=site.guard)
-    return Due(_counted(reply[0]), None if reply[1] < 0 else int(reply[1]))
+    return Due(_counted(reply[0]), None if reply[1] < 0 else int(reply[1]), entry_ids(reply[2]))
 
 
 def publish_later(

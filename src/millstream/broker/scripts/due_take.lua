@@ -2,11 +2,13 @@
 -- KEYS[1]  the stream: the pending list of its group
 -- KEYS[2]  {stream}.due:<group>: sorted set, ids of entries that wait for another delivery, scored by when (ms)
 -- ARGV     group, consumer, entries to take, bytes
--- Answers  {{id, fields, times delivered} each, ms until the next one is due (-1: there is none)}
+-- Answers  {{id, fields, times delivered} each, ms until the next one is due (-1: there is none),
+--           ids that are pending but deleted: XCLAIM took them off the pending list}
+-- What is not pending any more was settled by somebody else meanwhile: it only leaves the set.
 local key, due, group, me, bytes = KEYS[1], KEYS[2], ARGV[1], ARGV[2], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local taken = {}
+local taken, gone = {}, {}
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[3])
 for i = 1, #ids do
   if bytes <= 0 then break end
@@ -16,8 +18,10 @@ for i = 1, #ids do
   if entry then
     taken[#taken + 1] = {ids[i], entry[2], held[4] + 1}
     for j = 1, #entry[2] do bytes = bytes - #entry[2][j] end
+  elseif held then
+    gone[#gone + 1] = ids[i]
   end
 end
 local next = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-if #next == 0 then return {taken, -1} end
-return {taken, math.max(0, tonumber(next[2]) - now)}
+if #next == 0 then return {taken, -1, gone} end
+return {taken, math.max(0, tonumber(next[2]) - now), gone}

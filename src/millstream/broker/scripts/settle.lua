@@ -4,7 +4,9 @@
 -- ARGV     group, consumer, times delivered, verb, number, ids in ascending order...
 -- Verbs    ack; touch: idle becomes 0; start: delivered once more;
 --          back: delivered `number` times, free for everybody at once; delay: not before `number` ms from now
--- Answers  {ids that were refused, 1 if the group knows the consumer}
+-- Answers  {ids that were refused, 1 if the group knows the consumer, ids that were held but are deleted}
+-- XCLAIM takes what is deleted off the pending list: whatever the verb, nobody can deliver it again. Only ack is too
+-- late to care.
 local key, due, group, me, times, verb, number = KEYS[1], KEYS[2], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local first, n = 6, #ARGV - 5
 -- One look at the range instead of one for each id: the consumer holds little else between these ids.
@@ -15,10 +17,10 @@ for i = 1, n do
   if not all then break end
   all = held[i][1] == ARGV[i + 5] and held[i][4] == times
 end
-local kept, refused, known = nil, {}, 1
+local kept, refused, known, gone = nil, {}, 1, {}
 if all and verb == 'ack' then  -- the common case, without a table of its own
   redis.call('XACK', key, group, unpack(ARGV, first))
-  return {refused, known}
+  return {refused, known, gone}
 elseif all then
   kept = {unpack(ARGV, first)}
 else
@@ -44,7 +46,7 @@ else
     end
   end
 end
-if #kept == 0 then return {refused, known} end
+if #kept == 0 then return {refused, known, gone} end
 if verb == 'ack' then
   redis.call('XACK', key, group, unpack(kept))
 else
@@ -60,11 +62,19 @@ else
     add(1)
   end
   add('JUSTID')
-  redis.call(unpack(words))
+  local claimed = redis.call(unpack(words))
+  if #claimed < #kept then
+    local here = {}
+    for i = 1, #claimed do here[claimed[i]] = true end
+    for i = 1, #kept do
+      if not here[kept[i]] then gone[#gone + 1] = kept[i] end
+    end
+    kept = claimed
+  end
 end
 if verb == 'delay' then
   local time = redis.call('TIME')
   local at = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) + number)
   for i = 1, #kept do redis.call('ZADD', due, at, kept[i]) end
 end
-return {refused, known}
+return {refused, known, gone}

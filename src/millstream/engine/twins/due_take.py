@@ -12,6 +12,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     seconds, micros = call(b"TIME")
     now = int(seconds) * 1000 + int(micros) // 1000
     taken: list[Reply] = []
+    gone: list[bytes] = []
     for entry_id in call(b"ZRANGEBYSCORE", due, b"-inf", b"%d" % now, b"LIMIT", b"0", limit):
         if left <= 0:
             break
@@ -25,5 +26,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
             words = claimed[0][1]
             taken.append([entry_id, words, count])
             left -= sum(map(len, words))
+        else:
+            gone.append(entry_id)
     following = call(b"ZRANGE", due, b"0", b"0", b"WITHSCORES")
-    return [taken, max(0, int(float(following[1])) - now) if following else -1]
+    return [taken, max(0, int(float(following[1])) - now) if following else -1, gone]

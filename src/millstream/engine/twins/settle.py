@@ -14,6 +14,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     mine = {row[0] for row in held if row[3] == times}
     kept: list[bytes] = []
     refused: list[bytes] = []
+    gone: list[bytes] = []
     for entry_id in ids:
         is_mine = entry_id in mine
         if not is_mine and len(held) == page:
@@ -24,7 +25,7 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     if refused:
         known = int(any(row[1] == me for row in call(b"XINFO", b"CONSUMERS", key, group)))
     if not kept:
-        return [refused, known]
+        return [refused, known, gone]
     if verb == b"ack":
         call(b"XACK", key, group, *kept)
     else:
@@ -33,10 +34,13 @@ def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
             options = (b"RETRYCOUNT", b"%d" % (times + 1))
         elif verb == b"back":
             options = (b"RETRYCOUNT", number, b"TIME", b"1")
-        call(b"XCLAIM", key, group, me, b"0", *kept, *options, b"JUSTID")
+        claimed = call(b"XCLAIM", key, group, me, b"0", *kept, *options, b"JUSTID")
+        here = set(claimed)
+        gone = [entry_id for entry_id in kept if entry_id not in here]
+        kept = claimed
     if verb == b"delay":
         seconds, micros = call(b"TIME")
         at = b"%d" % (int(seconds) * 1000 + int(micros) // 1000 + int(number))
         for entry_id in kept:
             call(b"ZADD", due, at, entry_id)
-    return [refused, known]
+    return [refused, known, gone]

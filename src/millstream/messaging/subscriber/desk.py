@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream.messaging.codec import Codec
@@ -52,6 +52,12 @@ class Desk:
     def tell_outputs(self, topic: str, messages: int) -> None:
         if messages:
             self.broker.site.observer("messaging.outputs_published", topic=topic, messages=messages)
+
+    def tell_gone(self, ids: Sequence[EntryId]) -> None:
+        """Entries left their stream before this group was done with them: nobody can deliver them again."""
+        if ids:
+            log.warning("%d pending entries of %s were deleted or trimmed", len(ids), self.topic)
+            self.tell("messaging.entries_gone", entries=len(ids))
 
     def tell(self, name: str, **facts: Any) -> None:
         try:

@@ -119,6 +119,7 @@ class Keeper:
             generation = desk.generation
             asked_at = time.monotonic()
             settled = await desk.broker.touch(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            desk.tell_gone(settled.gone)
             # Between asking and the answer an entry may have been settled, or charged: then its count is another.
             refused = set(settled.refused)
             lost = {one for one in refused - desk.lost if self._still(one, times)}
@@ -159,6 +160,7 @@ class Keeper:
         due = await desk.broker.take_due(
             desk.topic, desk.group, desk.consumer, room=room, max_bytes=desk.held.room_bytes()
         )
+        desk.tell_gone(due.gone)
         if self.closing:
             await self._decline(due.deliveries)
             return
@@ -173,6 +175,7 @@ class Keeper:
         desk = self._desk
         for one in deliveries:
             times = one.times_delivered or 1
-            await desk.broker.hand_back(
+            settled = await desk.broker.hand_back(
                 desk.topic, desk.group, desk.consumer, [one.id], times_delivered=times, leaving=times - 1
             )
+            desk.tell_gone(settled.gone)

@@ -160,8 +160,6 @@ class Reader:
         self._take(swept, asked_at)
 
     def _take(self, swept: Swept, asked_at: float) -> None:
-        if swept.gone:
-            log.warning("%d pending entries of %s were deleted or trimmed", len(swept.gone), self._desk.topic)
-            self._desk.tell("messaging.entries_gone", entries=len(swept.gone))
+        self._desk.tell_gone(swept.gone)
         if swept.deliveries:
             self._intake.accept_taken(swept.deliveries, self._desk.valid_until(asked_at))

@@ -230,6 +230,8 @@ class Settler:
         for times, ids in ids_by_count(messages).items():
             asked_at = monotonic_ms() / 1000
             settled = await desk.broker.charge(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            # It can be started all the same, for we have it here: a last time.
+            desk.tell_gone(settled.gone)
             refused = set(settled.refused)
             for message in messages:
                 if message.times_delivered == times and message.id not in refused:
@@ -245,13 +247,16 @@ class Settler:
             settled = await desk.broker.delay(
                 desk.topic, desk.group, desk.consumer, ids, times_delivered=times, delay_ms=delay_ms
             )
+            desk.tell_gone(settled.gone)
             if not charged:
                 # In this order: while it waits for its time no sweep takes it, however free it is. Taken in between,
                 # it was charged for once, which is better than to be free for everybody at once.
-                await desk.broker.hand_back(
+                back = await desk.broker.hand_back(
                     desk.topic, desk.group, desk.consumer, ids, times_delivered=times, leaving=max(0, times - 1)
                 )
-            desk.tell("messaging.retried", entries=len(ids) - len(settled.refused), delay_ms=delay_ms)
+                desk.tell_gone(back.gone)
+            retried = len(ids) - len(settled.refused) - len(settled.gone)
+            desk.tell("messaging.retried", entries=retried, delay_ms=delay_ms)
             if settled.refused:
                 await self._lost(settled, generation)
             self._release(ids)
@@ -361,7 +366,8 @@ class Settler:
             assert message.id is not None
             times = message.times_delivered
             leaving = times if charged else max(0, times - 1)
-            await desk.broker.hand_back(
+            settled = await desk.broker.hand_back(
                 desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times, leaving=leaving
             )
+            desk.tell_gone(settled.gone)
             self._release([message.id])

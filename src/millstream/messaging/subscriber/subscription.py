@@ -265,20 +265,23 @@ class Subscription:
                 owner=desk.consumer,
                 but=[*desk.held.entries, *(message.id for message in (*fresh, *suspects) if message.id is not None)],
             )
+            desk.tell_gone(swept.gone)
             for one in swept.deliveries:
                 times = one.times_delivered or 1
-                await desk.broker.hand_back(
+                settled = await desk.broker.hand_back(
                     desk.topic, desk.group, desk.consumer, [one.id], times_delivered=times, leaving=times - 1
                 )
+                desk.tell_gone(settled.gone)
         await self._hand_back(fresh, uncharge=1)
         await self._hand_back(suspects, uncharge=0)
 
     async def _hand_back(self, messages: Iterable[Message], *, uncharge: int) -> None:
         desk = self._desk
         for times, ids in ids_by_count(messages).items():
-            await desk.broker.hand_back(
+            settled = await desk.broker.hand_back(
                 desk.topic, desk.group, desk.consumer, ids, times_delivered=times, leaving=max(0, times - uncharge)
             )
+            desk.tell_gone(settled.gone)
 
     async def _let_go(self) -> None:
         """What was started and will not be settled any more keeps its count, and is free for others at once. What

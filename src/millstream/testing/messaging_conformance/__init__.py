@@ -8,6 +8,7 @@ alone empties it.
 from millstream.testing.messaging_conformance.bounds import BoundsChapter
 from millstream.testing.messaging_conformance.crashing import CrashingChapter
 from millstream.testing.messaging_conformance.fanout import FanoutChapter
+from millstream.testing.messaging_conformance.gone import GoneChapter
 from millstream.testing.messaging_conformance.group_loss import GroupLossChapter
 from millstream.testing.messaging_conformance.handling import HandlingChapter
 from millstream.testing.messaging_conformance.holding import HoldingChapter
@@ -24,6 +25,7 @@ CHAPTERS = (
     IteratingChapter,
     HoldingChapter,
     RecoveryChapter,
+    GoneChapter,
     GroupLossChapter,
     OrderingChapter,
     FanoutChapter,

@@ -209,20 +209,6 @@ class RecoveryChapter(Chapter):
         assert letter.fields[b"dlq.deliveries"] == b"5"
         assert letter.fields[b"dlq.error_type"].endswith(b"DeliveriesExhausted")
 
-    async def test_a_trimmed_entry_is_reported_and_never_handled_empty(
-        self, broker: Broker, publisher: Publisher, topic: str
-    ) -> None:
-        await publisher.publish(topic, *numbered(5))
-        ids = await abandon(broker, topic, "dead", count=5)
-        await broker.xdel(topic, ids[1:3])
-        told = Told()
-        seen = Seen()
-        async with running(told.beside(broker), topic, seen):
-            await seen.have(3)
-            await nothing_pending(broker, topic)
-        assert sorted(seen.payloads) == [b"0", b"3", b"4"]
-        assert sum(told.all("messaging.entries_gone", "entries")) == 2
-
     async def test_a_silent_reader_is_noticed_and_reads_again(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:

@@ -1,0 +1,132 @@
+"""Entries that leave their stream before a group is done with them: reported, never handled empty, never stuck."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.broker.scripts import script
+from millstream.messaging import Message, Publisher, Retry
+from millstream.testing.messaging_conformance.chapter import (
+    Chapter,
+    HeldBack,
+    Seen,
+    Told,
+    nothing_pending,
+    numbered,
+    publish_one,
+    running,
+)
+from millstream.testing.messaging_conformance.recovery import abandon
+from millstream.testing.waiting import eventually
+
+
+class GoneChapter(Chapter):
+    async def test_a_trimmed_entry_is_reported_and_never_handled_empty(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(5))
+        ids = await abandon(broker, topic, "dead", count=5)
+        await broker.xdel(topic, ids[1:3])
+        told = Told()
+        seen = Seen()
+        async with running(told.beside(broker), topic, seen):
+            await seen.have(3)
+            await nothing_pending(broker, topic)
+        assert sorted(seen.payloads) == [b"0", b"3", b"4"]
+        assert sum(told.all("messaging.entries_gone", "entries")) == 2
+
+    async def test_what_is_trimmed_while_it_waits_for_its_time_is_reported(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, *numbered(5))
+        await broker.create_group(topic, "g", start="0")
+        ids = [one.id for one in await broker.xreadgroup(topic, "g", "dead", count=4)]
+        await broker.delay(topic, "g", "dead", ids, times_delivered=1, delay_ms=0)
+        await broker.xdel(topic, ids[1:3])
+        told, seen = Told(), Seen()
+        async with running(told.beside(broker), topic, seen):
+            await seen.have(3)
+            await nothing_pending(broker, topic)
+        assert sorted(seen.payloads) == [b"0", b"3", b"4"]
+        assert sum(told.all("messaging.entries_gone", "entries")) == 2
+        assert not await broker.exists(beside(topic, "due:g"))
+
+    @pytest.mark.parametrize("charged", [True, False])
+    async def test_what_is_put_off_after_it_was_trimmed_is_reported(
+        self, broker: Broker, publisher: Publisher, topic: str, charged: bool
+    ) -> None:
+        """Nothing is left to come back: it is told when it is put off, and not kept for its time."""
+        entry_id = await publish_one(publisher, topic)
+
+        async def too_late(message: Message) -> None:
+            await broker.xdel(topic, [entry_id])
+            message.settle(Retry(0, charged=charged))
+
+        told, seen = Told(), Seen(too_late)
+        async with running(told.beside(broker), topic, seen):
+            await eventually(lambda: "messaging.retried" in told)
+        assert (len(seen.messages), told.all("messaging.retried", "entries")) == (1, [0])
+        assert told.all("messaging.entries_gone", "entries") == [1]
+        assert (await broker.xpending(topic, "g")).count == 0
+        assert not await broker.exists(beside(topic, "due:g"))
+
+    async def test_what_is_handed_back_after_it_was_trimmed_is_reported(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """One that closing cuts short, and one that was not started."""
+        await publisher.publish(topic, *numbered(2))
+
+        async def for_ever(message: Message) -> None:
+            await asyncio.Event().wait()
+
+        async def both_are_held() -> bool:
+            return (await broker.xpending(topic, "g")).count == 2
+
+        told, seen = Told(), Seen(for_ever)
+        async with running(
+            told.beside(broker), topic, seen, ordered_by_key=lambda message: "one key", close_timeout_ms=50
+        ):
+            await seen.have(1)
+            await eventually(both_are_held)
+            await broker.xdel(topic, [one.id for one in await broker.xrange(topic)])
+        assert sum(told.all("messaging.entries_gone", "entries")) == 2
+        assert (await broker.xpending(topic, "g")).count == 0
+
+    async def test_a_sign_of_life_reports_what_was_trimmed(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        entry_id = await publish_one(publisher, topic)
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        told, seen = Told(), Seen(wait)
+        async with running(told.beside(broker), topic, seen, claim_min_idle_ms=1_200):
+            await seen.have(1)
+            await broker.xdel(topic, [entry_id])
+            await eventually(lambda: told.all("messaging.entries_gone", "entries") == [1])
+            go_on.set()
+            await eventually(lambda: "messaging.ack_refused" in told)
+        assert (await broker.xpending(topic, "g")).count == 0
+
+    async def test_what_was_trimmed_before_it_is_charged_is_reported_and_handled_a_last_time(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """It is here already, and nobody else can have it."""
+        await publisher.publish(topic, Message(b"x"))
+        (entry_id,) = await abandon(broker, topic, "dead", count=1)
+        told, seen = Told(), Seen()
+        charges = HeldBack(broker, script("settle").sha)
+        async with running(told.beside(broker, charges.link), topic, seen):
+            await eventually(lambda: charges.words, what="a charge under way")
+            await broker.xdel(topic, [entry_id])
+            charges.let_through.set()
+            await seen.have(1)
+            await eventually(lambda: "messaging.ack_refused" in told)
+        assert told.all("messaging.entries_gone", "entries") == [1]
+        assert (await broker.xpending(topic, "g")).count == 0
