@@ -71,11 +71,15 @@ def played(answers: Callable[[socket.socket, int], None]) -> Iterator[tuple[int,
             except OSError:
                 pass
 
-    threading.Thread(target=serve, daemon=True).start()
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
     try:
         yield listener.getsockname()[1], received
     finally:
         stop.set()
+        # Not close alone: a thread that still waits would go on with whatever gets the descriptor's number next.
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join()
         listener.close()
 
 
