@@ -30,7 +30,10 @@ class PipelineMetrics:
             return Histogram(f"millstream_{name}", text, labels, buckets=LATENCY_BUCKETS, registry=registry)
 
         self._source_events = counter("source_events_total", "Events read.", one)
-        self._source_lag = gauge("source_lag_seconds", "Age of the newest event of the last batch, at its end.", one)
+        self._source_lag = gauge(
+            "source_lag_seconds", "Age of the newest event that the sinks have, when a batch ended or is late.", one
+        )
+        self._source_lag_entries = gauge("source_lag_entries", "Entries beyond the last finished batch.", one)
         self._source_errors = counter("source_errors_total", "Times that a pipeline failed outside its sinks.", one)
         self._late = counter("late_events_total", "Events that came after their watermark.", one)
         self._batch_events = Histogram(
@@ -73,6 +76,7 @@ class PipelineMetrics:
             "pipeline.dead_letters": self._dead_letters,
             "pipeline.dead_letters_rejected": lambda f: self._dlq_rejected.labels(f["pipeline"]).inc(f["events"]),
             "pipeline.progress": self._progress,
+            "pipeline.lag": self._lag,
             "pipeline.status": self._state,
         }
 
@@ -89,7 +93,14 @@ class PipelineMetrics:
         self._last_checkpoint.labels(pipeline).set(time.time())
         if "oldest_age_ms" in facts:
             self._e2e.labels(pipeline).observe(max(0.0, facts["oldest_age_ms"] / 1000))
-            self._source_lag.labels(pipeline).set(max(0.0, facts["newest_age_ms"] / 1000))
+        self._lag(facts)
+
+    def _lag(self, facts: Mapping[str, Any]) -> None:
+        """Told with each batch, and again and again while one takes long: what a gauge shows then must not be stale."""
+        if "newest_age_ms" in facts:
+            self._source_lag.labels(facts["pipeline"]).set(max(0.0, facts["newest_age_ms"] / 1000))
+        if facts.get("entries") is not None:
+            self._source_lag_entries.labels(facts["pipeline"]).set(facts["entries"])
 
     def _sink(self, facts: Mapping[str, Any]) -> None:
         labels = (facts["pipeline"], facts["sink"])
@@ -115,6 +126,7 @@ class PipelineMetrics:
 
     def _progress(self, facts: Mapping[str, Any]) -> None:
         self._late.labels(facts["pipeline"]).inc(facts.get("late_rows", 0))
+        self._lag({"pipeline": facts["pipeline"], "entries": facts.get("lag")})
         for spark, ours in _STAGES.items():
             if spark in facts["durations_ms"]:
                 self._stage.labels(facts["pipeline"], ours).observe(facts["durations_ms"][spark] / 1000)

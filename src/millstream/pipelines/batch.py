@@ -44,6 +44,8 @@ class BatchRunner:
         began = time.monotonic()
         facts = self._simply(frame, batch_id) if self._plan.simple else self._fully(frame, batch_id)
         now = self._around.clock.now_ms()
+        if facts["newest"] is not None:
+            self._around.newest_ms = facts["newest"]
         ages = {f"{which}_age_ms": now - facts[which] for which in ("oldest", "newest") if facts[which] is not None}
         numbers = {"events": facts["events"], "failed": facts["failed"], "s": time.monotonic() - began}
         self._tell("pipeline.batch", batch=batch_id, **numbers, **ages)

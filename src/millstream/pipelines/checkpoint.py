@@ -109,6 +109,13 @@ class Checkpoint:
     def batches(self, last: int = 20) -> list[Batch]:
         return [self._batch(number) for number in sorted(self._numbers("offsets"))[-last:]]
 
+    def ends(self, batch_id: int) -> tuple[Any, ...] | None:
+        """Where a batch ends in each source; None where Spark's logs do not have it (any more)."""
+        try:
+            return self._batch(batch_id).offsets
+        except FileNotFoundError:
+            return None
+
     def _batch(self, number: int) -> Batch:
         offset, commit = (self.path / "spark" / kind / str(number) for kind in ("offsets", "commits"))
         lines = offset.read_text(encoding="utf-8").splitlines()

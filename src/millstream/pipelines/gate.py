@@ -19,6 +19,11 @@ class Gate:
         self._inside: int | None = None
         self.last_done: int | None = None
 
+    @property
+    def inside(self) -> int | None:
+        """The batch at hand."""
+        return self._inside
+
     @contextmanager
     def batch(self, batch_id: int) -> Iterator[None]:
         with self._lock:

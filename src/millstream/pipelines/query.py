@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.model import Observer, quiet
@@ -14,6 +15,7 @@ from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.delivering import Deliverer
 from millstream.pipelines.errors import StopRequested
 from millstream.pipelines.gate import Gate
+from millstream.pipelines.lag import LagWatch
 from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.sources import Opening
 from millstream.pipelines.spool import Spool
@@ -60,6 +62,7 @@ class PipelineRun:
         self._query: StreamingQuery | None = None
         self._gate = Gate()
         self._deliverers: list[Deliverer] = []
+        self._lag: LagWatch | None = None
         self._troubles: dict[str, str] = {}
 
     @property
@@ -84,7 +87,8 @@ class PipelineRun:
             around = self._surroundings(application)
             self._troubles = around.troubles
             runner = BatchRunner(self.plan, around)
-            events = before_the_batch(self.plan.pipeline.spec.source.open(self._session, self._opening()), self.plan)
+            source = self.plan.pipeline.spec.source
+            events = before_the_batch(source.open(self._session, self._opening()), self.plan)
             self._deliverers = [
                 Deliverer(self._session, self.plan, sink, around.spools[config_of(sink).id], around)
                 for sink in self.plan.optional
@@ -108,6 +112,8 @@ class PipelineRun:
             for deliverer in self._deliverers:
                 deliverer.start()
             self._query = writer.foreachBatch(on_batch).start()
+            self._lag = LagWatch(self.name, partial(source.behind, self._opening()), self.checkpoint, gate, around)
+            self._lag.start()
             self._become("running")
 
     def stop(self) -> None:
@@ -141,6 +147,7 @@ class PipelineRun:
     def standing(self) -> Standing:
         query = self._query
         progress = chosen(query.lastProgress) if query is not None and self._state == "running" else {}
+        progress |= self._lag.shown() if self._lag is not None else {}
         sinks = {config_of(sink).id: "ok" for sink in self.plan.gating} | self._troubles
         sinks |= {deliverer.name: deliverer.state for deliverer in self._deliverers}
         error = None if self._error is None else str(self._error)
@@ -169,6 +176,8 @@ class PipelineRun:
             time.sleep(0.01)
 
     def _end(self, to: State, *, drain_s: float = 0.0) -> None:
+        if self._lag is not None:
+            self._lag.stop()
         for deliverer in self._deliverers:
             deliverer.stop(drain_s=drain_s)
         self._become(to)

@@ -14,7 +14,8 @@ State = Literal["new", "running", "paused", "stopped", "finished", "failed"]
 class Standing:
     """``sinks`` says of each: ``ok``; ``retrying``, it gates the checkpoint and has refused the batch at hand so far;
     ``failed``, the pipeline has given up on it; ``catching up`` or ``failing``, batches wait on disk for it.
-    ``progress`` is that of the last batch that Spark reported on."""
+    ``progress`` is that of the last batch that Spark reported on, except that its ``lag`` goes on being looked at while
+    the next one takes long."""
 
     name: str
     tenant: str

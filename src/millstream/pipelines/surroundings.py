@@ -11,7 +11,8 @@ from millstream.pipelines.spool import Spool
 
 @dataclass(slots=True)
 class Surroundings:
-    """``troubles`` holds the gating sinks that have not taken the batch at hand, and what is done about it."""
+    """``troubles`` holds the gating sinks that have not taken the batch at hand, and what is done about it;
+    ``newest_ms`` is the time of the newest event that all of them have."""
 
     application: str
     addresses: dict[str, str] = field(default_factory=dict)
@@ -20,3 +21,4 @@ class Surroundings:
     observer: Observer = quiet
     clock: Clock = field(default_factory=SystemClock)
     troubles: dict[str, str] = field(default_factory=dict)
+    newest_ms: int | None = None

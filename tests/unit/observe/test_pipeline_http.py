@@ -75,6 +75,9 @@ def test_facts_as_metrics(exposition: Exposition, client: TestClient) -> None:
     tell("pipeline.spooled", pipeline="p", sink="b", batch=0, stored=True, waiting=4)
     tell("pipeline.dead_letters", pipeline="p", batch=0, events=2, entries=5, saturation=0.5)
     tell("pipeline.progress", pipeline="p", durations_ms={"addBatch": 300, "other": 1}, late_rows=3)
+    tell("pipeline.progress", pipeline="q", durations_ms={}, lag=8)
+    tell("pipeline.lag", pipeline="r", entries=5, newest_age_ms=2500)
+    tell("pipeline.lag", pipeline="s", newest_age_ms=3500)
     tell("another.room", whatever=1)
     text = client.get("/metrics").text
     for line in (
@@ -87,6 +90,10 @@ def test_facts_as_metrics(exposition: Exposition, client: TestClient) -> None:
         'millstream_processor_latency_seconds_sum{pipeline="p",step="compute"} 0.4',
         'millstream_source_events_total{pipeline="p"} 12.0',
         'millstream_source_lag_seconds{pipeline="p"} 0.1',
+        'millstream_source_lag_entries{pipeline="q"} 8.0',
+        'millstream_source_lag_entries{pipeline="r"} 5.0',
+        'millstream_source_lag_seconds{pipeline="r"} 2.5',
+        'millstream_source_lag_seconds{pipeline="s"} 3.5',
         'millstream_e2e_latency_seconds_sum{pipeline="p"} 1.5',
         'millstream_sink_errors_total{pipeline="p",sink="b"} 1.0',
         'millstream_sink_spooled_batches{pipeline="p",sink="b"} 4.0',

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_IMPATIENT = {"deadlineMs": "1000", "connectTimeoutMs": "1000", "answerTimeoutMs": "1000"}
+"""For a question that is asked again soon."""
+
+
 class RedisSourceConfig(SourceConfig):
     """``field`` holds the document; an entry without it is a row of its own fields. ``group`` is the pipeline's name
     unless told otherwise, so that lag and retention see the pipeline; ``false`` publishes no progress."""
@@ -52,6 +56,11 @@ class RedisSource(Source):
     def open(self, session: SparkSession, opening: Opening) -> DataFrame:
         reader = session.readStream.format("redis_streams").options(**self._options(opening))
         return self.understood(reader.load())
+
+    def behind(self, opening: Opening, finished: Any) -> int | None:
+        from millstream.spark.backlog import backlog
+
+        return backlog(self._options(opening) | _IMPATIENT, finished)
 
     def understood(self, entries: DataFrame) -> DataFrame:
         """Entries, in the columns of the format, as events. Also what a test gives as a batch."""

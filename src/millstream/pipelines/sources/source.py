@@ -62,6 +62,11 @@ class Source(Part):
         """The fields of each table's rows, where they are known before anything runs."""
         return None
 
+    def behind(self, opening: Opening, finished: Any) -> int | None:
+        """How many entries lie beyond the end of the last finished batch, as Spark has logged it (None: there was none
+        yet). None where this source cannot say. Asked while a batch takes long, from a thread of its own."""
+        return None
+
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a checkpoint's offsets to keep their meaning. No secrets."""
         raise AssertionError("every source has its own")

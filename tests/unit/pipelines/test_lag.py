@@ -1,0 +1,99 @@
+"""While a batch takes long its lag is looked at again and again; otherwise nobody asks, and Spark's word holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.model import ManualClock
+from millstream.pipelines.checkpoint import Checkpoint
+from millstream.pipelines.gate import Gate
+from millstream.pipelines.lag import LagWatch
+from millstream.pipelines.surroundings import Surroundings
+from millstream.testing import wait_until
+
+
+class Scene:
+    """A watch with a quick tick over a source that answers ``behind``, or raises it."""
+
+    def __init__(self, directory: Path) -> None:
+        offsets = directory / "spark" / "offsets"
+        offsets.mkdir(parents=True)
+        (offsets / "6").write_text("v1\n{}\n" + json.dumps({"end": "of six"}))
+        self.gate = Gate()
+        self.behind: int | Exception | None = None
+        self.asked: list[Any] = []
+        self.told: list[dict[str, Any]] = []
+        self.around = Surroundings("app", observer=self._hear, clock=ManualClock(10_000))
+        self.watch = LagWatch("orders", self._answer, Checkpoint(directory), self.gate, self.around, tick_s=0.002)
+
+    def _answer(self, finished: Any) -> int | None:
+        self.asked.append(finished)
+        if isinstance(self.behind, Exception):
+            raise self.behind
+        return self.behind
+
+    def _hear(self, name: str, /, **facts: Any) -> None:
+        assert name == "pipeline.lag"
+        self.told.append(facts)
+
+    def shows(self, lag: int | None) -> bool:
+        return self.watch.shown() == {"lag": lag}
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    made.watch.start()
+    yield made
+    made.watch.stop()
+
+
+def test_it_follows_what_the_source_says_until_the_batch_is_done(scene: Scene) -> None:
+    scene.behind = 3
+    with scene.gate.batch(7):
+        wait_until(lambda: scene.shows(3))
+        scene.behind = 9
+        wait_until(lambda: scene.shows(9))
+    assert scene.watch.shown() == {}, "Spark's own word again"
+    wait_until(lambda: scene.told)
+    assert scene.told[0] == {"pipeline": "orders", "entries": 3}
+
+
+def test_it_asks_about_the_end_of_the_batch_before(scene: Scene) -> None:
+    with scene.gate.batch(7):
+        wait_until(lambda: scene.asked)
+    assert scene.asked[0] == {"end": "of six"}
+    scene.behind = 5
+    with scene.gate.batch(8):
+        wait_until(lambda: scene.shows(5))
+    assert scene.asked[-1] is None, "Spark's log has no batch 7"
+
+
+def test_the_age_of_what_the_sinks_have_is_told_too(scene: Scene) -> None:
+    scene.around.newest_ms = 4_000
+    with scene.gate.batch(0):
+        wait_until(lambda: scene.told)
+    assert scene.told[0] == {"pipeline": "orders", "newest_age_ms": 6_000}
+
+
+def test_a_source_that_does_not_answer_is_unknown_and_asked_again(scene: Scene) -> None:
+    scene.behind = RuntimeError("no answer")
+    with scene.gate.batch(7):
+        wait_until(lambda: scene.shows(None))
+        assert scene.told == []
+        scene.behind = 4
+        wait_until(lambda: scene.shows(4))
+
+
+def test_it_ends_when_told_to(scene: Scene) -> None:
+    with scene.gate.batch(7):
+        wait_until(lambda: scene.asked)
+        scene.watch.stop()
+        count = len(scene.asked)
+        scene.watch.stop()
+        assert len(scene.asked) == count

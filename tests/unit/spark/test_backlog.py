@@ -1,0 +1,36 @@
+"""How many entries lie between two offsets, as far as anybody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.model import EntryId
+from millstream.spark.backlog import backlog, beyond
+from millstream.spark.offsets import Offset, Position
+
+
+def offset(**added: int | None) -> Offset:
+    return Offset({name: Position(EntryId(1), count) for name, count in added.items()})
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (offset(a=3), offset(a=10), 7),
+        (offset(a=3, b=1), offset(a=10, b=1), 7),
+        (offset(), offset(a=4), 4),
+        (offset(a=3, gone=9), offset(a=3), 0),
+        (offset(a=30), offset(a=2), 0),
+        (offset(a=None), offset(a=2), None),
+        (offset(a=None, b=1), offset(a=2, b=5), None),
+        (offset(), offset(), 0),
+    ],
+)
+def test_what_lies_between_is_counted_or_unknown(start: Offset, end: Offset, expected: int | None) -> None:
+    assert beyond(start, end) == expected
+
+
+@pytest.mark.parametrize("start", ["latest", '{"a": "5-0"}'])
+def test_where_a_first_batch_began_is_known_for_earliest_alone(start: str) -> None:
+    nobody = {"url": "redis://127.0.0.1:1", "subscribe": "a", "startingOffsets": start}
+    assert backlog(nobody, None) is None
