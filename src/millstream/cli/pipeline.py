@@ -51,15 +51,19 @@ def schema() -> None:
 def plan(files: Files, output: Output = OutputKind.table) -> None:
     """Show what would run where, how rows are told apart, and whether the checkpoint fits."""
     from millstream.pipelines.checkpoint import Checkpoint
+    from millstream.pipelines.errors import CheckpointRefused
     from millstream.pipelines.plan import describe
 
     for made in _plans(files):
         lines = describe(made)
         checkpoint = Checkpoint(made.pipeline.checkpoint_path)
-        lines += [
-            (f"changed: {v.part}", ("fits: " if v.compatible else "DOES NOT FIT: ") + v.why)
-            for v in checkpoint.verdicts(made)
-        ]
+        try:
+            verdicts = checkpoint.verdicts(made) if checkpoint.owned(made) else []
+            lines += [
+                (f"changed: {v.part}", ("fits: " if v.compatible else "DOES NOT FIT: ") + v.why) for v in verdicts
+            ]
+        except CheckpointRefused as error:
+            lines += [("checkpoint", f"DOES NOT FIT: {why}") for why in error.reasons]
         if output is OutputKind.json:
             as_json({"pipeline": made.pipeline.name, "plan": [{"part": a, "how": b} for a, b in lines]})
         else:
@@ -132,17 +136,14 @@ def status(
     [made] = _plans([file])
     live = _live(made.pipeline.name, http_port)
     checkpoint = Checkpoint(made.pipeline.checkpoint_path)
-    identity = checkpoint.identity() or {}
-    waiting = {
-        sink: len(list(checkpoint.spool(sink).glob("[0-9]*"))) for sink in identity.get("parts", {}).get("sinks", {})
-    }
+    started = checkpoint.owned(made)
     shown = {
         "pipeline": made.pipeline.name,
-        "state": live["state"] if live else "not running" if identity else "never started",
+        "state": live["state"] if live else "not running" if started else "never started",
         "last committed batch": checkpoint.last_committed(),
         "batch to be replayed": checkpoint.in_flight(),
         "checkpoint": str(checkpoint.path),
-        **{f"batches waiting for {sink}": count for sink, count in waiting.items() if count},
+        **{f"batches waiting for {sink}": count for sink, count in checkpoint.waiting().items() if count},
         **(_lively(live) if live else {}),
     }
     if output is OutputKind.json:
@@ -166,8 +167,9 @@ def _live(name: str, port: int) -> dict[str, Any] | None:
 
     try:
         with urlopen(f"http://127.0.0.1:{port}/pipelines/{quote(name)}", timeout=2) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            found = json.load(answer)
+            # Another program may listen there, and answer whatever it likes.
+            return found if isinstance(found, dict) and {"state", "progress", "sinks"} <= found.keys() else None
     except (URLError, OSError, ValueError):
         return None
 
@@ -185,7 +187,8 @@ def checkpoints(
     from millstream.pipelines.checkpoint import Checkpoint
 
     [made] = _plans([file])
-    batches = Checkpoint(made.pipeline.checkpoint_path).batches(last)
+    checkpoint = Checkpoint(made.pipeline.checkpoint_path)
+    batches = checkpoint.batches(last) if checkpoint.owned(made) else []
     if output is OutputKind.json:
         as_json([asdict(batch) for batch in batches])
         return
@@ -206,15 +209,13 @@ def reset(file: File, yes: Yes = False) -> None:
 
     [made] = _plans([file])
     checkpoint = Checkpoint(made.pipeline.checkpoint_path)
-    identity = checkpoint.identity() or {}
-    waiting = sum(
-        len(list(checkpoint.spool(sink).glob("[0-9]*"))) for sink in identity.get("parts", {}).get("sinks", {})
-    )
-    typer.echo(
-        f"checkpoint {checkpoint.path}: last batch {checkpoint.last_committed()}, {waiting} batches waiting on disk"
-    )
-    confirm("Remove it? The next start reads from the source's beginning, and writes everything again.", yes=yes)
-    checkpoint.reset()
+    if checkpoint.owned(made):
+        waiting = sum(checkpoint.waiting().values())
+        typer.echo(
+            f"checkpoint {checkpoint.path}: last batch {checkpoint.last_committed()}, {waiting} batches waiting on disk"
+        )
+        confirm("Remove it? The next start reads from the source's beginning, and writes everything again.", yes=yes)
+    checkpoint.reset(made)
     typer.secho("removed", fg="green")
 
 

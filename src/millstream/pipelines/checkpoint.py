@@ -61,33 +61,37 @@ class Checkpoint:
         if found is None:
             return []
         old: Fingerprint = found.get("parts", {})
-        waiting = {sink: len(list(self.spool(sink).glob("[0-9]*"))) for sink in old.get("sinks", {})}
-        return compare(old, fingerprint(plan), in_flight=self.in_flight(), waiting=waiting)
+        return compare(old, fingerprint(plan), in_flight=self.in_flight(), waiting=self.waiting())
 
     def open(self, plan: Plan) -> str:
         """Makes the directory, or checks that it is this pipeline's and fits; returns the application id."""
+        self.check(plan)
+        found = self.identity()
+        if found is None:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = {"format": 1, "application": f"{plan.pipeline.name}-{secrets.token_hex(4)}"}
+        found |= {"pipeline": plan.pipeline.name, "tenant": plan.pipeline.tenant, "parts": fingerprint(plan)}
+        write_atomically(self.path / _FILE, json.dumps(found, indent=1))
+        return str(found["application"])
+
+    def owned(self, plan: Plan) -> bool:
+        """Whether it is there at all. Raises CheckpointRefused where it is somebody else's, or no checkpoint."""
         found = self.identity()
         if found is None:
             if self.path.exists() and any(self.path.iterdir()):
                 why = "the directory is not empty, and is no checkpoint of a pipeline. Choose another path."
                 raise CheckpointRefused(str(self.path), [why])
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            found = {"format": 1, "application": f"{plan.pipeline.name}-{secrets.token_hex(4)}"}
-        else:
-            self.check(plan)
-        found |= {"pipeline": plan.pipeline.name, "tenant": plan.pipeline.tenant, "parts": fingerprint(plan)}
-        write_atomically(self.path / _FILE, json.dumps(found, indent=1))
-        return str(found["application"])
-
-    def check(self, plan: Plan) -> list[Verdict]:
-        """Raises CheckpointRefused where this spec cannot go on from here; otherwise says what has changed."""
-        found = self.identity()
-        if found is None:
-            return []
+            return False
         theirs, ours = (found.get("tenant"), found.get("pipeline")), (plan.pipeline.tenant, plan.pipeline.name)
         if theirs != ours:
             why = f"it belongs to pipeline {theirs[1]!r} of tenant {theirs[0]!r}; this is {ours[1]!r} of {ours[0]!r}. "
             raise CheckpointRefused(str(self.path), [why + "Give each pipeline a checkpoint of its own."])
+        return True
+
+    def check(self, plan: Plan) -> list[Verdict]:
+        """Raises CheckpointRefused where this spec cannot go on from here; otherwise says what has changed."""
+        if not self.owned(plan):
+            return []
         verdicts = self.verdicts(plan)
         refused = [f"{v.part}: {v.why}" for v in verdicts if not v.compatible]
         if refused:
@@ -133,9 +137,15 @@ class Checkpoint:
         directory = self.path / "spark" / kind
         return [int(name) for name in os.listdir(directory) if name.isdigit()] if directory.is_dir() else []
 
-    def reset(self) -> None:
-        """Removes it. The next start begins at the source's beginning, as another application."""
-        if self.identity() is None:
+    def waiting(self) -> dict[str, int]:
+        """How many batches wait on disk for each of the sinks that the checkpoint knows."""
+        sinks = (self.identity() or {}).get("parts", {}).get("sinks", {})
+        return {sink: len(list(self.spool(sink).glob("[0-9]*"))) for sink in sinks}
+
+    def reset(self, plan: Plan) -> None:
+        """Removes it, if it is this pipeline's. The next start begins at the source's beginning, as another
+        application."""
+        if not self.owned(plan):
             raise CheckpointRefused(str(self.path), ["there is no checkpoint of a pipeline here; nothing was removed."])
         shutil.rmtree(self.path)
 

@@ -39,7 +39,8 @@ def replay(
     target = plan.dead_letters
     if target is None:
         raise ReplayRefused("this pipeline keeps no dead letters: see dlq in its spec.")
-    identity = Checkpoint(plan.pipeline.checkpoint_path).identity()
+    checkpoint = Checkpoint(plan.pipeline.checkpoint_path)
+    identity = checkpoint.identity() if checkpoint.owned(plan) else None
     application = f"{identity['application'] if identity else plan.pipeline.name}.replay"
     delivered = failed = 0
     with open_blocking_broker(target.uri) as broker:

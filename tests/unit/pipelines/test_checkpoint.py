@@ -38,7 +38,7 @@ def verdicts(checkpoint: Checkpoint, **spec: Any) -> list[tuple[str, bool]]:
 def test_the_application_stays_and_a_reset_makes_another(checkpoint: Checkpoint) -> None:
     first = checkpoint.open(planned())
     assert checkpoint.open(planned()) == first
-    checkpoint.reset()
+    checkpoint.reset(planned())
     assert checkpoint.open(planned()) != first
 
 
@@ -54,9 +54,27 @@ def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> 
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(CheckpointRefused, match="not empty"):
         Checkpoint(tmp_path).open(planned())
-    with pytest.raises(CheckpointRefused, match="nothing was removed"):
-        Checkpoint(tmp_path).reset()
+    with pytest.raises(CheckpointRefused, match="not empty"):
+        Checkpoint(tmp_path).check(planned())
+    with pytest.raises(CheckpointRefused, match="not empty"):
+        Checkpoint(tmp_path).reset(planned())
     assert (tmp_path / "thesis.txt").exists()
+
+
+def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        assert not Checkpoint(place).owned(planned())
+        with pytest.raises(CheckpointRefused, match="nothing was removed"):
+            Checkpoint(place).reset(planned())
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"pipeline": "others", "tenant": "default"}'])
+def test_a_reset_removes_nobody_else_s(checkpoint: Checkpoint, content: str) -> None:
+    checkpoint.open(planned())
+    (checkpoint.path / "millstream.json").write_text(content)
+    with pytest.raises(CheckpointRefused, match="belongs to pipeline"):
+        checkpoint.reset(planned())
+    assert (checkpoint.path / "millstream.json").read_text() == content
 
 
 def test_nothing_changed_nothing_said(checkpoint: Checkpoint) -> None:
