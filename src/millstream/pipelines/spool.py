@@ -25,6 +25,7 @@ class Spool:
         self.directory = directory
         self.max_bytes = max_bytes
         self.arrived = threading.Event()
+        self._lock = threading.Lock()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         delivered = self.delivered()
         for leftover in directory.iterdir():
@@ -54,14 +55,17 @@ class Spool:
         return sum(1 for _ in self._waiting())
 
     def size(self) -> int:
-        return sum(file.stat().st_size for _, path in self._waiting() for file in path.iterdir())
+        return sum(_bytes(path) for _, path in self._waiting())
 
     def full(self) -> bool:
         return self.size() >= self.max_bytes
 
     def done(self, batch_id: int) -> None:
         """The sink has it. Recorded before the rows go: a crash in between delivers again, and append_once skips."""
-        write_atomically(self.directory / _DELIVERED, str(batch_id))
+        with self._lock:
+            # The deliverer and a full spool may give up the same batch at once; and none may take the mark back.
+            if batch_id > self.delivered():
+                write_atomically(self.directory / _DELIVERED, str(batch_id))
         shutil.rmtree(self._at(batch_id), ignore_errors=True)
 
     def drop_oldest(self) -> int | None:
@@ -87,3 +91,11 @@ class Spool:
         for name in sorted(os.listdir(self.directory)):
             if name.isdigit() and int(name) > delivered:
                 yield int(name), self.directory / name
+
+
+def _bytes(batch: Path) -> int:
+    """Of a batch that the deliverer may remove meanwhile: then it is gone, and takes no room."""
+    try:
+        return sum(file.stat().st_size for file in batch.iterdir())
+    except FileNotFoundError:
+        return 0

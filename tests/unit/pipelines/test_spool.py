@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,29 @@ def test_it_is_bounded(spool: Spool) -> None:
     assert not spool.full()
     assert [n for n, _ in spool._waiting()] == [1, 2]
     assert not spool.put(0, fill), "what was given up does not come back"
+
+
+class Overtaken(Spool):
+    """A spool whose deliverer is always a little faster than whoever counts."""
+
+    def _waiting(self) -> Iterator[tuple[int, Path]]:
+        for number, path in list(super()._waiting()):
+            self.done(number)
+            yield number, path
+
+
+def test_a_batch_that_is_delivered_while_it_is_counted_takes_no_room(tmp_path: Path) -> None:
+    spool = Overtaken(tmp_path / "s", 50)
+    spool.put(1, fill)
+    spool.put(2, fill)
+    assert spool.size() == 0
+    assert not spool.full()
+
+
+def test_no_mark_is_taken_back(spool: Spool) -> None:
+    for number in (1, 2):
+        spool.put(number, fill)
+    spool.drop_oldest()
+    spool.drop_oldest()
+    spool.done(1)  # the deliverer, which had begun before the spool was full
+    assert spool.delivered() == 2
