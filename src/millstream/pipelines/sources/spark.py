@@ -8,12 +8,10 @@ from pydantic import Field
 
 from millstream.pipelines.envelopes import Format, Position, read_documents
 from millstream.pipelines.sources.source import Ids, Opening, Source, SourceConfig
-from millstream.pipelines.spec.part import NonEmpty, Text
+from millstream.pipelines.spec.part import SECRET_WORDS, NonEmpty, Text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_SECRET_WORDS = ("password", "secret", "token", "jaas", "key")
 
 
 class SparkConfig(SourceConfig):
@@ -70,5 +68,5 @@ class SparkSource(Source):
         return read_documents(rows, text, position, c.envelope if kafka or c.value else "row")
 
     def identity(self) -> dict[str, Any]:
-        safe = {k: v for k, v in self.config.options.items() if not any(word in k.lower() for word in _SECRET_WORDS)}
+        safe = {k: v for k, v in self.config.options.items() if not any(word in k.lower() for word in SECRET_WORDS)}
         return {"format": self.config.format, "options": safe, "path": self.config.path}

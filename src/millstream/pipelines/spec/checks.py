@@ -23,7 +23,7 @@ def check_file(document: Document) -> None:
     seen: dict[str, int] = {}
     for index, sink in enumerate(_dicts(spec.get("sinks"))):
         name = (sink.get("config") or {}).get("id") if isinstance(sink.get("config"), dict) else None
-        if isinstance(name, str):
+        if isinstance(name, str) and name:  # empty: a variable is not set, which is said already
             if name in seen:
                 document.report(
                     ("spec", "sinks", index, "config", "id"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,7 @@ def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
+        what += _hint(text, mark.line) if mark else ""
         raise SpecRefused([Problem(file, mark.line + 1 if mark else 1, "", f"this is no YAML: {what}")]) from error
     except yaml.YAMLError as error:
         raise SpecRefused([Problem(file, 1, "", f"this is no YAML: {error}")]) from error
@@ -65,6 +67,13 @@ def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
         raise SpecRefused([Problem(file, 1, "", f"one YAML document is expected, and {len(nodes)} are there")])
     document.value = _Reader(document, environ).read(nodes[0], ())
     return document
+
+
+def _hint(text: str, line: int) -> str:
+    """A bare ``${NAME}`` is YAML in a line of its own, and none where a brace already means something."""
+    lines = text.splitlines()
+    bare = line < len(lines) and re.search(r"[{,:\[]\s*\$\{", lines[line])
+    return '; inside { } and [ ] write "${NAME}" in quotes' if bare else ""
 
 
 def _check_depth(text: str, file: str) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from millstream.pipelines.spec.document import Document, Path
+from millstream.pipelines.spec.part import SECRET_WORDS
 from millstream.pipelines.spec.pipeline import Pipeline
 
 
@@ -29,9 +30,17 @@ def explain(document: Document, error: Mapping[str, Any]) -> tuple[Path, str]:
         return (*path, "type"), "the type is missing and must be given"
     message = str(error["msg"])
     got = error.get("input")
-    if isinstance(got, str | int | float | bool) and path not in document.from_environment and "://" not in str(got):
+    if isinstance(got, str | int | float | bool) and not _may_be_secret(document, path, str(got)):
         message += f" (not {str(got)[:80]!r})"
     return path, message[:1].lower() + message[1:]
+
+
+def _may_be_secret(document: Document, path: Path, got: str) -> bool:
+    """Whether a wrong value is better not repeated: it came from the environment, its field's name says so, or it looks
+    like an address, whose password may stand anywhere in it when the address is wrong."""
+    name = str(path[-1]).lower() if path else ""
+    named = name == "uri" or any(word in name for word in SECRET_WORDS)
+    return named or path in document.from_environment or "://" in got or "@" in got
 
 
 def _nearest(word: str, allowed: list[str]) -> str:

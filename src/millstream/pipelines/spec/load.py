@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from millstream.pipelines.errors import Problem, SpecRefused
 from millstream.pipelines.spec.checks import check_file, check_together, check_typed
-from millstream.pipelines.spec.document import Document, parse
+from millstream.pipelines.spec.document import Document, dotted, parse
 from millstream.pipelines.spec.explain import explain
 from millstream.pipelines.spec.pipeline import Pipeline
 
@@ -56,12 +56,11 @@ def _validated(document: Document) -> Pipeline | None:
     except ValidationError as error:
         for one in error.errors(include_url=False):
             path, message = explain(document, one)
-            if not _reported(document, path, message):
+            if not _reported(document, path):
                 document.report(path, message)
         return None
 
 
-def _reported(document: Document, path: tuple[Any, ...], message: str) -> bool:
+def _reported(document: Document, path: tuple[Any, ...]) -> bool:
     """An unset variable leaves an empty text behind, which is wrong a second time; once is enough."""
-    line = document.line(path)
-    return any(p.line == line and "is not set" in p.message for p in document.problems)
+    return any(p.path == dotted(path) and "is not set" in p.message for p in document.problems)

@@ -68,6 +68,8 @@ def _no_template(text: str) -> str:
 
 
 HASHED = "secrets as hashes"
+SECRET_WORDS = ("password", "secret", "token", "jaas", "key", "salt")
+"""A field or an option with one of these in its name holds what must not be shown."""
 
 
 def _told_secret(secret: SecretStr, info: SerializationInfo) -> str:

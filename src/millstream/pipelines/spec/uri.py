@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from millstream.broker.links.addresses import redacted, target_of
+from millstream.errors import InvalidArgument
+
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-_USERINFO = re.compile(r"(?<=://)[^/@]*@")
+# Greedy: a password may hold an @ that nobody quoted.
+_USERINFO = re.compile(r"(?<=://)[^/?#]*@")
+_PASSWORDS = re.compile(r"(?<=[?&])[a-z_]*password=[^&]*")
 
 
 def _checked(text: str) -> str:
@@ -22,6 +27,10 @@ def _checked(text: str) -> str:
         raise PydanticCustomError("uri", "{why}", {"why": why})
     if "://" not in text or scheme not in SCHEMES:
         raise PydanticCustomError("uri", "write a URI of {schemes}", {"schemes": ", ".join(f"{s}://" for s in SCHEMES)})
+    try:
+        target_of(text)
+    except InvalidArgument as error:
+        raise PydanticCustomError("uri", "write {allowed}", {"allowed": error.allowed}) from error
     return text
 
 
@@ -30,7 +39,7 @@ RedisUri = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "str
 
 def without_secrets(uri: str) -> str:
     """The URI with whoever connects, and with what password, left out."""
-    return _USERINFO.sub("", uri)
+    return _PASSWORDS.sub("", _USERINFO.sub("", uri))
 
 
 def has_secret(uri: str) -> bool:
@@ -40,8 +49,6 @@ def has_secret(uri: str) -> bool:
 
 def shown(uri: str) -> str:
     """The URI for people: the user stays, the password does not."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    user, colon, _ = urlsplit(uri).netloc.rpartition("@")[0].partition(":")
+    login = f"{user}:***" if colon else user
+    return redacted(uri).replace("://***@", f"://{login}@", 1) if login else redacted(uri)
