@@ -6,9 +6,7 @@ passed this place. Only where it is gone, counts are asked for, in one atomic st
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from millstream.broker.broker import BlockingBroker
@@ -85,15 +83,3 @@ def _next_size(page: RawEntries, page_size: int) -> int:
     sample = page[:: max(1, len(page) // 16)]
     weight = sum(len(item[0]) + sum(map(len, item[1])) for item in sample) // len(sample) + 1
     return max(1, min(page_size, PAGE_BYTES // weight))
-
-
-@contextmanager
-def collector_resting() -> Iterator[None]:
-    """A page is thousands of small lists, none of them garbage; searching them again and again halves the speed."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -15,13 +15,14 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from millstream.broker.broker import BlockingBroker
+from millstream.broker.resting import collector_resting
 from millstream.spark import losses, plan
 from millstream.spark.connection import broker_at, reached_broker
 from millstream.spark.errors import DataLost
 from millstream.spark.gaps import Gap
 from millstream.spark.offsets import BEGINNING, Offset, Position, Range, pack, ranges
 from millstream.spark.options import SourceOptions
-from millstream.spark.pages import collector_resting, read_range
+from millstream.spark.pages import read_range
 from millstream.spark.progress import GroupProgress, warn_without_group
 from millstream.spark.rows import DEFAULT_COLUMNS, ToBatch, default_batches, typed_batches
 from millstream.spark.survey import RedisSurvey

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from millstream.broker.resting import collector_resting
 from millstream.spark.entries import mapping_for
 from millstream.spark.giving import give
 from millstream.spark.identity import WriteIdentity, streaming_identity
 from millstream.spark.options import SinkOptions
-from millstream.spark.pages import collector_resting
 from millstream.spark.target import Target
 
 log = logging.getLogger("millstream.spark")

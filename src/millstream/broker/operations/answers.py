@@ -7,6 +7,7 @@ from itertools import repeat
 from json import loads
 from typing import Any
 
+from millstream.broker.resting import collector_resting
 from millstream.model.entries import Delivery, Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.names import to_name
@@ -24,7 +25,8 @@ def entry_id(raw: bytes) -> EntryId:
 def entry_ids(raws: Iterable[bytes]) -> list[EntryId]:
     """Many of them, without a step of Python for each: as one JSON array, whose numbers are read in C."""
     numbers = iter(loads(b"[%b]" % b",".join(raws).replace(b"-", b",")))
-    return list(map(_new, repeat(EntryId), zip(numbers, numbers, strict=True)))
+    with collector_resting():
+        return list(map(_new, repeat(EntryId), zip(numbers, numbers, strict=True)))
 
 
 def ids_or_errors(replies: list[Any]) -> list[Any]:
