@@ -121,22 +121,27 @@ def numbered(count: int, start: int = 0) -> list[Message]:
 
 class HeldBack:
     """A link on which one script waits until it is let through, before it runs or ``after``; it remembers how much
-    each call carried."""
+    each call carried.
 
-    def __init__(self, broker: Broker, sha: bytes, *, after: bool = False) -> None:
+    As on a wire: what was ``sent`` is executed, whether or not somebody still waits for the answer.
+    """
+
+    def __init__(self, broker: Broker, sha: bytes, *, after: bool = False, sent: bool = True) -> None:
         self.link = FaultyLink(broker.link)
         self.let_through = asyncio.Event()
         self.words: list[int] = []
         self._call = self.link.call
         self._sha = sha
         self._after = after
+        self._sent = sent
         self.link.call = self._slow  # type: ignore[method-assign]  # this is what the broker calls
 
     async def _slow(self, command: Command) -> Any:
         if command.args[:2] != (b"EVALSHA", self._sha):
             return await self._call(command)
         self.words.append(len(command.args))
-        # As on a wire: what was sent is executed, whether or not somebody still waits for the answer.
+        if not self._sent:
+            return await self._later(command)
         return await asyncio.shield(asyncio.ensure_future(self._later(command)))
 
     async def _later(self, command: Command) -> Any:
