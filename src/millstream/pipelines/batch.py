@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -39,6 +39,7 @@ class BatchRunner:
         self._processed = bool(plan.streaming or plan.per_batch)
         self._persistence = Persistence(plan, around)
         self._dead = DeadLetterWriter(plan, around.addresses, around.observer)
+        self._counts: dict[tuple[str, ...], list[Column]] = {}
 
     def run(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()
@@ -151,7 +152,7 @@ class BatchRunner:
         first, *others = [(sink, self._identity(sink, batch_id)) for sink in sinks]
         names = [config_of(sink).id for sink in sinks]
         began = time.monotonic()
-        seen, counted = _counting(rows, f"{'+'.join(names)}-{batch_id}")
+        seen, counted = self._counting(rows, f"{'+'.join(names)}-{batch_id}")
         try:
             first[0].write_beside(counted, first[1], others)
         except Exception as error:
@@ -180,7 +181,7 @@ class BatchRunner:
         def attempt() -> None:
             nonlocal last, seen
             last = time.monotonic()
-            seen, counted = _counting(rows, f"{name}-{batch_id}")
+            seen, counted = self._counting(rows, f"{name}-{batch_id}")
             sink.write(counted, self._identity(sink, batch_id))
 
         if self._persistence.until_taken(name, sink.probe, attempt) > 1:
@@ -236,20 +237,27 @@ class BatchRunner:
             "dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected)
         )
 
+    def _counting(self, rows: DataFrame, name: str) -> tuple[Observation, DataFrame]:
+        """The rows, counted when they are written; and where the count is found then."""
+        from pyspark.sql import Observation
+
+        columns = tuple(rows.columns)
+        if columns not in self._counts:  # dozens of calls into the JVM, so not for every batch
+            self._counts[columns] = _counts(columns)
+        seen = Observation(f"{name}-{uuid4().hex}")
+        return seen, rows.observe(seen, *self._counts[columns]).drop(TIME)
+
     def _tell(self, fact: str, **facts: Any) -> None:
         self._around.observer(fact, pipeline=self._plan.pipeline.name, **facts)
 
 
-def _counting(rows: DataFrame, name: str) -> tuple[Observation, DataFrame]:
-    """The rows, counted when they are written; and where the count is found then."""
-    from pyspark.sql import Observation
+def _counts(columns: Collection[str]) -> list[Column]:
     from pyspark.sql import functions as F
 
-    measured = [F.count(F.lit(1)).alias("rows"), text_bytes(rows).alias("bytes")]
-    if TIME in rows.columns:
-        measured += [F.min(TIME).alias("oldest"), F.max(TIME).alias("newest")]
-    seen = Observation(f"{name}-{uuid4().hex}")
-    return seen, rows.observe(seen, *measured).drop(TIME)
+    counts = [F.count(F.lit(1)).alias("rows"), text_bytes(columns).alias("bytes")]
+    if TIME in columns:
+        counts += [F.min(TIME).alias("oldest"), F.max(TIME).alias("newest")]
+    return counts
 
 
 def side_by_side(session: SparkSession, work: Sequence[Callable[[], object]]) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
 
 def hide_secrets(plans: Sequence[Plan]) -> dict[str, str]:
     """URIs with a password, each under the name of an environment variable that holds it.
@@ -51,6 +53,9 @@ def start_session(plans: Sequence[Plan], addresses: dict[str, str], master: str 
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.scheduler.mode": "FAIR",
+        # Spark's own choice runs stat(1) several times a batch where Hadoop has no native library: 75 ms. Checkpoints
+        # are on a local disk, where this one renames as atomically.
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTING,
     }
     for reference in addresses.values():
         name = reference.removeprefix("${").removesuffix("}")

@@ -3,7 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
@@ -105,7 +105,7 @@ class Sink(Part):
         rows = session.read.parquet(str(directory))
         self.write(rows, write)
         # A second pass, over a local file: a sink that looks at some rows only could not count them all.
-        counted = rows.agg(F.count(F.lit(1)).alias("rows"), text_bytes(rows).alias("bytes")).first()
+        counted = rows.agg(F.count(F.lit(1)).alias("rows"), text_bytes(rows.columns).alias("bytes")).first()
         assert counted is not None, "an aggregate without groups has one row"
         return Delivered(int(counted["rows"]), int(counted["bytes"]))
 
@@ -116,10 +116,10 @@ class Sink(Part):
         return events if self.filter is None else events.where(self.filter.column(tenant))
 
 
-def text_bytes(rows: DataFrame) -> Column:
+def text_bytes(columns: Collection[str]) -> Column:
     """The bytes of a sink's rows, summed: the envelope where there is one, else what was before and after."""
     from pyspark.sql import functions as F
 
-    texts = next(([name] for name in ("event", "value") if name in rows.columns), ["before", "after"])
-    lengths = [F.coalesce(F.sum(F.octet_length(name)), F.lit(0)) for name in texts if name in rows.columns]
+    texts = next(([name] for name in ("event", "value") if name in columns), ["before", "after"])
+    lengths = [F.coalesce(F.sum(F.octet_length(name)), F.lit(0)) for name in texts if name in columns]
     return sum(lengths[1:], start=lengths[0]) if lengths else F.lit(0)
