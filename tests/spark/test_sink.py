@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections import Counter
@@ -62,6 +63,21 @@ def run(query: Any) -> Any:
 
 
 # --- batch ---
+
+
+def test_a_report_tells_what_was_written_whatever_was_there_already(spark, broker, save, tmp_path):
+    times = sf.when(sf.col("id") != 7, sf.col("id") + 1000).alias("at")
+    rows = spark.range(0, 1000, 1, 3).select(sf.col("id").cast("string").alias("event"), sf.lit("x").alias("k"), times)
+    report = tmp_path / "report.json"
+    options = {"stream": "out", "txnAppId": "app", "report": str(report), "timeColumn": "at", "also.b.stream": "other"}
+    told = {"rows": 1000, "bytes": 10 + 90 * 2 + 900 * 3, "oldest": 1000, "newest": 1999}
+    for version in ("1", "1", "2"):
+        save(rows, txnVersion=version, **options)
+        assert json.loads(report.read_text()) == told, "the rows of one write, however many places and however often"
+    save(rows.where("id < 0"), txnVersion="3", **options)
+    assert json.loads(report.read_text()) == {"rows": 0, "bytes": 0, "oldest": None, "newest": None}
+    assert [broker.xlen("out"), broker.xlen("other")] == [2000, 2000]
+    assert set(broker.xrange("out")[0].fields) == {b"event", b"k"}, "the times are no field"
 
 
 def test_every_row_is_written_once_and_in_order_within_its_partition(spark, broker, save):

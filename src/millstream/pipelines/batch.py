@@ -21,12 +21,12 @@ from millstream.pipelines.persistence import Persistence
 from millstream.pipelines.plan import Plan, config_of
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
-from millstream.pipelines.sinks.sink import text_bytes
-from millstream.pipelines.stages import TIME, inside_the_batch, rows_and_times
+from millstream.pipelines.sinks.sink import NOTHING, TIME, Delivered, text_bytes
+from millstream.pipelines.stages import inside_the_batch, rows_and_times
 from millstream.pipelines.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 log = logging.getLogger("millstream.pipelines")
 
@@ -55,7 +55,7 @@ class BatchRunner:
         plan = self._plan
         rows = frame if plan.straight else rows_and_times(inside_the_batch(frame, plan, batch_id), plan)
         found = self._write(plan.gating, rows, batch_id)
-        return {"events": found["rows"], "failed": 0, "oldest": found["oldest"], "newest": found["newest"]}
+        return {"events": found.rows, "failed": 0, "oldest": found.oldest, "newest": found.newest}
 
     def _fully(self, frame: DataFrame, batch_id: int) -> dict[str, Any]:
         from pyspark import StorageLevel
@@ -140,63 +140,74 @@ class BatchRunner:
     def _prepare_and_write(self, sinks: Sequence[Sink], fine: DataFrame, batch_id: int) -> None:
         self._write(sinks, sinks[0].prepare(fine, self._plan.pipeline.tenant), batch_id)
 
-    def _write(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> dict[str, Any]:
-        """Until each of the sinks, which are of one shape, has the batch. Answers what was counted in the pass that
-        wrote it: rows, bytes, and the least and the greatest time where the rows come with times."""
+    def _write(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> Delivered:
+        """Until each of the sinks, which are of one shape, has the batch. Answers what it was."""
         if len(sinks) == 1:
             return self._write_one(sinks[0], rows, batch_id)
         return self._in_one_pass(sinks, rows, batch_id) or self._one_by_one(sinks, rows, batch_id)
 
-    def _in_one_pass(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> dict[str, Any] | None:
+    def _in_one_pass(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> Delivered | None:
         """One attempt for all of them; None where it failed. Whoever got the batch gets nothing twice afterwards."""
         first, *others = [(sink, self._identity(sink, batch_id)) for sink in sinks]
         names = [config_of(sink).id for sink in sinks]
         began = time.monotonic()
-        seen, counted = self._counting(rows, f"{'+'.join(names)}-{batch_id}")
         try:
-            first[0].write_beside(counted, first[1], others)
+            found = first[0].write_beside(rows, first[1], others)
         except Exception as error:
             self._persistence.refuse_processors_fault(error, sink_involved=True)
             log.warning("sinks %s: one pass for all failed: %s; each tries alone", ", ".join(names), short(error))
             self._again = True
             return None
-        found: dict[str, Any] = seen.get
         for name in names:
             self._tell_written(name, found, batch_id, began)
         self._tell_processors(sinks[0], batch_id, began)
         return found
 
-    def _one_by_one(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> dict[str, Any]:
-        found: list[dict[str, Any]] = []
+    def _one_by_one(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> Delivered:
+        found: list[Delivered] = []
         work = [lambda sink=sink: found.append(self._write_one(sink, rows, batch_id)) for sink in sinks]
         side_by_side(rows.sparkSession, work)
         return found[0]
 
-    def _write_one(self, sink: Sink, rows: DataFrame, batch_id: int) -> dict[str, Any]:
+    def _write_one(self, sink: Sink, rows: DataFrame, batch_id: int) -> Delivered:
         """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted."""
         name = config_of(sink).id
         began = last = time.monotonic()
-        seen: Observation | None = None
+        found = NOTHING
 
         def attempt() -> None:
-            nonlocal last, seen
+            nonlocal last, found
             last = time.monotonic()
-            seen, counted = self._counting(rows, f"{name}-{batch_id}")
-            sink.write(counted, self._identity(sink, batch_id))
+            found = self._written(sink, rows, self._identity(sink, batch_id))
 
         if self._persistence.until_taken(name, sink.probe, attempt) > 1:
             self._again = True
         self._tell_processors(sink, batch_id, last)
-        found: dict[str, Any] = {"rows": 0, "bytes": 0} if sink.looks or seen is None else seen.get
         self._tell_written(name, found, batch_id, began)
         return found
+
+    def _written(self, sink: Sink, rows: DataFrame, write: Write) -> Delivered:
+        """One attempt. For a sink that does not count Spark does, unless the sink may leave rows unread."""
+        from pyspark.sql import Observation
+
+        if sink.counts:
+            return sink.write(rows, write) or NOTHING
+        if sink.looks:
+            sink.write(rows.drop(TIME), write)
+            return NOTHING
+        columns = tuple(rows.columns)
+        if columns not in self._counts:  # dozens of calls into the JVM, so not for every batch
+            self._counts[columns] = _counts(columns)
+        seen = Observation(f"{write.sink}-{write.version}-{uuid4().hex}")
+        sink.write(rows.observe(seen, *self._counts[columns]).drop(TIME), write)
+        return Delivered(**seen.get)
 
     def _identity(self, sink: Sink, batch_id: int) -> Write:
         around = self._around
         return Write(around.application, batch_id, config_of(sink).id, self._plan.delivery, around.addresses)
 
-    def _tell_written(self, name: str, found: dict[str, Any], batch_id: int, began: float) -> None:
-        numbers = {"rows": found["rows"], "bytes": found["bytes"], "s": time.monotonic() - began}
+    def _tell_written(self, name: str, found: Delivered, batch_id: int, began: float) -> None:
+        numbers = {"rows": found.rows, "bytes": found.bytes, "s": time.monotonic() - began}
         self._tell("pipeline.sink", sink=name, batch=batch_id, **numbers)
 
     def _tell_processors(self, sink: Sink, batch_id: int, began: float) -> None:
@@ -236,16 +247,6 @@ class BatchRunner:
         self._persistence.until_taken(
             "dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected)
         )
-
-    def _counting(self, rows: DataFrame, name: str) -> tuple[Observation, DataFrame]:
-        """The rows, counted when they are written; and where the count is found then."""
-        from pyspark.sql import Observation
-
-        columns = tuple(rows.columns)
-        if columns not in self._counts:  # dozens of calls into the JVM, so not for every batch
-            self._counts[columns] = _counts(columns)
-        seen = Observation(f"{name}-{uuid4().hex}")
-        return seen, rows.observe(seen, *self._counts[columns]).drop(TIME)
 
     def _tell(self, fact: str, **facts: Any) -> None:
         self._around.observer(fact, pipeline=self._plan.pipeline.name, **facts)

@@ -10,12 +10,10 @@ from millstream.pipelines.errors import ProcessorFailed
 from millstream.pipelines.events import COLUMNS, number_repeats
 from millstream.pipelines.plan import Numbering, Placed, Plan
 from millstream.pipelines.processors import Stage
+from millstream.pipelines.sinks.sink import TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-TIME = "_event_ts_ms"
-"""The column beside a sink's rows that holds the event's time; no sink writes it."""
 
 
 def before_the_batch(events: DataFrame, plan: Plan) -> DataFrame:

@@ -47,6 +47,12 @@ class Mapping:
     mark: str | None
     """The column of explicit ids or of event ids."""
 
+    def value_column(self) -> str | None:
+        """The column that becomes the field ``valueField``."""
+        if self.content == "columns":
+            return next((name for name in self.columns if to_bytes(name) == self.value_name), None)
+        return "value" if self.content == "value" else None
+
 
 def mapping_for(schema: pa.Schema, options: SinkOptions) -> Mapping:
     """Raises InvalidOption where this schema cannot be written with these options."""
@@ -55,7 +61,7 @@ def mapping_for(schema: pa.Schema, options: SinkOptions) -> Mapping:
     if mark is not None:
         _check_text(schema, mark, "idColumn" if options.id_column else "eventIdColumn")
     content = _content(schema, options.content)
-    taken = {mark, *route[1::2]} if options.stream is None else {mark}
+    taken = {mark, options.time_column, *(route[1::2] if options.stream is None else ())}
     columns = tuple(name for name in schema.names if name not in taken)
     if content == "columns":
         if not columns:
@@ -75,7 +81,7 @@ def _content(schema: pa.Schema, asked: str) -> str:
         asked = "fields" if is_map else "value" if "value" in names else "columns"
     if asked == "fields" and not is_map:
         raise InvalidOption("content", "fields", "it with a column `fields` of type MAP<STRING, STRING or BINARY>")
-    if asked == "fields" and not _is_text(schema.field("fields").type.item_type):
+    if asked == "fields" and not is_text(schema.field("fields").type.item_type):
         raise InvalidOption("content", "fields", "a map whose values are STRING or BINARY")
     if asked == "value":
         if "value" not in names:
@@ -102,11 +108,11 @@ def _route(schema: pa.Schema, stream: str | None) -> tuple[str, ...]:
 def _check_text(schema: pa.Schema, name: str, option: str) -> None:
     if name not in schema.names:
         raise InvalidOption(option, name, "the name of a column of this query")
-    if not _is_text(schema.field(name).type):
+    if not is_text(schema.field(name).type):
         raise InvalidOption(option, f"{name} {schema.field(name).type}", "a column of type STRING or BINARY")
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
     ) or pa.types.is_large_binary(kind)

@@ -51,6 +51,9 @@ Sink
     sinkId          tells several writes of one batch into one stream apart (default ``sink``).
     forgetAfter     how long a writer's position is remembered after its last write (default 7d).
     chunkRows       rows in one atomic step at most (default 1000); may change between restarts.
+    report          batch writes only: a file on the driver's machine that tells what was written, once it is: JSON with
+                    ``rows``, ``bytes`` (of the field ``valueField``), and ``oldest`` and ``newest`` of
+    timeColumn      a column of whole numbers, which becomes no field.
     also.<name>.<option>
                     one more place for the same rows, written in the same pass (``targets.py``): its url, its stream,
                     its cap... ``<name>`` is its sinkId. What is not said of it is as for the first.
@@ -116,6 +119,8 @@ _SINK: Final = (
     "sinkId",
     "forgetAfter",
     "chunkRows",
+    "report",
+    "timeColumn",
 )
 _ALIASES: Final = {
     "stream.keys": "subscribe",
@@ -173,6 +178,8 @@ class SinkOptions:
     sink_id: str = "sink"
     forget_after_ms: int = 7 * 86_400_000
     chunk_rows: int = 1000
+    report: str | None = None
+    time_column: str | None = None
 
 
 class _Given:
@@ -275,6 +282,11 @@ def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     id_column = given.text("idColumn")
     if id_column is not None and delivery != "exactly_once":
         raise InvalidOption("idColumn", id_column, "it with delivery exactly_once")
+    report, time_column = given.text("report"), given.text("timeColumn")
+    if streaming and report is not None:
+        raise InvalidOption("report", report, "it in batch writes only; a streaming query tells its progress")
+    if time_column is not None and report is None:
+        raise InvalidOption("timeColumn", time_column, "it together with report")
     return SinkOptions(
         address=_address(given),
         stream=given.text("stream"),
@@ -291,6 +303,8 @@ def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         sink_id=given.text("sinkId") or "sink",
         forget_after_ms=given.duration_ms("forgetAfter", 7 * 86_400_000),
         chunk_rows=given.whole("chunkRows", 1000),
+        report=report,
+        time_column=time_column,
     )
 
 

@@ -19,6 +19,7 @@ from millstream.spark.entries import mapping_for
 from millstream.spark.giving import give
 from millstream.spark.identity import WriteIdentity, streaming_identity
 from millstream.spark.options import SinkOptions
+from millstream.spark.report import Measured, Meter, tell, total
 from millstream.spark.target import Target
 
 log = logging.getLogger("millstream.spark")
@@ -33,6 +34,8 @@ class Written(WriterCommitMessage):
     added: int
     skipped: int
     dropped: int
+    measured: Measured | None = None
+    """The rows themselves, whatever the number of targets; None where nobody asked."""
 
 
 class _Writing:
@@ -40,6 +43,9 @@ class _Writing:
 
     def __init__(self, targets: Sequence[SinkOptions], schema: pa.Schema) -> None:
         self._targets = [(options, mapping_for(schema, options)) for options in targets]
+        options, mapping = self._targets[0]
+        self._report = options.report
+        self._meter = None if options.report is None else Meter(schema, mapping, options.time_column)
 
     def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
         raise AssertionError("each writer has its own")
@@ -52,8 +58,9 @@ class _Writing:
             Target(options, mapping, self._identity(task, options) if options.delivery == "exactly_once" else None)
             for options, mapping in self._targets
         ]
+        seen: list[Measured] = []
         with collector_resting():
-            give(iterator, targets)
+            give(iterator if self._meter is None else self._meter.over(iterator, seen), targets)
         done = [target.finish() for target in targets]
         return Written(
             task.partitionId(),
@@ -61,6 +68,7 @@ class _Writing:
             added=sum(one.added for one in done),
             skipped=sum(one.skipped for one in done),
             dropped=sum(one.dropped for one in done),
+            measured=None if self._meter is None else total(seen),
         )
 
 
@@ -79,6 +87,9 @@ class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         told_to_driver(messages, "batch write")
+        if self._report is not None:
+            done = [message.measured for message in messages if isinstance(message, Written)]
+            tell(self._report, [each for each in done if each is not None])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _report_abort(messages, "batch write")

@@ -105,6 +105,7 @@ def test_an_end_for_a_stream_that_is_not_read_is_an_error():
         ({"txnVersion": "3"}, "txnAppId"),
         ({"delivery": "twice"}, "delivery"),
         ({"delivery": "exactly_once_by_event_id"}, "eventIdColumn"),
+        ({"timeColumn": "at"}, "timeColumn"),
         ({"eventIdColumn": "id"}, "eventIdColumn"),
         ({"maxlen": "many"}, "maxlen"),
         ({"minid": "x"}, "minid"),

@@ -6,6 +6,7 @@ The names are those that consumers of this field already read: ``json.loads(entr
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +19,7 @@ from millstream.model import Durability
 from millstream.pipelines.envelopes import AnyEnvelope, Native
 from millstream.pipelines.envelopes.envelope import members, plain, quoted, quoting
 from millstream.pipelines.events import fail_where
-from millstream.pipelines.sinks.sink import Delivered, Sink, SinkConfig, Write
+from millstream.pipelines.sinks.sink import TIME, Delivered, Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText
 from millstream.pipelines.spec.uri import RedisUri
 from millstream.pipelines.templates import Template
@@ -57,6 +58,7 @@ class RedisSinkConfig(SinkConfig):
 class RedisSink(Sink):
     type: Literal["redis"]
     config: RedisSinkConfig
+    counts = True
 
     def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         stream = self._stream(tenant)
@@ -87,8 +89,8 @@ class RedisSink(Sink):
         reason = f"no stream: {named} none for this event"
         return fail_where(events.where(missing), missing, stage=f"sink:{self.config.id}", reason=reason)
 
-    def write(self, rows: DataFrame, write: Write) -> None:
-        self.write_beside(rows, write, ())
+    def write(self, rows: DataFrame, write: Write) -> Delivered:
+        return self.write_beside(rows, write, ())
 
     def shape(self) -> str | None:
         """Of the settings of a stream only whether they are given: those of the first hold for whom says nothing."""
@@ -96,7 +98,9 @@ class RedisSink(Sink):
         made = self.model_dump(include={"filter": True, "config": {"envelope", "key", "headers"}}, mode="json")
         return json.dumps([made, given, None if self._constant() is not None else self.config.stream], sort_keys=True)
 
-    def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> None:
+    def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> Delivered:
+        from millstream.spark.report import read
+
         if write.delivery == "exactly_once_by_event_id":
             # The column that decides is no field of the entry; the id is to be one as well.
             rows = rows.withColumn("_event_id", rows["id"])
@@ -104,7 +108,12 @@ class RedisSink(Sink):
         for number, (other, its) in enumerate(others):
             assert isinstance(other, RedisSink), "only sinks of one shape are written together"
             options |= {f"also.{number}.{name}": value for name, value in other._place(its).items()}
-        rows.write.format("redis_streams").mode("append").options(**options).save()
+        if TIME in rows.columns:
+            options["timeColumn"] = TIME
+        with tempfile.TemporaryDirectory(prefix="millstream-") as scratch:
+            report = f"{scratch}/report.json"
+            rows.write.format("redis_streams").mode("append").options(**options, report=report).save()
+            return Delivered(*read(report))
 
     def probe(self) -> None:
         from millstream import open_blocking_broker

@@ -38,6 +38,15 @@ class Delivered(NamedTuple):
 
     rows: int
     bytes: int
+    oldest: int | None = None
+    """The least of the events' times, where the rows come with them (``TIME``)."""
+    newest: int | None = None
+
+
+NOTHING = Delivered(0, 0)
+
+TIME = "_event_ts_ms"
+"""The column beside a sink's rows that holds the event's time; no sink writes it."""
 
 
 class Spooling(Part):
@@ -64,10 +73,11 @@ class SinkConfig(Part):
 
 class Sink(Part):
     """``idempotent``: a batch that is written again adds nothing, whatever happened in between. ``looks``: it may not
-    read a batch to its end."""
+    read a batch to its end. ``counts``: it says what it has written, and is given the events' times too."""
 
     idempotent: ClassVar[bool] = True
     looks: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
     filter: Match | None = None
 
     def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
@@ -83,15 +93,15 @@ class Sink(Part):
         """The events for which this sink has no place, marked with why; None where it has one for all."""
         return None
 
-    def write(self, rows: DataFrame, write: Write) -> None:
-        """Writes a batch, through Spark. Raises where it is not known to be complete."""
+    def write(self, rows: DataFrame, write: Write) -> Delivered | None:
+        """Writes a batch, through Spark. Raises where it is not known to be complete. None: it ``counts`` nothing."""
         raise AssertionError("every sink has its own")
 
     def shape(self) -> str | None:
         """Sinks of one shape take the same rows, and can be written in one pass; None: always on its own."""
         return None
 
-    def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> None:
+    def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> Delivered:
         """``write`` for this sink and others of its shape: Spark makes the rows, and hands them over, once.
 
         Raises where one of them is not known to be complete; the others may be.
