@@ -22,7 +22,7 @@ demo: setup  ## the whole product in under two minutes; URL=redis://... runs it 
 
 test: setup  ## everything, with a few trials of each fault
 	@bash scripts/spark42.sh
-	@bash scripts/test.sh
+	@$(PY) -m pytest -q -n 2 --no-loadscope-reorder tests
 
 lint: setup  ## ruff, mypy --strict, import directions
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
