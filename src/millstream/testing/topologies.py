@@ -15,14 +15,14 @@ from millstream.wire.commands import Command
 SETTLING_S = 60.0
 
 
-def ask(server: RedisProcess, *words: str) -> Any:
+def ask(server: RedisProcess, *words: str | bytes) -> Any:
     """One command to one server, and its raw reply."""
     with open_blocking_broker(server.url) as broker:
         return say(broker, *words)
 
 
-def say(broker: BlockingBroker, *words: str) -> Any:
-    return broker.link.call(Command(tuple(word.encode() for word in words)))
+def say(broker: BlockingBroker, *words: str | bytes) -> Any:
+    return broker.link.call(Command(tuple(word.encode() if isinstance(word, str) else word for word in words)))
 
 
 class SentinelSetup:
@@ -158,7 +158,7 @@ class ClusterSetup:
     def end_move(self, slot: int, target: RedisProcess) -> None:
         """The slot is there, its keys too: everybody else answers MOVED."""
         source = self.owner(slot)
-        keys = [key.decode() for key in ask(source, "CLUSTER", "GETKEYSINSLOT", str(slot), "1000")]
+        keys: list[bytes] = ask(source, "CLUSTER", "GETKEYSINSLOT", str(slot), "1000")
         if keys:
             ask(source, "MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
         for node in (target, source, *self.nodes):

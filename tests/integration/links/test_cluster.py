@@ -95,6 +95,8 @@ async def test_a_slot_that_moves(broker: Any, cluster: ClusterSetup) -> None:
     """Before, on the way (ASK) and after (MOVED): every write lands once, every read finds it."""
     stream = f"moving:{uuid4().hex}"
     slot = slot_of(stream.encode())
+    neighbour = f"{{{stream}}}\udcff"  # other keys move with the slot, whatever their names are
+    await broker.xadd(neighbour, {"n": 0})
     await broker.create_group(stream, "g", start="0")
     await broker.xadd(stream, {"n": 0})
     source = cluster.owner(slot)
@@ -112,8 +114,9 @@ async def test_a_slot_that_moves(broker: Any, cluster: ClusterSetup) -> None:
 
         deliveries = await broker.xreadgroup(stream, "g", "c", count=100, block_ms=100)
         assert [int(one.fields[b"n"]) for one in deliveries] == list(range(8))
+        assert await broker.xlen(neighbour) == 1
     finally:
-        await broker.delete(stream, beside(stream, "once:w"))
+        await broker.delete(stream, beside(stream, "once:w"), neighbour)
         await asyncio.to_thread(cluster.end_move, slot, source)
 
 
