@@ -88,8 +88,7 @@ class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         told_to_driver(messages, "batch write")
         if self._report is not None:
-            done = [message.measured for message in messages if isinstance(message, Written)]
-            tell(self._report, [each for each in done if each is not None])
+            tell(self._report, [one.measured for one in messages if isinstance(one, Written) and one.measured])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _report_abort(messages, "batch write")
