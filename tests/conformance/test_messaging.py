@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-pytest.register_assert_rewrite("millstream.testing.messaging_conformance")
+pytest.register_assert_rewrite("messaging_chapters")
+
+import messaging_chapters as conformance  # noqa: E402
 
 from millstream import Broker, open_broker  # noqa: E402  # asserts must be rewritten before they are imported
-from millstream.testing import messaging_conformance as conformance  # noqa: E402
 
 
 @pytest.fixture

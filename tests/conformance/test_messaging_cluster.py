@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
+from messaging_chapters.chapter import Seen, nothing_pending, numbered, running
+from messaging_chapters.handling import nothing_pending_after
+from messaging_chapters.recovery import abandon
 
 from millstream import Broker, open_broker
 from millstream.broker.keys import beside, slot_of
 from millstream.messaging import Message, Publisher, Rejected
 from millstream.messaging.codecs import codec
 from millstream.testing import ClusterSetup
-from millstream.testing.messaging_conformance.chapter import Seen, nothing_pending, numbered, running
-from millstream.testing.messaging_conformance.handling import nothing_pending_after
-from millstream.testing.messaging_conformance.recovery import abandon
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from messaging_chapters.chapter import Chapter, Seen, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument
@@ -21,7 +22,6 @@ from millstream.messaging import (
     read_burial,
 )
 from millstream.messaging.codecs import codec
-from millstream.testing.messaging_conformance.chapter import Chapter, Seen, nothing_pending, numbered, running
 from millstream.testing.waiting import eventually
 
 

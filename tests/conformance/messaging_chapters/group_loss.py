@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.messaging import Message, Publisher
-from millstream.testing.messaging_conformance.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
 

@@ -6,11 +6,11 @@ import asyncio
 import random
 from collections import defaultdict
 
+from messaging_chapters.chapter import Chapter, Seen, nothing_pending, running
+from messaging_chapters.recovery import abandon
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.messaging import Message, Publisher
-from millstream.testing.messaging_conformance.chapter import Chapter, Seen, nothing_pending, running
-from millstream.testing.messaging_conformance.recovery import abandon
 
 
 def keyed(key: str, number: int) -> Message:
@@ -27,7 +27,7 @@ class OrderingChapter(Chapter):
         async def wait(message: Message) -> None:
             under_way[message.key] += 1
             assert under_way[message.key] == 1
-            await asyncio.sleep(random.random() / 200)  # noqa: S311  # shakes the order
+            await asyncio.sleep(random.random() / 200)  # shakes the order
             under_way[message.key] -= 1
 
         seen = Seen(wait)

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from messaging_chapters.chapter import Chapter, Seen, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.limits import Limits
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, InvalidArgument, PayloadTooLarge
@@ -15,7 +16,6 @@ from millstream.messaging import Message, Publisher, PublisherClosed
 from millstream.messaging.codecs import codec
 from millstream.model.durability import replicated
 from millstream.testing.faulty import Fault, FaultyLink
-from millstream.testing.messaging_conformance.chapter import Chapter, Seen, numbered, running
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 

@@ -6,14 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
-from millstream.broker.scripts import script
-from millstream.errors import OutOfMemory
-from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.subscriber.pace import MAX_SCAN
-from millstream.testing.faulty import Fault, FaultyLink
-from millstream.testing.messaging_conformance.chapter import (
+from messaging_chapters.chapter import (
     QUICK,
     Chapter,
     Seen,
@@ -22,6 +15,13 @@ from millstream.testing.messaging_conformance.chapter import (
     numbered,
     running,
 )
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.broker.scripts import script
+from millstream.errors import OutOfMemory
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging.subscriber.pace import MAX_SCAN
+from millstream.testing.faulty import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 

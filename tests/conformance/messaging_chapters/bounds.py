@@ -5,6 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from messaging_chapters.chapter import (
+    Chapter,
+    HeldBack,
+    Seen,
+    nothing_pending,
+    numbered,
+    running,
+)
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
@@ -13,14 +21,6 @@ from millstream.broker.site import Site
 from millstream.messaging import Ack, Message, Publisher
 from millstream.messaging.publisher import MAX_LINES
 from millstream.testing.faulty import FaultyLink
-from millstream.testing.messaging_conformance.chapter import (
-    Chapter,
-    HeldBack,
-    Seen,
-    nothing_pending,
-    numbered,
-    running,
-)
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from messaging_chapters.chapter import QUICK, Chapter, Seen, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.messaging import AlreadySubscribed, Message, Publisher, Subscriber, TooLateToSettle
 from millstream.messaging.settings import default_consumer
-from millstream.testing.messaging_conformance.chapter import QUICK, Chapter, Seen, nothing_pending, numbered, running
 from millstream.testing.waiting import eventually
 
 

@@ -6,11 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
-from millstream.broker.scripts import script
-from millstream.messaging import Message, Publisher, Retry
-from millstream.testing.messaging_conformance.chapter import (
+from messaging_chapters.chapter import (
     Chapter,
     HeldBack,
     Seen,
@@ -20,7 +16,11 @@ from millstream.testing.messaging_conformance.chapter import (
     publish_one,
     running,
 )
-from millstream.testing.messaging_conformance.recovery import abandon
+from messaging_chapters.recovery import abandon
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.broker.scripts import script
+from millstream.messaging import Message, Publisher, Retry
 from millstream.testing.waiting import eventually
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.broker.site import Site
 from millstream.messaging import Message, Publisher, RetryLater, Subscriber, read_burial
 from millstream.testing.faulty import Fault, FaultyLink
-from millstream.testing.messaging_conformance.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
 from millstream.testing.waiting import eventually
 
 

@@ -6,13 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
-from millstream.broker.scripts import script
-from millstream.broker.site import Site
-from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.subscriber import subscription
-from millstream.testing.messaging_conformance.chapter import (
+from messaging_chapters.chapter import (
     QUICK,
     Chapter,
     HeldBack,
@@ -22,6 +16,12 @@ from millstream.testing.messaging_conformance.chapter import (
     publish_one,
     running,
 )
+from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
+from millstream.broker.scripts import script
+from millstream.broker.site import Site
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging.subscriber import subscription
 from millstream.testing.waiting import eventually
 
 
