@@ -7,7 +7,7 @@ URL ?=
 export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: help setup demo test lint bench chaos docs clean
+.PHONY: help setup demo test quick lint bench chaos docs clean
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -23,6 +23,10 @@ demo: setup  ## the whole product in under two minutes; URL=redis://... runs it 
 test: setup  ## everything, with a few trials of each fault
 	@bash scripts/spark42.sh
 	@$(PY) -m pytest -q -n 2 --no-loadscope-reorder tests
+
+quick: setup lint  ## while you work: the linters, unit tests, conformance on the embedded broker; under 3 minutes
+	@$(PY) -m pytest -q -n 2 tests/unit tests/house
+	@$(PY) -m pytest -q -n 2 tests/conformance -k embedded
 
 lint: setup  ## ruff, mypy --strict, import directions
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
