@@ -31,7 +31,9 @@ async def broker(broker_url: str) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-def letters(broker: Broker) -> DeadLetters:
+async def letters(broker: Broker) -> DeadLetters:
+    """Of a stream whose group is there and has read everything: whoever failed can handle them again."""
+    await broker.create_group("orders", "billing", start="0")
     return DeadLetters(broker, "orders")
 
 
@@ -141,6 +143,7 @@ async def test_replay_sends_entries_as_they_were_oldest_first_and_removes_the_le
 async def test_replay_some_to_another_stream_for_everybody(broker: Broker, letters: DeadLetters) -> None:
     for n in range(4):
         await bury(broker, n, error_type="OSError" if n % 2 else "ValueError")
+    await broker.create_group("orders-again", "auditing", start="0")
     done = await letters.replay(Selection(error_type="OSError"), to="orders-again", every_group=True, limit=1)
     assert done.added == 1
     (entry,) = await broker.xrange("orders-again")
@@ -177,6 +180,7 @@ async def test_replay_keeps_its_rate(broker: Broker) -> None:
         waits.append(round(duration, 6))
         at += duration
 
+    await broker.create_group("orders", "billing", start="0")
     letters = DeadLetters(broker, "orders", sleep=sleep, now=lambda: at)
     for n in range(5):
         await bury(broker, n)
@@ -264,6 +268,87 @@ async def test_only_the_group_that_failed_handles_a_replayed_message_again(broke
         await eventually(lambda: len(handled) == 9, what="those without a group have come as far")
     assert sorted(handled)[:4] == [("bill", b"1"), ("bill", b"2"), ("bill", b"3"), ("ship", b"1")]
     assert sorted(handled)[4:] == [("ship", b"2"), ("ship", b"3"), ("watch", b"1"), ("watch", b"2"), ("watch", b"3")]
+
+
+async def test_what_is_replayed_to_another_stream_is_handled_by_every_group_there(broker: Broker) -> None:
+    handled: list[tuple[str, bytes]] = []
+    router = Router(broker, **QUICK)
+
+    @router.on("repairs", group="mending")
+    async def mend(message: Message) -> None:
+        handled.append(("mend", message.payload))
+
+    @router.on("repairs", group="counting")
+    async def count(message: Message) -> None:
+        handled.append(("count", message.payload))
+
+    await bury(broker, 1)
+    await bury(broker, 2)
+    letters = DeadLetters(broker, "orders")
+    async with router:
+        await eventually(lambda: router.ready, what="both groups are there")
+        done = await letters.replay(to="repairs")
+        assert (done.added, done.without_handler, await letters.count()) == (2, {}, 0)
+        await eventually(lambda: len(handled) >= 4, what="both groups handle both")
+    assert sorted(handled) == [("count", b"\x001"), ("count", b"\x002"), ("mend", b"\x001"), ("mend", b"\x002")]
+
+
+@pytest.mark.parametrize("target", [None, "orders"], ids=["to where they came from", "to the same stream by name"])
+async def test_letters_of_a_group_that_is_gone_stay_until_somebody_is_named(broker: Broker, target: str | None) -> None:
+    """The group was renamed: nobody reads under the old name, and a letter for it would be passed over by all."""
+    await bury(broker, 1)
+    await bury(broker, 2)
+    await broker.create_group("orders", "billing-v2", start="0")
+    letters = DeadLetters(broker, "orders")
+    for dry_run in (True, False):
+        done = await letters.replay(to=target, dry_run=dry_run)
+        assert (done.added, done.streams, done.without_handler) == (0, {}, {("orders", "billing"): 2})
+    assert (await letters.count(), await broker.xlen("orders")) == (2, 0)
+
+    done = await letters.replay(to=target, for_group="billing-v3", limit=1)
+    assert (done.added, done.without_handler) == (0, {("orders", "billing-v3"): 1})
+    handled: list[bytes] = []
+    router = Router(broker, **QUICK)
+
+    @router.on("orders", group="billing-v2")
+    async def bill(message: Message) -> None:
+        handled.append(message.payload)
+
+    async with router:
+        assert (await letters.replay(to=target, for_group="billing-v2", limit=1)).added == 1
+        assert (await letters.replay(to=target, every_group=True)).added == 1
+        await eventually(lambda: len(handled) >= 2, what="the group under its new name handles both")
+    assert (handled, await letters.count()) == ([b"\x001", b"\x002"], 0)
+
+
+@pytest.mark.parametrize("every_group", [False, True])
+async def test_letters_stay_while_nobody_reads_where_they_would_go(broker: Broker, every_group: bool) -> None:
+    """A group that is made later may begin at the end: what was sent before it would be read by nobody."""
+    await bury(broker, 1)
+    await broker.xadd("{orders}.dlq", {"foreign": "entry"})
+    letters = DeadLetters(broker, "orders")
+    done = await letters.replay(to="nowhere", every_group=every_group)
+    assert (done.added, done.left, done.without_handler) == (0, 0, {("nowhere", ""): 2})
+    assert (await letters.count(), await broker.exists("nowhere")) == (2, False)
+    await broker.create_group("nowhere", "late", start="$")
+    assert (await letters.replay(to="nowhere", every_group=every_group)).added == 2
+    group = (await broker.group_info("nowhere"))[0]
+    assert (group.lag, await letters.count()) == (2, 0)
+
+
+async def test_a_mark_for_another_group_does_not_travel_on(broker: Broker) -> None:
+    """Buried again, or copied by hand: an old mark must not keep the group away for which it is meant now."""
+    fields = {b"payload": b"x", b"replay.of": b"1-1", b"replay.group": b"shipping"}
+    await broker.xadd("{orders}.dlq", fields)
+    await broker.create_group("repairs", "mending", start="0")
+    assert (await DeadLetters(broker, "orders").replay(to="repairs")).added == 1
+    (entry,) = await broker.xrange("repairs")
+    assert entry.fields == {b"payload": b"x", b"replay.of": b"1-1"}
+
+
+async def test_one_group_and_every_group_at_once_are_refused(broker: Broker) -> None:
+    with pytest.raises(InvalidArgument, match="for_group"):
+        await DeadLetters(broker, "orders").replay(for_group="a", every_group=True)
 
 
 @pytest.mark.parametrize("codec", ["flat", "raw"])

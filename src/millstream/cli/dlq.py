@@ -11,6 +11,7 @@ import typer
 from millstream.broker.open import open_broker
 from millstream.cli import show
 from millstream.cli.ages import age
+from millstream.cli.exits import FAILED
 from millstream.cli.found import NoSuchEntry, no_entry, no_stream, typed
 from millstream.cli.opened import DEADLINE_MS
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
@@ -129,30 +130,52 @@ def replay(
     every_group: Annotated[
         bool, typer.Option("--every-group", help="Let all groups handle them again, not only the one that failed.")
     ] = False,
+    for_group: Annotated[
+        str | None, typer.Option("--for-group", help="The group to handle them, such as the failed one's new name.")
+    ] = None,
     dry_run: DryRun = False,
     dlq: Dlq = None,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Send dead letters round again: all of them, or those that the options select. Safe to run again."""
+    """Send dead letters round again: all of them, or those that the options select. Safe to run again.
+
+    Where they came from the group that failed handles them; with --to another stream, every group there. What nobody
+    would handle stays, and the exit code is 1.
+    """
     chosen = _selection(ids, error_type, contains, group)
 
     async def work(letters: DeadLetters) -> Replayed:
-        return await letters.replay(chosen, to=to, rate=rate, limit=limit, dry_run=dry_run, every_group=every_group)
+        who: dict[str, Any] = {"to": to, "every_group": every_group, "for_group": for_group}
+        return await letters.replay(chosen, rate=rate, limit=limit, dry_run=dry_run, **who)
 
     done = _with_letters(url, stream, dlq, work)
-    if ids and not (done.added or done.already or done.left):
+    if ids and not (done.added or done.already or done.left or done.without_handler):
         raise _no_letters(stream, ids)
     if output is OutputKind.json:
-        facts = {"added": done.added, "already": done.already, "left": done.left}
+        stay = [{"stream": at, "group": who, "count": n} for (at, who), n in done.without_handler.items()]
+        facts = {"added": done.added, "already": done.already, "left": done.left, "without_handler": stay}
         show.as_json({**facts, "streams": done.streams, "dry_run": dry_run})
-        return
+    else:
+        _tell_replayed(done)
+    if done.left or done.without_handler:
+        raise typer.Exit(FAILED)
+
+
+def _tell_replayed(done: Replayed) -> None:
     targets = ", ".join(f"{count:,} to {show.printable(name)}" for name, count in done.streams.items()) or "nothing"
-    typer.echo(f"{'would replay' if dry_run else 'replayed'} {targets}")
+    typer.echo(f"{'would replay' if done.dry_run else 'replayed'} {targets}")
     if done.already:
         typer.echo(f"{done.already:,} of them had been sent by a replay that was interrupted")
     if done.left:
         typer.echo(f"{done.left:,} do not say where they came from, and stay: pass --to")
+    for (name, group), count in done.without_handler.items():
+        if group:
+            why = f"no group {show.named(group)}: pass --for-group with its new name, or --every-group"
+        else:
+            create = typed("groups", "create", name, "NAME", "--start", "0")
+            why = f"no group that would read them: make one first, {create}"
+        typer.echo(f"{count:,} stay: {show.named(name)} has {why}")
 
 
 @app.command()

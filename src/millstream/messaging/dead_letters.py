@@ -1,7 +1,8 @@
 """Dead letters as a workbench: look at them, group them by error, send them round again, throw them away.
 
 A replay appends the entry as it was and then removes the dead letter. The append is unique by the dead letter's id, so
-a replay that was interrupted in between, and is run again, adds nothing twice.
+a replay that was interrupted in between, and is run again, adds nothing twice. A letter leaves only for a place where
+somebody will handle it: a group that is there. Else it stays, and the answer says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from millstream.broker.keys import beside
-from millstream.errors import InvalidArgument, MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
 from millstream.messaging.burial import Burial, original, read_burial
 from millstream.messaging.failures import FailureGroup, signature
 from millstream.messaging.middleware.throttle import Pace
@@ -86,6 +87,8 @@ class Replayed:
     added: int = 0
     already: int = 0
     left: int = 0
+    without_handler: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How many stay because nobody would handle them: by stream, and the group that it lacks ("": it has none)."""
     streams: dict[str, int] = field(default_factory=dict)
     dry_run: bool = False
 
@@ -154,13 +157,18 @@ class DeadLetters:
         limit: int | None = None,
         dry_run: bool = False,
         every_group: bool = False,
+        for_group: str | None = None,
     ) -> Replayed:
         """Sends the selected letters to where they came from (or ``to``), oldest first, at most ``rate`` a second.
 
-        Only the group that buried a letter handles it again, unless ``every_group``. What fails again during the replay
-        is not replayed again. Each letter: appended, then removed; a crash between the two is made good by running it
-        again within a day.
+        Where they came from, only the group that buried a letter handles it again, unless ``every_group``; in another
+        stream every group does. ``for_group`` names the one group instead, such as the new name of one that was
+        renamed. A letter for which there is no such group stays (``without_handler``). What fails again during the
+        replay is not replayed again. Each letter: appended, then removed; a crash between the two is made good by
+        running it again within a day.
         """
+        if every_group and for_group is not None:
+            raise InvalidArgument("for_group", for_group, "None together with every_group")
         if rate is not None and rate <= 0:
             raise InvalidArgument("rate", rate, "a number of letters per second, greater than 0")
         if to is not None:
@@ -168,21 +176,28 @@ class DeadLetters:
         done = Replayed(dry_run=dry_run)
         pace = None if rate is None else Pace(1 / rate, 1)
         async for batch in self._batches(selection, 1 if pace is not None else PAGE, limit):
-            by_stream: dict[str, MutableSequence[DeadLetter]] = {}
+            by_target: dict[tuple[str, str | None], MutableSequence[DeadLetter]] = {}
             for letter in batch:
-                target = to or (letter.burial.stream if letter.burial is not None else "")
-                if target:
-                    by_stream.setdefault(target, []).append(letter)
+                origin = letter.burial.stream if letter.burial is not None else ""
+                if target := to or origin:
+                    failed = letter.burial.group if letter.burial is not None and target == origin else None
+                    chosen = None if every_group else for_group or failed or None
+                    by_target.setdefault((target, chosen), []).append(letter)
                 else:
                     done.left += 1
-            for target, letters in by_stream.items():
+            for (target, chosen), letters in by_target.items():
+                there = await self._groups(target)
+                if not there or (chosen is not None and chosen not in there):
+                    lacking = (target, chosen or "")
+                    done.without_handler[lacking] = done.without_handler.get(lacking, 0) + len(letters)
+                    continue
                 done.streams[target] = done.streams.get(target, 0) + len(letters)
                 if dry_run:
                     done.added += len(letters)
                     continue
                 if pace is not None and (wait := pace.reserve(self._now())) > 0:
                     await self._sleep(wait)
-                await self._send(target, letters, every_group, done)
+                await self._send(target, chosen, letters, done)
         return done
 
     async def purge(self, selection: Selection = EVERYTHING, *, limit: int | None = None, dry_run: bool = False) -> int:
@@ -192,8 +207,14 @@ class DeadLetters:
             gone += len(batch) if dry_run else await self._broker.xdel(self.name, [letter.id for letter in batch])
         return gone
 
-    async def _send(self, target: str, letters: Sequence[DeadLetter], every_group: bool, done: Replayed) -> None:
-        entries = [(f"replay {self.name} {letter.id}", _renewed(letter, every_group)) for letter in letters]
+    async def _groups(self, stream: str) -> set[str]:
+        try:
+            return {group.name for group in await self._broker.group_info(stream)}
+        except NoSuchStream:
+            return set()
+
+    async def _send(self, target: str, group: str | None, letters: Sequence[DeadLetter], done: Replayed) -> None:
+        entries = [(f"replay {self.name} {letter.id}", _renewed(letter, group)) for letter in letters]
         appended = await self._broker.append_unique(target, entries)
         # Remove only after the append is certain: the other way round, a crash in between would lose the letter.
         await self._broker.xdel(self.name, [letter.id for letter in letters])
@@ -235,8 +256,5 @@ def _read(entry: Entry) -> DeadLetter:
     return DeadLetter(entry.id, original(entry.fields), read_burial(entry.fields))
 
 
-def _renewed(letter: DeadLetter, every_group: bool) -> dict[bytes, bytes]:
-    burial = letter.burial
-    if burial is None:
-        return letter.fields
-    return marked(letter.fields, burial.original_id, None if every_group or not burial.group else burial.group)
+def _renewed(letter: DeadLetter, group: str | None) -> dict[bytes, bytes]:
+    return marked(letter.fields, letter.burial.original_id if letter.burial is not None else None, group)

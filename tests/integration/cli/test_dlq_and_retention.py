@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.cli.dlq import app as dlq_app
-from millstream.cli.exits import DECLINED
+from millstream.cli.exits import DECLINED, FAILED
 from millstream.cli.retention import app as retention_app
 from millstream.cli.retention import read_policies
 from millstream.errors import InvalidArgument
@@ -48,6 +48,7 @@ def terminal(redis_url: str) -> Terminal:
 @pytest.fixture
 def letters(redis_url: str) -> BlockingBroker:
     broker = open_blocking_broker(redis_url)
+    broker.create_group("orders", "billing", start="0")
     for n in range(5):
         burial = Burial(
             stream="orders",
@@ -87,7 +88,8 @@ def test_dead_letters_are_replayed_and_purged(terminal: Terminal, letters: Block
     assert "would replay 5 to orders" in terminal.run(dlq_app, "replay", "orders", "--dry-run")
     assert letters.xlen("orders") == 0
     some = terminal.json(dlq_app, "replay", "orders", "--error-type", "LookupError", "--rate", "1000", "--limit", "2")
-    assert some == {"added": 2, "already": 0, "left": 0, "streams": {"orders": 2}, "dry_run": False}
+    went = {"added": 2, "already": 0, "left": 0, "without_handler": []}
+    assert some == {**went, "streams": {"orders": 2}, "dry_run": False}
     assert letters.xlen("orders") == 2
     assert "would purge 3" in terminal.run(dlq_app, "purge", "orders", "--dry-run")
     assert "--yes" in terminal.run(dlq_app, "purge", "orders", fails_with=DECLINED)
@@ -96,6 +98,21 @@ def test_dead_letters_are_replayed_and_purged(terminal: Terminal, letters: Block
     assert "purged 1" in terminal.run(dlq_app, "purge", "orders", "--id", chosen, "--yes")
     assert "purged 2" in terminal.run(dlq_app, "purge", "orders", "--yes")
     assert terminal.json(dlq_app, "list", "orders") == []
+
+
+def test_letters_that_nobody_would_handle_stay_and_the_command_says_what_to_do(
+    terminal: Terminal, letters: BlockingBroker
+) -> None:
+    told = terminal.run(dlq_app, "replay", "orders", "--to", "nowhere", fails_with=FAILED)
+    assert "5 stay: 'nowhere' has no group that would read them" in told
+    assert "millstream groups create nowhere NAME --start 0" in told
+    letters.delete_group("orders", "billing")
+    letters.create_group("orders", "billing-v2", start="0")
+    told = terminal.run(dlq_app, "replay", "orders", fails_with=FAILED)
+    assert "5 stay: 'orders' has no group 'billing': pass --for-group" in told
+    assert letters.xlen("{orders}.dlq") == 5
+    assert "replayed 5 to orders" in terminal.run(dlq_app, "replay", "orders", "--for-group", "billing-v2")
+    assert [entry.fields[b"replay.group"] for entry in letters.xrange("orders")] == [b"billing-v2"] * 5
 
 
 def test_bad_ids_are_refused(terminal: Terminal, letters: BlockingBroker) -> None:
