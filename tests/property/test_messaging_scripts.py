@@ -39,8 +39,11 @@ steps = st.lists(
         st.tuples(st.just("small_sweep"), groups, consumers, st.integers(1, 30)),
         st.tuples(st.just("due"), groups, consumers, st.integers(0, 3)),
         st.tuples(
-            st.just("later"), st.lists(st.sampled_from("xyz"), min_size=1, max_size=3), st.sampled_from([0, HOUR])
+            st.sampled_from(["later", "later_unique"]),
+            st.lists(st.sampled_from("xyz"), min_size=1, max_size=3),
+            st.sampled_from([0, HOUR]),
         ),
+        st.tuples(st.just("unique"), st.sampled_from("xyz")),
         st.tuples(st.just("move"), st.integers(1, 3)),
         st.tuples(st.just("group_back"), groups, st.integers(0, 9)),
         st.tuples(st.just("lose_group"), groups),
@@ -66,6 +69,7 @@ def timeless(swept: Swept) -> Any:
 class Side:
     def __init__(self, broker: BlockingBroker) -> None:
         self.broker = broker
+        self.published = 0
         broker.link.call(Command((b"FLUSHALL",)))
         for number in NUMBERS:
             broker.xadd("s", {"n": number}, id=entry(number))
@@ -125,6 +129,12 @@ class Side:
             case "later", (tokens, delay_ms):
                 messages = [(token, {"token": token, "bytes": b"1:\x00:"}) for token in dict.fromkeys(tokens)]
                 return broker.publish_later("s", messages, delay_ms=delay_ms)
+            case "later_unique", (tokens, delay_ms):
+                self.published += 1
+                messages = [(token, {"n": self.published}) for token in tokens]
+                return broker.publish_later("s", messages, delay_ms=delay_ms, unique_for_ms=HOUR)
+            case "unique", (event,):
+                return broker.append_unique("s", [(event, {"event": event})]).added
             case "move", (limit,):
                 moved, next_ms = broker.publish_due("s", limit=limit)
                 return moved, next_ms is None
@@ -147,6 +157,7 @@ class Side:
             left.append(self._members(f"due:{info.name}"))
         left.append([one.fields for one in broker.xrange(beside("s", "dlq"))])
         left.append((self._members("later"), self._members("later.done")))
+        left += [sorted(broker.link.call(Command((b"SMEMBERS", beside("s", suffix))))) for suffix in ("seen.a", "seen.b")]
         return left
 
     def _old(self, group: str) -> list[Any]:

@@ -264,4 +264,4 @@ def test_every_script_opens_with_its_keys_and_leaves_no_global() -> None:
     for name in all_names():
         source = script(name).source.decode()
         assert source.startswith("-- "), name
-        assert "KEYS[1]" in source.partition("\nlocal")[0], f"{name}: say which keys it touches, and what they hold"
+        assert "\n-- KEYS[1]" in source, f"{name}: say which keys it touches, and what they hold"

@@ -106,7 +106,8 @@ class Publisher:
     ) -> list[EntryId | None]:
         """Stores the messages, side by side and in order, and returns their ids once the broker has them.
 
-        ``idempotency_key``: any process that publishes with the same key within a day adds nothing (its ids are None).
+        ``idempotency_key``: any process that publishes with the same key within a day adds nothing (its ids are None);
+        with a delay, while the message waits and for a day after it is due.
         ``delay_ms``: stored now, published later by whoever runs then, this publisher or any subscriber of the topic;
         the ids are not known yet (None). ``durability``: what must have happened before this returns.
         Waits while too much is buffered. Cancelled, it may or may not publish. Raises PublisherClosed,
@@ -195,11 +196,12 @@ class Publisher:
     ) -> list[EntryId | None]:
         if type(delay_ms) is not int or delay_ms < 0:
             raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative")
+        window_ms = None if key is None else self._window_ms
         if key is None:
             self._tokens += 1
             key = f"{self.id}.{self._tokens}"
         tokens = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        await self._broker.publish_later(topic, tokens, delay_ms=delay_ms, durability=level)
+        await self._broker.publish_later(topic, tokens, delay_ms=delay_ms, unique_for_ms=window_ms, durability=level)
         self._mover.due_in(topic, delay_ms)
         self._tell("messaging.published_later", topic, messages=len(tokens), delay_ms=delay_ms)
         return [None] * len(messages)

@@ -9,7 +9,7 @@ from millstream.testing.handling_ledger import HandlingLedger
 from millstream.testing.ledger import DeliveryLedger
 from millstream.testing.proxy import CuttingProxy
 from millstream.testing.served import ServedBroker
-from millstream.testing.servers import RedisProcess, free_port, redis_server_installed
+from millstream.testing.servers import RedisProcess, free_port, redis_server_installed, valkey_server
 from millstream.testing.topologies import ClusterSetup, SentinelSetup
 from millstream.testing.waiting import eventually, wait_until
 
@@ -28,5 +28,6 @@ __all__ = [
     "eventually",
     "free_port",
     "redis_server_installed",
+    "valkey_server",
     "wait_until",
 ]

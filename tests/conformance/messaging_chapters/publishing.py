@@ -10,6 +10,7 @@ import pytest
 
 from messaging_chapters.chapter import Chapter, Seen, numbered, running
 from millstream.broker.broker import Broker
+from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, InvalidArgument, PayloadTooLarge
 from millstream.messaging import Message, Publisher, PublisherClosed
@@ -200,6 +201,41 @@ class PublishingChapter(Chapter):
 
             await eventually(two)
         assert await stored(broker, topic) == [b"once", b"after"]
+
+    async def test_a_key_holds_for_delayed_messages_too(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker) as one, Publisher(broker) as other:
+            for publisher in (one, other, one, other, one):  # each message is another one, with a uuid of its own
+                await publisher.publish(topic, Message(b"pay"), delay_ms=0, idempotency_key="order 7")
+            await one.publish(topic, Message(b"after"), delay_ms=1)
+
+            async def last_is_there() -> bool:
+                return b"after" in await stored(broker, topic)
+
+            await eventually(last_is_there)
+        assert await stored(broker, topic) == [b"pay", b"after"]
+
+    async def test_a_key_holds_between_messages_of_now_and_of_later(self, broker: Broker, topic: str) -> None:
+        async with Publisher(broker) as publisher:
+            await publisher.publish(topic, Message(b"a"), idempotency_key="now first")
+            await publisher.publish(topic, Message(b"b"), delay_ms=0, idempotency_key="now first")
+            await publisher.publish(topic, Message(b"c"), delay_ms=3_600_000, idempotency_key="later first")
+            assert await publisher.publish(topic, Message(b"d"), idempotency_key="later first") == [None]
+            await publisher.publish(topic, Message(b"after"), delay_ms=1)
+
+            async def last_is_there() -> bool:
+                return b"after" in await stored(broker, topic)
+
+            await eventually(last_is_there)
+        assert await stored(broker, topic) == [b"a", b"after"]
+
+    async def test_a_key_is_remembered_for_a_day_after_its_message_was_due(self, broker: Broker, topic: str) -> None:
+        hour, day = 3_600_000, 24 * 3_600_000
+        async with Publisher(broker) as publisher:
+            await publisher.publish(topic, Message(b"later"), delay_ms=hour, idempotency_key="k")
+
+        for suffix in ("seen.a", "seen.t"):
+            left = await broker.ttl_ms(beside(topic, suffix))
+            assert left is not None and left > day + hour
 
     async def test_publish_waits_when_too_much_is_buffered(self, broker: Broker, topic: str) -> None:
         release = asyncio.Event()

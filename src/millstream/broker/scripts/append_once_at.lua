@@ -21,7 +21,7 @@ local function earlier(a, b)
 end
 
 local refusal = check()
-if refusal then return refusal end
+if refusal then return refused(refusal) end
 
 local at = 7
 while at <= #argv do

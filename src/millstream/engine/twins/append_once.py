@@ -10,7 +10,7 @@ from millstream.wire.replies import Reply
 def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     once = Once(call, keys, argv)
     if refusal := once.check() or once.exhausted():
-        return refusal
+        return once.refused(refusal)
 
     stream, last = keys[0], once.last
     words = int(argv[6])

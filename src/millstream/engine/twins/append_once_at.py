@@ -10,7 +10,7 @@ from millstream.wire.replies import Reply
 def run(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     once = Once(call, keys, argv)
     if refusal := once.check():
-        return refusal
+        return once.refused(refusal)
 
     greatest = once.greatest
     at = 6

@@ -56,6 +56,12 @@ class Once:
             return ErrorReply("ERR The stream has exhausted the last possible ID, unable to add more items")
         return None
 
+    def refused(self, why: Reply) -> Reply:
+        """Says no to rows that are there already, and writes, so that the connection that asks can WAIT for them."""
+        if isinstance(why, list) and why[0] == b"ROWS":
+            self._call(b"PEXPIRE", self._markers, self._head[5])
+        return why
+
     def move(self, count: int, last: bytes) -> None:
         """Sets the marker behind so many more rows."""
         partition, version, position, _, digest_after, ttl = self._head

@@ -6,7 +6,8 @@
 -- A digest of '-' is not known, and is not compared.
 --
 -- Sets `greatest`, the stream's last id, `length`, its entries, `exhausted`, the error where no id comes after that
--- one, and `last`, the id of the writer's last row; `move(count)` sets the marker behind so many more rows.
+-- one, and `last`, the id of the writer's last row; `move(count)` sets the marker behind so many more rows;
+-- `refused(why)` says no to rows that are there already.
 -- `check()` writes nothing and raises nothing. It returns nil where the writer may go on, or why it may not:
 --   {'STALE', version}                       a later version of this writer has been here
 --   {'ROWS', rows, digest, last-id}          the marker of this version is elsewhere
@@ -54,6 +55,13 @@ local function check()
   if kind ~= 'none' and kind ~= 'stream' then
     return redis.error_reply('WRONGTYPE Operation against a key holding the wrong kind of value')
   end
+end
+
+-- Rows that are there already may not be on the replicas yet, and WAIT may follow. Servers newer than Redis 7.0 wait for
+-- no more than what the connection that asks has written: so a refusal writes too.
+local function refused(why)
+  if why[1] == 'ROWS' then call('PEXPIRE', markers, ttl) end
+  return why
 end
 
 local function move(count)
