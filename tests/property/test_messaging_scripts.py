@@ -157,7 +157,8 @@ class Side:
             left.append(self._members(f"due:{info.name}"))
         left.append([one.fields for one in broker.xrange(beside("s", "dlq"))])
         left.append((self._members("later"), self._members("later.done")))
-        left += [sorted(broker.link.call(Command((b"SMEMBERS", beside("s", suffix))))) for suffix in ("seen.a", "seen.b")]
+        for suffix in ("seen.a", "seen.b"):
+            left.append(sorted(broker.link.call(Command((b"SMEMBERS", beside("s", suffix))))))
         return left
 
     def _old(self, group: str) -> list[Any]:

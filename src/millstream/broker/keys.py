@@ -33,9 +33,13 @@ LEGEND: Final = (
         "stream of one entry: what once_open found, for once_close in the same transaction",
         "with the transaction: nobody else sees it",
     ),
-    Legend("seen.a", "set of event ids that append_unique and delayed keys saw in the window that is open", "two windows"),
+    Legend(
+        "seen.a", "set of event ids that append_unique and delayed keys saw in the window that is open", "two windows"
+    ),
     Legend("seen.b", "set of event ids of the window before", "two windows"),
-    Legend("seen.t", "string: the millisecond at which seen.a was opened, and the window", "two windows after its last use"),
+    Legend(
+        "seen.t", "string: the millisecond at which seen.a was opened, and the window", "two windows after its last use"
+    ),
     Legend("dlq", "stream of dead letters: the entry's fields, and what happened under dlq.*", "never: people decide"),
     Legend(
         "due:*",

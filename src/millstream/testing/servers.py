@@ -56,8 +56,8 @@ def free_port() -> int:
 
 
 class RedisProcess:
-    """One redis-server with a directory of its own. ``options`` are its command-line options; ``program`` may be another
-    server that takes them, such as ``valkey_server()``."""
+    """One redis-server with a directory of its own. ``options`` are its command-line options; ``program`` may be
+    another server that takes them, such as ``valkey_server()``."""
 
     def __init__(
         self,

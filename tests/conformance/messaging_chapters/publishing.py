@@ -235,7 +235,8 @@ class PublishingChapter(Chapter):
 
         for suffix in ("seen.a", "seen.t"):
             left = await broker.ttl_ms(beside(topic, suffix))
-            assert left is not None and left > day + hour
+            assert left is not None
+            assert left > day + hour
 
     async def test_publish_waits_when_too_much_is_buffered(self, broker: Broker, topic: str) -> None:
         release = asyncio.Event()
