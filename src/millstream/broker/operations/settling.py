@@ -325,8 +325,8 @@ def publish_later(
     """Keeps entries beside the stream until they are due; ``publish_due`` adds them. Idempotent by token.
 
     ``messages``: token and fields. The same token with the same fields is not kept again while it waits, nor for an
-    hour after it was published. With ``unique_for_ms`` tokens are event ids, those of ``append_unique`` too: whatever its
-    fields, a token adds nothing while it waits, nor for that long after it is due.
+    hour after it was published. With ``unique_for_ms`` tokens are event ids, those of ``append_unique`` too: whatever
+    its fields, a token adds nothing while it waits, nor for that long after it is due.
     """
     key = name_word(stream, "stream")
     delay = count_word(delay_ms, "delay_ms", least=0)
