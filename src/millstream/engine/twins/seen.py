@@ -31,7 +31,7 @@ class Seen:
             call(b"SET", self._began, b"%d %d" % (since, self._window))
 
     def is_new(self, event: bytes) -> bool:
-        return self._call(b"SISMEMBER", self._before, event) == 0 and self._call(b"SADD", self._seen, event) == 1
+        return not self._call(b"SISMEMBER", self._before, event) and bool(self._call(b"SADD", self._seen, event))
 
     def keep(self) -> None:
         for key in (self._seen, self._began):
