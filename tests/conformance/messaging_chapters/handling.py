@@ -329,6 +329,31 @@ class HandlingChapter(Chapter):
         (letter,) = await broker.xrange(beside(topic, "dlq"))
         assert letter.fields.keys() >= {name.encode() for name in wide}
 
+    @pytest.mark.parametrize("shares_a_step", [True, False])
+    async def test_outputs_travel_with_an_acknowledgement_only(
+        self, broker: Broker, publisher: Publisher, topic: str, shares_a_step: bool
+    ) -> None:
+        """Nacked three times and buried, or rejected at once: nothing of it was done, so nothing follows from it."""
+        output = f"{topic} out"
+        await publisher.publish(topic, Message(b"nacked"), Message(b"rejected"), Message(b"done"))
+
+        async def handle(message: Message) -> Message:
+            if message.payload == b"nacked":
+                await message.nack(delay_ms=0)
+            elif message.payload == b"rejected":
+                await message.reject("no")
+            elif not shares_a_step:
+                await message.ack()
+            return Message(b"out of " + message.payload)
+
+        seen = Seen(handle)
+        async with running(broker, topic, seen, publish_to=output, max_deliveries=3):
+            await buried(broker, topic, 2)
+            await nothing_pending_after(broker, topic, 3)
+        assert seen.payloads.count(b"nacked") == 3
+        entries = await broker.xrange(output)
+        assert [codec("flat").decode(entry.fields).payload for entry in entries] == [b"out of done"]
+
     async def test_dead_letters_may_lie_elsewhere(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, Message(b"x"))
 

@@ -149,8 +149,9 @@ class Workers:
         output = await self._handler(message)
         outputs, size = self._outputs(output) if self._publish is not None else ((), 0)
         if message.settled is not None:
-            # Acknowledged before, by the policy or by the handler: the output can only follow.
-            if outputs and self._publish is not None:
+            # Acknowledged before, by the policy or by the handler: the output can only follow. Nacked or rejected:
+            # nothing was done, and nothing follows from it; whoever handles it again puts it out.
+            if outputs and self._publish is not None and isinstance(message.settled, Ack):
                 await self._publish(outputs)
         elif outputs:
             assert message.id is not None
