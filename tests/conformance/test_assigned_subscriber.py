@@ -26,7 +26,8 @@ from millstream.broker.keys import beside
 from millstream.broker.scripts import Guard
 from millstream.errors import InvalidArgument, StaleOwner
 from millstream.messaging import Handler, Message, Publisher
-from millstream.testing import eventually
+from millstream.testing import Fault, FaultyLink, eventually
+from millstream.wire.commands import Batch, Command
 
 QUICK = Settings(lease_ms=2_000, renew_interval_ms=250, sweep_interval_ms=50)
 
@@ -211,3 +212,26 @@ async def test_what_went_back_before_its_owner_heard_of_it_is_not_started(broker
         running.client.start = lambda: notifications  # type: ignore[method-assign]  # heard only now
         await asyncio.wait_for(running.run(), 60)
         assert running.streams == []
+
+
+async def test_a_stream_is_not_left_unread_by_what_nobody_foresaw(broker_url: str) -> None:
+    handled: list[bytes] = []
+    strikes = iter(range(2))
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    def strike(request: Command | Batch) -> Fault | None:
+        asked = isinstance(request, Command) and request.args[:2] == (b"XINFO", b"GROUPS")
+        return Fault(before=AttributeError("planted")) if asked and next(strikes, None) is not None else None
+
+    async with open_broker(broker_url) as broker:
+        await announce(broker, "svc", "s")
+        await Publisher(broker).publish("s", Message(b"x"))
+        running = assigned_subscriber(
+            Broker(FaultyLink(broker.link, strike), broker.site), "svc", handle, group="g", member="a", settings=QUICK
+        )
+        task = asyncio.create_task(running.run())
+        await eventually(lambda: handled == [b"x"], what="the stream to be read after all", timeout_s=60)
+        await running.close()
+        await asyncio.wait_for(task, 60)

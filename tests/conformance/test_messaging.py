@@ -48,6 +48,10 @@ class TestRecovery(conformance.RecoveryChapter):
     pass
 
 
+class TestSurviving(conformance.SurvivingChapter):
+    pass
+
+
 class TestGone(conformance.GoneChapter):
     pass
 

@@ -160,7 +160,7 @@ class AssignmentClient:
             async for _, key in self._broker.listen("__keyevent@*__:expired"):
                 if is_lock(key):
                     self._look_now.set()
-        except MillstreamError as error:
+        except Exception as error:
             log.info("member %r goes by its sweeps alone: %s", self.id, error)
 
     async def _renew_step(self) -> None:

@@ -109,12 +109,12 @@ class AssignedSubscriber:
         try:
             await self._inherit(token.stream)
             await subscriber.consume(token.stream, self._handler, publish_to=self._publish_to)
-        except MillstreamError as error:
+        except Exception as error:  # whatever it was: an owned stream that nobody reads is the worst of all
             if self.client.owned.get(token.stream) == token:
                 await self._give_up(token, error)
 
-    async def _give_up(self, token: Token, error: MillstreamError) -> None:
-        log.error("cannot read %r, releasing it: %s", token.stream, error)
+    async def _give_up(self, token: Token, error: Exception) -> None:
+        log.error("cannot read %r, releasing it", token.stream, exc_info=error)
         # Not at once: where there is nobody else, it comes back to us.
         await asyncio.sleep(self.client.settings.renew_interval_ms / 1000)
         # Off the list first: releasing stops what is on it, and would wait for this very task.

@@ -24,6 +24,7 @@ from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
+from millstream.messaging.supervision import can_pass
 from millstream.model import EntryId
 
 if TYPE_CHECKING:
@@ -266,7 +267,8 @@ class Router:
             try:
                 await subscriber.consume(route.topic, handler, publish_to=route.publish_to, start=route.start)
             except Exception as error:
-                if not watch.done() or isinstance(error, BrokerClosed):
+                # Before the first read, what cannot pass is an error of the whole program; later it may be mended.
+                if isinstance(error, BrokerClosed) or not (watch.done() or can_pass(error)):
                     raise
                 failures += 1
                 log.error("handler %s stopped reading %r: %s", route.name, route.topic, error)

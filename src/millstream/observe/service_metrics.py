@@ -114,6 +114,9 @@ MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
         Count("settle_failures_total", "Messages whose outcome was given up.", READ, "entries"),
     ),
     "messaging.keeping_failed": (Count("keeping_errors_total", "Signs of life or sweeps that failed.", READ),),
+    "messaging.part_restarted": (
+        Count("part_restarts_total", "Parts that met what nobody foresaw and began again.", (*READ, "part")),
+    ),
     "messaging.group_restored": (Count("groups_restored_total", "Groups that had vanished and were made anew.", READ),),
     "messaging.consumer_retired": (
         Count("consumers_retired_total", "Consumers without work that were removed after long silence.", READ),

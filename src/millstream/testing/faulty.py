@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
-from millstream.errors import BrokerUnavailable, MillstreamError
+from millstream.errors import BrokerUnavailable
 from millstream.wire.commands import Batch, Command
 
 
 class Fault(NamedTuple):
     """What happens to one call."""
 
-    before: MillstreamError | None = None
+    before: Exception | None = None
     """Raised instead of calling: nothing was executed."""
-    after: MillstreamError | None = None
+    after: Exception | None = None
     """Raised although it was executed: the answer is lost."""
     delay_s: float = 0.0
 

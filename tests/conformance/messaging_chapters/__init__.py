@@ -16,6 +16,7 @@ from messaging_chapters.iterating import IteratingChapter
 from messaging_chapters.ordering import OrderingChapter
 from messaging_chapters.publishing import PublishingChapter
 from messaging_chapters.recovery import RecoveryChapter
+from messaging_chapters.surviving import SurvivingChapter
 
 CHAPTERS = (
     PublishingChapter,
@@ -25,6 +26,7 @@ CHAPTERS = (
     IteratingChapter,
     HoldingChapter,
     RecoveryChapter,
+    SurvivingChapter,
     GoneChapter,
     GroupLossChapter,
     OrderingChapter,

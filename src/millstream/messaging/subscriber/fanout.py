@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchStream
+from millstream.errors import NoSuchStream
 from millstream.messaging.burial import text_of
 from millstream.messaging.codec import Codec
 from millstream.messaging.crashes import failure_of
@@ -19,6 +19,7 @@ from millstream.messaging.message import Handler, Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
 from millstream.messaging.replays import is_for, unmarked
 from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.supervision import can_pass
 from millstream.model import MIN_ID, Entry, EntryId
 
 if TYPE_CHECKING:
@@ -137,10 +138,10 @@ class Fanout:
                 position = (await self._broker.stream_info(self.topic)).last_generated
             except NoSuchStream:
                 pass
-            except MillstreamError as error:
-                if not error.retryable:
+            except Exception as error:
+                if not can_pass(error):
                     raise
-                self._tell("messaging.read_failed", error=str(error))
+                self._tell("messaging.read_failed", error=text_of(error))
                 await asyncio.sleep(PAUSE_S[0])
                 continue
             self._progress_ms = monotonic_ms()
@@ -166,12 +167,10 @@ class Fanout:
                     if entries:
                         self._tell("messaging.received", entries=len(entries))
                     return entries
-            except BrokerClosed:
-                raise
-            except MillstreamError as error:
-                if not error.retryable:
+            except Exception as error:
+                if not can_pass(error):
                     raise
-                self._tell("messaging.read_failed", error=str(error))
+                self._tell("messaging.read_failed", error=text_of(error))
             finally:
                 closing.cancel()
                 read.cancel()

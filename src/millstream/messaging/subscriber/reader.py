@@ -39,6 +39,9 @@ class Reader:
         return self._joined and not self.pace.own.active
 
     async def run(self) -> None:
+        # Begun again after what nobody foresaw: a read that was broken off may have been given entries.
+        self._progress_ms = 0.0
+        self.pace.own.restart()
         pause = PAUSE_S[0]
         while True:
             generation = self._desk.generation

@@ -122,8 +122,8 @@ class Settler:
             self._begin(self._insist(self._start, charges))
         try:
             await self._insist(self._ack, acks)
-        except asyncio.CancelledError:
-            # Cancelled with its loop: whoever closes then says it once more, or done work would be done again.
+        except BaseException:
+            # Cancelled with its loop, or begun again: they are said once more, or done work would be done again.
             self.acks[:0] = acks
             self._wanted.set()
             raise
@@ -163,9 +163,16 @@ class Settler:
             except NoSuchGroup:
                 # Nothing is pending any more. Making the group again brings back what was not done; what was done is
                 # not in the new pending list, so there is nothing left to say about it.
-                await self._group_gone(generation)
-                self._release([message.id for message in messages if message.id is not None])
-                return
+                try:
+                    await self._group_gone(generation)
+                except MillstreamError as error:
+                    if not error.retryable:
+                        self._give_up(messages, error)
+                        return
+                    self._desk.tell("messaging.settle_retried", error=str(error))
+                else:
+                    self._release([message.id for message in messages if message.id is not None])
+                    return
             except BrokerClosed:
                 return  # the reader ends because of it, and tells
             except MillstreamError as error:

@@ -22,6 +22,7 @@ from millstream.messaging.subscriber.membership import Membership
 from millstream.messaging.subscriber.reader import Reader
 from millstream.messaging.subscriber.settler import Settler
 from millstream.messaging.subscriber.workers import Workers
+from millstream.messaging.supervision import keep_running
 from millstream.model import EntryId
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ class Subscription:
 
     def _start(self) -> None:
         for name, part in (("settler", self._settler), ("keeper", self._keeper), ("reader", self._reader)):
-            task = asyncio.create_task(part.run(), name=f"millstream {name} of {self.topic}")
+            running = keep_running(part.run, name, self._desk.tell)
+            task = asyncio.create_task(running, name=f"millstream {name} of {self.topic}")
             task.add_done_callback(self._task_ended)
             self._tasks[name] = task
 

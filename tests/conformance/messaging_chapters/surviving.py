@@ -1,0 +1,104 @@
+"""Surviving: a part of the subscriber that meets what nobody foresaw is told about, and begins again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from millstream.broker.broker import Broker
+from millstream.broker.scripts import script
+from millstream.errors import WrongKeyType
+from millstream.messaging import Message, Publisher, Router
+from millstream.messaging.subscriber import Subscriber
+from millstream.testing.faulty import Fault, FaultyLink
+from messaging_chapters.chapter import (
+    QUICK,
+    Chapter,
+    Seen,
+    Told,
+    nothing_pending,
+    numbered,
+    publish_one,
+    running,
+)
+from millstream.testing.waiting import eventually
+from millstream.wire.commands import Batch, Command
+
+UNFORESEEN = "'NoneType' object has no attribute 'readline'"
+
+STRIKES = {
+    "joining": b"XGROUP",
+    "reading": b"XREADGROUP",
+    "sweeping": script("sweep").sha,
+    "settling": script("settle").sha,
+    "due times": script("due_take").sha,
+}
+"""Where it strikes, by a word that every such command holds."""
+
+
+def words_of(request: Command | Batch) -> list[bytes]:
+    commands = [request.args] if isinstance(request, Command) else request.commands
+    return [word for args in commands for word in args[:2]]
+
+
+class SurvivingChapter(Chapter):
+    @pytest.mark.parametrize("where", STRIKES)
+    async def test_a_part_that_meets_what_nobody_foresaw_is_told_about_and_begins_again(
+        self, broker: Broker, publisher: Publisher, topic: str, where: str
+    ) -> None:
+        struck: Counter[bytes] = Counter()
+
+        def strike(request: Command | Batch) -> Fault | None:
+            if STRIKES[where] in words_of(request) and struck[b""] < 3:
+                struck[b""] += 1
+                return Fault(before=AttributeError(UNFORESEEN))
+            return None
+
+        told = Told()
+        observed = told.beside(broker, FaultyLink(broker.link, strike))
+        await publisher.publish(topic, *numbered(20))
+
+        async def fails_once(message: Message) -> None:
+            if message.times_delivered == 1 and message.payload == b"7":
+                await message.nack(delay_ms=1)
+
+        seen = Seen(fails_once)
+        # What an unforeseen error left pending is found again soon.
+        async with running(observed, topic, seen, claim_min_idle_ms=600) as subscriber:
+            await eventually(lambda: struck[b""] == 3, what="it to strike three times", timeout_s=60)
+            await eventually(lambda: set(seen.payloads) == {b"%d" % n for n in range(20)}, what="all", timeout_s=60)
+            await nothing_pending(broker, topic)
+            await publish_one(publisher, topic, b"after")
+            await eventually(lambda: b"after" in seen.payloads, what="it to go on")
+            await eventually(lambda: subscriber.ready, what="it to be ready")
+        assert any(UNFORESEEN in str(facts.get("error")) for _, facts in told.facts)
+
+    async def test_a_router_outlives_what_nobody_foresaw_even_before_its_first_read(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        strikes = iter(range(3))
+        told = Told()
+        link = FaultyLink(broker.link, lambda _: Fault(before=AttributeError(UNFORESEEN)) if next(strikes, None) is not None else None)
+        router = Router(told.beside(broker, link), **QUICK)
+        seen = Seen()
+        router.add(seen, topic, group="g")
+        running_router = asyncio.create_task(router.run(handle_signals=False))
+        try:
+            await publisher.publish(topic, Message(b"x"))
+            await seen.have(1)
+            assert not running_router.done()
+        finally:
+            await router.close()
+            await running_router
+        assert "messaging.part_restarted" in told
+
+    async def test_what_cannot_pass_ends_it_and_is_told(self, broker: Broker, topic: str) -> None:
+        told = Told()
+        await broker.set(topic, "no stream")
+        subscriber = Subscriber(told.beside(broker), **{"group": "g", **QUICK})
+        with pytest.raises(WrongKeyType):
+            await asyncio.wait_for(subscriber.consume(topic, Seen()), 60)
+        assert "messaging.subscription_failed" in told
+        assert not subscriber.ready
