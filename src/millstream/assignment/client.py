@@ -79,6 +79,12 @@ class AssignmentClient:
         loop = asyncio.get_running_loop()
         return bool(self._tasks) and not self._closed and loop.time() * 1000 - self._beat_at_ms < self.settings.lease_ms
 
+    def certain_until(self, token: Token) -> float:
+        """Until then (as ``time.monotonic`` counts) nobody else can own the token's stream; 0 where that is not sure.
+
+        Begin nothing later: a member that was stopped past its lease finds its streams with others."""
+        return self._steps.certain_until(token)
+
     def guarded(self, token: Token) -> GuardedBroker:
         """A broker whose xadd and xack are refused, atomically, once ``token`` is not the owner's any more."""
         return GuardedBroker(self._broker, token)

@@ -23,6 +23,8 @@ class Lease:
     token: Token
     lbs_id: EntryId
     info: Mapping[str, Any]
+    run: int = 0
+    """The unbroken run of beats in which it was taken: after a break, rivals may have judged this member dead."""
 
     @property
     def stream(self) -> str:

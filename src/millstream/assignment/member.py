@@ -69,6 +69,9 @@ class AssignmentMember:
         self.group = balancer_group(service)
         self.owned: dict[str, Lease] = {}
         self.view = View(0, 0, {})
+        self.run = 0
+        """Grows whenever a beat came too late to be sure that nobody saw this member dead in between."""
+        self._alive_until = 0.0
         self._emit = emit
         self._tell = partial(observer, service=service, member=name)
         self._pages: dict[str, Page] = {}
@@ -85,7 +88,19 @@ class AssignmentMember:
 
     async def beat(self) -> None:
         """Says that this member is alive, and learns who else is."""
+        asked_at = time.monotonic()
         self.view = await self._beat(self.settings.lease_ms)
+        # Judged by when the answer came: a beat that was sent in time may have waited on its way past the lease.
+        if time.monotonic() > self._alive_until:
+            self.run += 1
+        self._alive_until = asked_at + self.settings.lease_ms / 1000
+
+    def certain_until(self, token: Token) -> float:
+        """Until then (monotonic seconds) nobody else can have taken the stream; 0 where it is not certain now."""
+        lease = self.owned.get(token.stream)
+        if lease is None or lease.token != token or lease.run != self.run:
+            return 0.0
+        return self._alive_until
 
     async def _beat(self, lease_ms: int) -> View:
         now_ms, announced, rows = await self.broker.member_beat(
@@ -110,6 +125,7 @@ class AssignmentMember:
         records, locks = await self._read([lease.stream for lease in leases], [lease.lbs_id for lease in leases], True)
         vanished: list[Lease] = []
         unlocked: list[Lease] = []
+        doubtful: list[Lease] = []
         for lease, record, lock in zip(leases, records, locks, strict=True):
             if self.owned.get(lease.stream) is not lease:
                 continue  # finished or released while the answer was on its way
@@ -117,6 +133,8 @@ class AssignmentMember:
                 self._disown(lease)
                 if record is None:
                     vanished.append(lease)
+            elif lease.run != self.run:
+                doubtful.append(lease)
             elif self.settings.go_locks and lock is None:
                 unlocked.append(lease)
             elif self.settings.go_locks and lock is not None and to_name(lock) != self.name:
@@ -126,6 +144,8 @@ class AssignmentMember:
             await self._lock(unlocked)
         if vanished:
             await self._announce_again(vanished)
+        if doubtful:
+            await self._take_again(doubtful)
         self._renewals += 1
         if self._renewals % TOUCH_EVERY == 0:
             await self._keep_announced()
@@ -135,6 +155,20 @@ class AssignmentMember:
         del self.owned[lease.stream]
         self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
         self._tell("assignment.disowned", stream=lease.stream)
+
+    async def _take_again(self, leases: Sequence[Lease]) -> None:
+        """This member was silent for longer than its lease, and the records are still its own. A rival who saw it dead
+        may be about to take them: so they are taken anew, by the same step that lets one of two rivals win."""
+        numbers = await self.broker.take_leases(self.name, [(one.stream, one.token.record()) for one in leases])
+        for lease, number in zip(leases, numbers, strict=True):
+            if self.owned.get(lease.stream) is not lease:
+                continue
+            self._disown(lease)
+            if number is not None:
+                token = Token(lease.stream, self.name, number)
+                self.owned[lease.stream] = Lease(token, lease.lbs_id, lease.info, self.run)
+                self._emit(StreamAdded(lease.stream, lease.lbs_id, lease.info, token, self.name))
+                self._tell("assignment.taken", stream=lease.stream, taken_from=self.name)
 
     async def _keep_announced(self) -> None:
         """Keeps the pending list in step with the records: these entries are this member's, not idle, and there."""
@@ -303,9 +337,10 @@ class AssignmentMember:
             return []
         self._tried += len(free)
         began = time.perf_counter()
+        run = self.run  # before the answer: a lease that a late answer tells of is no surer than the beat before it
         numbers = await self.broker.take_leases(self.name, [(c.announcement.stream, record) for c, record in free])
         won = [
-            (c, Lease(Token(c.announcement.stream, self.name, number), c.lbs_id, c.announcement.info), record)
+            (c, Lease(Token(c.announcement.stream, self.name, number), c.lbs_id, c.announcement.info, run), record)
             for (c, record), number in zip(free, numbers, strict=True)
             if number is not None
         ]

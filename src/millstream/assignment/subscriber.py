@@ -102,6 +102,7 @@ class AssignedSubscriber:
     def _start(self, token: Token) -> None:
         guard = Guard(beside(token.stream, "owner"), token.record())
         subscriber = Subscriber(self._broker.behind(guard), group=self._group, consumer=self.client.id, **self._options)
+        subscriber.begin_only_until(lambda: self.client.certain_until(token))
         task = asyncio.create_task(self._consume(subscriber, token))
         self._running[token.stream] = (subscriber, task)
 

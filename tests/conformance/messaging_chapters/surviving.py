@@ -80,7 +80,9 @@ class SurvivingChapter(Chapter):
     ) -> None:
         strikes = iter(range(3))
         told = Told()
-        link = FaultyLink(broker.link, lambda _: Fault(before=AttributeError(UNFORESEEN)) if next(strikes, None) is not None else None)
+        link = FaultyLink(
+            broker.link, lambda _: Fault(before=AttributeError(UNFORESEEN)) if next(strikes, None) is not None else None
+        )
         router = Router(told.beside(broker, link), **QUICK)
         seen = Seen()
         router.add(seen, topic, group="g")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.messaging.codec import Codec
 from millstream.messaging.ground import log
+from millstream.messaging.message import Message
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.held import Held
 from millstream.messaging.subscriber.lanes import Lanes
@@ -23,7 +24,14 @@ def _nobody() -> None:
 
 
 class Desk:
-    def __init__(self, broker: Broker, topic: str, settings: SubscriberSettings, codec: Codec) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        topic: str,
+        settings: SubscriberSettings,
+        codec: Codec,
+        certain_until: Callable[[], float] | None = None,
+    ) -> None:
         assert settings.group is not None
         self.broker = broker
         self.topic = topic
@@ -31,6 +39,8 @@ class Desk:
         self.consumer = settings.consumer
         self.settings = settings
         self.codec = codec
+        self.certain_until = certain_until
+        """Until when the stream itself is ours, where it is held by lease."""
         self.held = Held(settings.max_in_flight, settings.max_bytes_in_flight)
         self.probation = Probation(max(1, min(settings.count, settings.max_in_flight // 2)))
         self.lanes = Lanes(settings.key_of) if settings.key_of is not None else None
@@ -48,6 +58,13 @@ class Desk:
     def valid_until(self, asked_at: float) -> float:
         """Until when what the broker said is certain, if it was asked at ``asked_at`` (monotonic seconds)."""
         return asked_at + self.settings.trusted_ms / 1000
+
+    def lease_is_certain(self, now: float) -> bool:
+        return self.certain_until is None or now <= self.certain_until()
+
+    def may_begin(self, message: Message, now: float) -> bool:
+        """Whether nobody else can have the entry, nor its stream: what is begun later may be done elsewhere already."""
+        return now <= message.valid_until and self.lease_is_certain(now)
 
     def tell_outputs(self, topic: str, messages: int) -> None:
         if messages:

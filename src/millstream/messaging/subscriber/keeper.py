@@ -21,6 +21,9 @@ from millstream.model import Delivery, EntryId
 PAUSE_MS = 100.0
 """After a failure: the broker's own retries came before it."""
 
+DOUBT_MS = 100.0
+"""Between two questions about what may be somebody else's by now."""
+
 
 class Keeper:
     def __init__(
@@ -98,7 +101,9 @@ class Keeper:
         # Each hour is set again before its work is tried: a failure waits for its pause, not for ever.
         if now >= self._beat_at:
             await self.beat()
-            self._beat_at = monotonic_ms() + self._desk.settings.beat_ms
+            # What waits for its lease to be certain again is looked at more often.
+            rest_ms = DOUBT_MS if self._desk.held.doubtful else self._desk.settings.beat_ms
+            self._beat_at = monotonic_ms() + rest_ms
         if now >= self._due_at:
             await self._bring_due()
         if now >= self._retire_at:
@@ -129,7 +134,9 @@ class Keeper:
                 await self._lost(settled, generation)
                 self._give_up(lost)
             desk.held.trust(desk.valid_until(asked_at), (one for one in ids if one not in refused))
-        desk.held.reconsider(time.monotonic())
+        now = time.monotonic()
+        if desk.lease_is_certain(now):
+            desk.held.reconsider(now)
         if desk.held.ready:
             desk.wake_workers()
 

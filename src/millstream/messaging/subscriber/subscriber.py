@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -97,10 +98,16 @@ class Subscriber:
             grace_ms=grace_ms,
             close_timeout_ms=close_timeout_ms,
         )
+        self._certain_until: Callable[[], float] | None = None
         self._open: set[Subscription | Fanout] = set()
         self._closed = False
         self._closing: asyncio.Future[list[None]] | None = None
         """What a handler began: it must not be collected before it ends."""
+
+    def begin_only_until(self, certain_until: Callable[[], float]) -> None:
+        """For streams that are held by lease: no handler starts after the monotonic second that this answers, however
+        sure the subscriber is of the entry itself. Applies to subscriptions made from now on."""
+        self._certain_until = certain_until
 
     @property
     def settings(self) -> SubscriberSettings:
@@ -218,4 +225,4 @@ class Subscriber:
             raise InvalidArgument("start", start, "group_start of the subscriber, or group=None with start")
         if not isinstance(group, _OwnGroup) and group != settings.group:
             raise InvalidArgument("group", group, "None, or leave it out: a subscriber has one group")
-        return Subscription(self._broker, topic, settings, self._codec)
+        return Subscription(self._broker, topic, settings, self._codec, self._certain_until)

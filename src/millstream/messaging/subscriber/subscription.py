@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
@@ -38,12 +38,19 @@ LAST_ANSWER_S = 1.0
 class Subscription:
     """Made and run by Subscriber. It is the ``Origin`` of its messages."""
 
-    def __init__(self, broker: Broker, topic: str, settings: SubscriberSettings, codec: Codec) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        topic: str,
+        settings: SubscriberSettings,
+        codec: Codec,
+        certain_until: Callable[[], float] | None = None,
+    ) -> None:
         assert settings.group is not None
         self.topic = topic
         self.group: str | None = settings.group
         self.consumer: str | None = settings.consumer
-        self._desk = desk = Desk(broker, topic, settings, codec)
+        self._desk = desk = Desk(broker, topic, settings, codec, certain_until)
         self._intake = Intake(desk, self, charge=self._charge)
         self._membership = Membership(desk, forget_unstarted=self._intake.forget_unstarted)
         self._keeper = Keeper(desk, self._intake, self._membership, release=self._release, lost=self._membership.lost)
@@ -145,7 +152,7 @@ class Subscription:
         while not self._closing:
             while ready:
                 message = ready.popleft()
-                if time.monotonic() > message.valid_until:
+                if not self._desk.may_begin(message, time.monotonic()):
                     self._keeper.doubt(message)
                     continue
                 if self._desk.settings.ack_policy is AckPolicy.ACK_FIRST and not await self._settler.ack_now(message):

@@ -106,7 +106,7 @@ class Workers:
     async def _drain(self) -> None:
         """Message after message until nothing is ready. The hot path: every line here costs every message."""
         ready, handler, acks, wake_settler = self._desk.held.ready, self._handler, self._acks, self._wake_settler
-        monotonic = time.monotonic
+        monotonic, certain_until = time.monotonic, self._desk.certain_until
         task = asyncio.current_task()
         short = self._policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and self._publish is None
         pause_at = monotonic() + SLICE_S
@@ -117,7 +117,7 @@ class Workers:
             if ready and not self._called:
                 self.wake()
             now = monotonic()
-            if now > message.valid_until:
+            if now > message.valid_until or (certain_until is not None and now > certain_until()):
                 self._doubt(message)
                 continue
             try:

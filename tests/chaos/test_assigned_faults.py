@@ -1,0 +1,108 @@
+"""Order per key across a fleet whose members are stopped: whoever wakes up late begins nothing that is others' now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from millstream import open_broker
+from millstream.assignment import PartitionedPublisher
+from millstream.messaging import Message, Publisher
+from millstream.testing import eventually
+
+TRIALS = int(os.environ.get("TRIALS", "2"))
+WORKER = Path(__file__).with_name("assigned_worker.py")
+PARTITIONS = 4
+KEYS = 8
+EACH = 100
+"""Messages of each key: a second of work, of which most waits in the process that is stopped."""
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120 + 60 * TRIALS)]
+
+
+class Line(NamedTuple):
+    at: float
+    member: str
+    event: str
+    key: str
+    number: int
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lines(self) -> list[Line]:
+        if not self.path.exists():
+            return []
+        found = []
+        for text in self.path.read_text().splitlines():
+            at, member, event, key, number = text.split()
+            found.append(Line(float(at), member, event, key, int(number)))
+        return sorted(found)
+
+    def done(self) -> set[tuple[str, int]]:
+        return {(line.key, line.number) for line in self.lines() if line.event == "done"}
+
+    def late(self) -> list[Line]:
+        """What a member began although another had finished it before."""
+        finished: dict[tuple[str, int], str] = {}
+        found = []
+        for line in self.lines():
+            if line.event == "done":
+                finished.setdefault((line.key, line.number), line.member)
+            elif finished.get((line.key, line.number), line.member) != line.member:
+                found.append(line)
+        return found
+
+    def has_handled(self, member: str, number: int) -> bool:
+        return any(line.member == member and line.number >= number for line in self.lines())
+
+
+@contextmanager
+def member(url: str, name: str, journal: Journal, topic: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "PYTHONPATH": str(WORKER.parents[1])}
+    words = [sys.executable, str(WORKER), url, name, str(journal.path), topic, str(PARTITIONS)]
+    process = subprocess.Popen(words, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def publish(url: str, topic: str, numbers: range) -> None:
+    async with open_broker(url) as broker, Publisher(broker) as publisher:
+        split = PartitionedPublisher(publisher, PARTITIONS)
+        for number in numbers:
+            await split.publish(topic, *(Message(b"%d" % number, {"key": f"k{key}"}) for key in range(KEYS)))
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+async def test_a_member_that_was_stopped_past_its_lease_begins_nothing_that_others_have_finished(
+    redis_url: str, tmp_path: Path, trial: int
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    topic = f"orders-{trial}"
+    everything = {(f"k{key}", number) for key in range(KEYS) for number in range(EACH)}
+    with member(redis_url, "sleeper", journal, topic) as sleeper:
+        await publish(redis_url, topic, range(EACH))
+        await eventually(lambda: len(journal.done()) > KEYS, what="the first to work", timeout_s=60)
+        sleeper.send_signal(signal.SIGSTOP)
+        with member(redis_url, "heir", journal, topic):
+            await eventually(lambda: journal.done() == everything, what="the heir to do the rest", timeout_s=60)
+            sleeper.send_signal(signal.SIGCONT)
+            number = EACH
+            while not journal.has_handled("sleeper", EACH):
+                await publish(redis_url, topic, range(number, number + 1))
+                number += 1
+                await asyncio.sleep(0.1)
+    assert journal.late() == []
