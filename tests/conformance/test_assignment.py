@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ from millstream.assignment import (
     guarded,
 )
 from millstream.assignment.announcement import lock_key
+from millstream.assignment.client import announce
 from millstream.assignment.errors import MemberClosed
+from millstream.assignment.member import AssignmentMember
 from millstream.assignment.settings import Settings
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, StaleOwner
@@ -317,3 +320,30 @@ async def test_bad_input_changes_nothing(broker_url: str) -> None:
             assert caught.value.owner == "a"
         with pytest.raises(MemberClosed):
             a.client.start()
+
+
+async def test_a_member_that_fell_silent_past_its_lease_takes_its_streams_anew_before_it_is_sure_of_them(
+    broker_url: str,
+) -> None:
+    """A rival who saw it dead may be about to take them: so the old token must not outlive the silence."""
+    told: list[Notification] = []
+    async with open_broker(broker_url) as broker:
+        await announce(broker, "svc", "s")
+        steps = AssignmentMember(broker, "svc", "a", LONG, told.append)
+        await steps.join()
+        await steps.beat()
+        await steps.place(10)
+        first = steps.owned["s"].token
+        assert steps.certain_until(first) > time.monotonic()
+
+        steps._alive_until = 0.0  # as if it had been stopped: its last beat is longer ago than the lease
+        await steps.beat()
+        assert steps.certain_until(first) == 0.0
+        await steps.renew()
+        second = steps.owned["s"].token
+        assert second.number > first.number
+        assert steps.certain_until(second) > time.monotonic()
+        assert steps.certain_until(first) == 0.0
+        assert [(type(one), one.token) for one in told[1:]] == [(StreamDisowned, first), (StreamAdded, second)]
+        with pytest.raises(StaleOwner):
+            await guarded(broker, first).xadd("s", {"n": 1})
