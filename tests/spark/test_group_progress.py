@@ -8,7 +8,7 @@ import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.model import EntryId
-from millstream.spark.offsets import BEGINNING, Offset, Position
+from millstream.spark.offsets import BEGINNING, Offset, StreamPosition
 from millstream.spark.options import source_options
 from millstream.spark.progress import GroupProgress
 from millstream.spark.survey import RedisSurvey
@@ -20,7 +20,7 @@ def broker(redis_url: str) -> Iterator[BlockingBroker]:
         yield opened
 
 
-def publish(broker: BlockingBroker, place: Position) -> list[tuple[str, int | None]]:
+def publish(broker: BlockingBroker, place: StreamPosition) -> list[tuple[str, int | None]]:
     """As a query that has just been started: where the group is, and its lag."""
     survey = RedisSurvey(broker, source_options({"url": "redis://h", "subscribe": "s"}, streaming=True))
     GroupProgress("spark").publish(survey, broker, Offset({"s": place}))
@@ -31,11 +31,11 @@ def test_the_group_is_made_and_moves_forward_only(broker):
     for n in range(1, 11):
         broker.xadd("s", {"event": "x"}, id=f"{n}-0")
     assert publish(broker, BEGINNING) == [("0-0", 10)]
-    assert publish(broker, Position(EntryId(4), 4)) == [("4-0", 6)]
-    assert publish(broker, Position(EntryId(3), 3)) == [("4-0", 6)]
+    assert publish(broker, StreamPosition(EntryId(4), 4)) == [("4-0", 6)]
+    assert publish(broker, StreamPosition(EntryId(3), 3)) == [("4-0", 6)]
 
 
 def test_a_place_behind_the_streams_end_belongs_to_an_older_stream_and_is_not_published(broker):
     broker.xadd("s", {"event": "x"}, id="3-0")
-    assert publish(broker, Position(EntryId(1010), 10)) == []
-    assert publish(broker, Position(EntryId(3), 1)) == [("3-0", 0)]
+    assert publish(broker, StreamPosition(EntryId(1010), 10)) == []
+    assert publish(broker, StreamPosition(EntryId(3), 1)) == [("3-0", 0)]

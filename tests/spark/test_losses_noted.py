@@ -9,7 +9,7 @@ import pytest
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.model import TrimPolicy
 from millstream.spark.caps import cap
-from millstream.spark.losses import KEPT_MS, new_book, note, noted
+from millstream.spark.data_loss import KEPT_MS, new_book, note, noted
 from millstream.testing.topologies import say
 
 

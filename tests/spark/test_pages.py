@@ -9,7 +9,7 @@ import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.model import MIN_ID, EntryId, TrimPolicy
-from millstream.spark.gaps import Gap
+from millstream.spark.data_loss import Gap
 from millstream.spark.offsets import Range
 from millstream.spark.options import source_options
 from millstream.spark.pages import read_range

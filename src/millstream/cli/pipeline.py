@@ -15,7 +15,7 @@ from millstream.cli.options import Output, OutputKind, Yes
 from millstream.cli.show import as_json, confirm, printable, table
 
 if TYPE_CHECKING:
-    from millstream.pipelines.plan import Plan
+    from millstream.pipelines.plan import PipelinePlan
     from millstream.pipelines.runner import Runner
 
 app = typer.Typer()
@@ -25,7 +25,7 @@ File = Annotated[Path, typer.Argument(help="The pipeline's YAML file.", show_def
 Http = Annotated[int, typer.Option("--http-port", help="Metrics and control on this loopback port; 0: none.")]
 
 
-def _plans(files: list[Path]) -> list[Plan]:
+def _plans(files: list[Path]) -> list[PipelinePlan]:
     from millstream.pipelines.plan import plan
     from millstream.pipelines.spec.load import load_pipelines
 
@@ -42,7 +42,7 @@ def validate(files: Files) -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of a pipeline, for editors."""
-    from millstream.pipelines.spec.schema import json_schema
+    from millstream.pipelines.spec.load import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
 
@@ -106,7 +106,7 @@ def run(
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: runner.ask_to_stop())
             fine = runner.wait(show)
-            ended = runner.standings()
+            ended = runner.statuses()
     finally:
         if server is not None:
             server.stop()
@@ -116,11 +116,11 @@ def run(
 
 
 def _farewell(runner: Runner, ended: list[Any]) -> None:
-    for standing in ended:
-        color = "red" if standing.state == "failed" else None
-        typer.secho(f"{standing.name}: {standing.state}, last batch {standing.batch}", fg=color, err=True)
-        error = runner.runs[standing.name].error
-        if standing.state == "failed" and error is not None:
+    for status in ended:
+        color = "red" if status.state == "failed" else None
+        typer.secho(f"{status.name}: {status.state}, last batch {status.batch}", fg=color, err=True)
+        error = runner.runs[status.name].error
+        if status.state == "failed" and error is not None:
             typer.secho(f"  {type(error).__name__}: {printable(str(error)[:2000])}", fg="red", err=True)
 
 

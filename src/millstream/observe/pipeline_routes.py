@@ -31,7 +31,7 @@ class PipelineRoutes:
         one = "/pipelines/{name}"
         return [
             Route("/pipelines", self._all),
-            Route(one, self._known(lambda run, _: asdict(run.standing()))),
+            Route(one, self._known(lambda run, _: asdict(run.status()))),
             Route(f"{one}/checkpoints", self._known(_checkpoints)),
             Route(f"{one}/dlq", self._known(_dead_letters)),
             *(Route(f"{one}/{verb}", self._known(_verb(verb)), methods=["POST"]) for verb in _VERBS),
@@ -39,16 +39,16 @@ class PipelineRoutes:
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Ill when a pipeline has failed; a paused or finished one is well."""
-        states = {standing.name: standing.state for standing in self._runner.standings()}
+        states = {status.name: status.state for status in self._runner.statuses()}
         return "failed" not in states.values(), {"pipelines": states}
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """Ready when every pipeline has got past its start."""
-        states = {standing.name: standing.state for standing in self._runner.standings()}
+        states = {status.name: status.state for status in self._runner.statuses()}
         return bool(states) and not {"new", "failed"} & set(states.values()), {"pipelines": states}
 
     def _all(self, request: Request) -> Response:
-        return JSONResponse([asdict(standing) for standing in self._runner.standings()])
+        return JSONResponse([asdict(status) for status in self._runner.statuses()])
 
     def _known(self, answer: Callable[[PipelineRun, Request], Any]) -> Callable[[Request], Response]:
         # Plain functions: Starlette runs them in a thread, and pausing waits for a batch to end.
@@ -65,7 +65,7 @@ class PipelineRoutes:
 def _verb(verb: str) -> Callable[[PipelineRun, Request], Any]:
     def act(run: PipelineRun, request: Request) -> Any:
         getattr(run, verb)()
-        return asdict(run.standing())
+        return asdict(run.status())
 
     return act
 

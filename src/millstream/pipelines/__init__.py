@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream.pipelines.errors import CheckpointRefused, EventFailed, Problem, SinkFailed, SpecRefused
-    from millstream.pipelines.plan import Plan, plan
+    from millstream.pipelines.plan import PipelinePlan, plan
     from millstream.pipelines.replay import replay
     from millstream.pipelines.runner import Runner
-    from millstream.pipelines.spec.load import load_pipeline, load_pipelines, parse_pipeline
+    from millstream.pipelines.spec.load import json_schema, load_pipeline, load_pipelines, parse_pipeline
     from millstream.pipelines.spec.pipeline import Pipeline
-    from millstream.pipelines.spec.schema import json_schema
 
 _WHERE = {
     "CheckpointRefused": "errors",
     "EventFailed": "errors",
     "Pipeline": "spec.pipeline",
-    "Plan": "plan",
+    "PipelinePlan": "plan",
     "Problem": "errors",
     "Runner": "runner",
     "SinkFailed": "errors",
@@ -47,7 +46,7 @@ __all__ = [
     "CheckpointRefused",
     "EventFailed",
     "Pipeline",
-    "Plan",
+    "PipelinePlan",
     "Problem",
     "Runner",
     "SinkFailed",

@@ -14,16 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from millstream.pipelines.backoff import short
 from millstream.pipelines.dead_letters import DeadLetterWriter
+from millstream.pipelines.error_origin import short
 from millstream.pipelines.errors import StopRequested
-from millstream.pipelines.persistence import Persistence
-from millstream.pipelines.plan import Plan, config_of
+from millstream.pipelines.plan import PipelinePlan, config_of
+from millstream.pipelines.retry import SinkRetry
+from millstream.pipelines.run_context import RunContext
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
 from millstream.pipelines.sinks.sink import NOTHING, TIME, Delivered, text_bytes
 from millstream.pipelines.stages import inside_the_batch, rows_and_times
-from millstream.pipelines.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -32,21 +32,21 @@ log = logging.getLogger("millstream.pipelines")
 
 
 class BatchRunner:
-    def __init__(self, plan: Plan, around: Surroundings) -> None:
+    def __init__(self, plan: PipelinePlan, context: RunContext) -> None:
         self._plan = plan
-        self._around = around
+        self._context = context
         self._again = False  # whether something in the batch at hand took more than one attempt
         self._processed = bool(plan.streaming or plan.per_batch)
-        self._persistence = Persistence(plan, around)
-        self._dead = DeadLetterWriter(plan, around.addresses, around.observer)
+        self._retry = SinkRetry(plan, context)
+        self._dead = DeadLetterWriter(plan, context.addresses, context.observer)
         self._counts: dict[tuple[str, ...], list[Column]] = {}
 
     def run(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()
         facts = self._simply(frame, batch_id) if self._plan.simple else self._fully(frame, batch_id)
-        now = self._around.clock.now_ms()
+        now = self._context.clock.now_ms()
         if facts["newest"] is not None:
-            self._around.newest_ms = facts["newest"]
+            self._context.newest_ms = facts["newest"]
         ages = {f"{which}_age_ms": now - facts[which] for which in ("oldest", "newest") if facts[which] is not None}
         numbers = {"events": facts["events"], "failed": facts["failed"], "s": time.monotonic() - began}
         self._tell("pipeline.batch", batch=batch_id, **numbers, **ages)
@@ -98,7 +98,7 @@ class BatchRunner:
         try:
             events.count()
         except Exception as error:
-            self._persistence.refuse_processors_fault(error, sink_involved=False)
+            self._retry.refuse_processors_fault(error, sink_involved=False)
             log.warning("batch %d could not be computed: %s; the sinks' attempts try again", batch_id, short(error))
             self._again = True
             return
@@ -154,7 +154,7 @@ class BatchRunner:
         try:
             found = first[0].write_beside(rows, first[1], others)
         except Exception as error:
-            self._persistence.refuse_processors_fault(error, sink_involved=True)
+            self._retry.refuse_processors_fault(error, sink_involved=True)
             log.warning("sinks %s: one pass for all failed: %s; each tries alone", ", ".join(names), short(error))
             self._again = True
             return None
@@ -180,7 +180,7 @@ class BatchRunner:
             last = time.monotonic()
             found = self._written(sink, rows, self._identity(sink, batch_id))
 
-        if self._persistence.until_taken(name, sink.probe, attempt) > 1:
+        if self._retry.until_taken(name, sink.probe, attempt) > 1:
             self._again = True
         self._tell_processors(sink, batch_id, last)
         self._tell_written(name, found, batch_id, began)
@@ -203,8 +203,8 @@ class BatchRunner:
         return Delivered(**seen.get)
 
     def _identity(self, sink: Sink, batch_id: int) -> Write:
-        around = self._around
-        return Write(around.application, batch_id, config_of(sink).id, self._plan.delivery, around.addresses)
+        context = self._context
+        return Write(context.application, batch_id, config_of(sink).id, self._plan.delivery, context.addresses)
 
     def _tell_written(self, name: str, found: Delivered, batch_id: int, began: float) -> None:
         numbers = {"rows": found.rows, "bytes": found.bytes, "s": time.monotonic() - began}
@@ -217,13 +217,13 @@ class BatchRunner:
 
     def _spool(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
         config = config_of(sink)
-        spool = self._around.spools[config.id]
+        spool = self._context.spools[config.id]
         while spool.full():
             if config.spool.overflow == "drop_oldest":
                 lost = spool.drop_oldest()
                 log.error("sink %s: the spool is full; batch %s was dropped and will not be delivered", config.id, lost)
                 self._tell("pipeline.spool_dropped", sink=config.id, batch=lost)
-            elif self._around.stopping.wait(0.2):
+            elif self._context.stopping.wait(0.2):
                 raise StopRequested(f"asked to stop while the spool of sink {config.id!r} was full")
         rows = sink.prepare(fine, self._plan.pipeline.tenant)
         stored = spool.put(batch_id, lambda path: rows.write.mode("overwrite").parquet(path))
@@ -242,14 +242,12 @@ class BatchRunner:
         for more in lost[1:]:
             everything = everything.unionByName(more)
         write = Write(
-            self._around.application, batch_id, "dead-letters", "exactly_once_by_event_id", self._around.addresses
+            self._context.application, batch_id, "dead-letters", "exactly_once_by_event_id", self._context.addresses
         )
-        self._persistence.until_taken(
-            "dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected)
-        )
+        self._retry.until_taken("dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected))
 
     def _tell(self, fact: str, **facts: Any) -> None:
-        self._around.observer(fact, pipeline=self._plan.pipeline.name, **facts)
+        self._context.observer(fact, pipeline=self._plan.pipeline.name, **facts)
 
 
 def _counts(columns: Collection[str]) -> list[Column]:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from millstream.pipelines.errors import CheckpointRefused
-from millstream.pipelines.fingerprint import Fingerprint, Verdict, compare, fingerprint
-from millstream.pipelines.plan import Plan
+from millstream.pipelines.fingerprint import ChangeVerdict, Fingerprint, compare, fingerprint
+from millstream.pipelines.plan import PipelinePlan
 
 _FILE = "millstream.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchRecord:
     """One batch as Spark's logs have it: planned, and perhaps committed."""
 
     id: int
@@ -55,7 +55,7 @@ class Checkpoint:
             raise CheckpointRefused(str(self.path), [f"{_FILE} cannot be read: {error}"]) from error
         return found if isinstance(found, dict) else {}
 
-    def verdicts(self, plan: Plan) -> list[Verdict]:
+    def verdicts(self, plan: PipelinePlan) -> list[ChangeVerdict]:
         """What of the spec has changed since the checkpoint was made, and what that means for it."""
         found = self.identity()
         if found is None:
@@ -63,7 +63,7 @@ class Checkpoint:
         old: Fingerprint = found.get("parts", {})
         return compare(old, fingerprint(plan), in_flight=self.in_flight(), waiting=self.waiting())
 
-    def open(self, plan: Plan) -> str:
+    def open(self, plan: PipelinePlan) -> str:
         """Makes the directory, or checks that it is this pipeline's and fits; returns the application id."""
         self.check(plan)
         found = self.identity()
@@ -74,7 +74,7 @@ class Checkpoint:
         write_atomically(self.path / _FILE, json.dumps(found, indent=1))
         return str(found["application"])
 
-    def owned(self, plan: Plan) -> bool:
+    def owned(self, plan: PipelinePlan) -> bool:
         """Whether it is there at all. Raises CheckpointRefused where it is somebody else's, or no checkpoint."""
         found = self.identity()
         if found is None:
@@ -88,7 +88,7 @@ class Checkpoint:
             raise CheckpointRefused(str(self.path), [why + "Give each pipeline a checkpoint of its own."])
         return True
 
-    def check(self, plan: Plan) -> list[Verdict]:
+    def check(self, plan: PipelinePlan) -> list[ChangeVerdict]:
         """Raises CheckpointRefused where this spec cannot go on from here; otherwise says what has changed."""
         if not self.owned(plan):
             return []
@@ -110,7 +110,7 @@ class Checkpoint:
     def last_committed(self) -> int | None:
         return max(self._numbers("commits"), default=None)
 
-    def batches(self, last: int = 20) -> list[Batch]:
+    def batches(self, last: int = 20) -> list[BatchRecord]:
         return [self._batch(number) for number in sorted(self._numbers("offsets"))[-last:]]
 
     def ends(self, batch_id: int) -> tuple[Any, ...] | None:
@@ -120,7 +120,7 @@ class Checkpoint:
         except FileNotFoundError:
             return None
 
-    def _batch(self, number: int) -> Batch:
+    def _batch(self, number: int) -> BatchRecord:
         offset, commit = (self.path / "spark" / kind / str(number) for kind in ("offsets", "commits"))
         lines = offset.read_text(encoding="utf-8").splitlines()
         metadata: Mapping[str, Any] = {}
@@ -131,7 +131,7 @@ class Checkpoint:
             with contextlib.suppress(ValueError):
                 positions.append(json.loads(line))
         done = int(commit.stat().st_mtime * 1000) if commit.exists() else None
-        return Batch(number, int(metadata.get("batchTimestampMs", 0)), done, tuple(positions))
+        return BatchRecord(number, int(metadata.get("batchTimestampMs", 0)), done, tuple(positions))
 
     def _numbers(self, kind: str) -> list[int]:
         directory = self.path / "spark" / kind
@@ -142,7 +142,7 @@ class Checkpoint:
         sinks = (self.identity() or {}).get("parts", {}).get("sinks", {})
         return {sink: len(list(self.spool(sink).glob("[0-9]*"))) for sink in sinks}
 
-    def reset(self, plan: Plan) -> None:
+    def reset(self, plan: PipelinePlan) -> None:
         """Removes it, if it is this pipeline's. The next start begins at the source's beginning, as another
         application."""
         if not self.owned(plan):

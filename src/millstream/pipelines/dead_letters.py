@@ -10,7 +10,7 @@ from millstream.errors import NoSuchStream
 from millstream.model import EntryId, Observer, TrimPolicy
 from millstream.pipelines.envelopes import Native
 from millstream.pipelines.errors import DeadLettersFull, EventFailed
-from millstream.pipelines.plan import Plan
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.sinks import Write
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _SHOWN = 20
 class DeadLetterWriter:
     """Written by Spark, exactly once by event and stage, like any sink; the bounds are kept from the driver."""
 
-    def __init__(self, plan: Plan, addresses: dict[str, str], observer: Observer) -> None:
+    def __init__(self, plan: PipelinePlan, addresses: dict[str, str], observer: Observer) -> None:
         self._plan = plan
         self._addresses = addresses
         self._observer = observer

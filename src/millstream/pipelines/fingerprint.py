@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from millstream.pipelines.plan import Plan, config_of
+from millstream.pipelines.plan import PipelinePlan, config_of
 from millstream.pipelines.spec.part import HASHED
 from millstream.pipelines.spec.uri import without_secrets
 
@@ -19,13 +19,13 @@ _HOW_IT_RUNS = {"required", "spool", "send_timeout", "batch_timeout", "connect_t
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ChangeVerdict:
     part: str
     compatible: bool
     why: str
 
 
-def fingerprint(plan: Plan) -> Fingerprint:
+def fingerprint(plan: PipelinePlan) -> Fingerprint:
     spec = plan.pipeline.spec
     stateful = [p for p in (*plan.streaming, *plan.per_batch) if p.processor.kind == "stateful"]
     others = [p for p in (*plan.streaming, *plan.per_batch) if p.processor.kind != "stateful"]
@@ -55,7 +55,9 @@ def _harmless(value: Any) -> Any:
     return without_secrets(value) if isinstance(value, str) and "://" in value else value
 
 
-def compare(old: Fingerprint, new: Fingerprint, *, in_flight: int | None, waiting: Mapping[str, int]) -> list[Verdict]:
+def compare(
+    old: Fingerprint, new: Fingerprint, *, in_flight: int | None, waiting: Mapping[str, int]
+) -> list[ChangeVerdict]:
     """Each change with its verdict. ``in_flight`` is a batch that will be replayed, ``waiting`` counts batches that an
     optional sink has not taken."""
     if not old:
@@ -63,9 +65,9 @@ def compare(old: Fingerprint, new: Fingerprint, *, in_flight: int | None, waitin
     verdicts = [*_source(old["source"], new["source"]), *_state(old["stateful"], new["stateful"])]
     touched = [*_processors(old["processors"], new["processors"]), *_sinks(old["sinks"], new["sinks"], waiting)]
     if old["source"]["how"] != new["source"]["how"] and old["source"]["reads"] == new["source"]["reads"]:
-        touched.append(Verdict("source", True, "its settings changed; what it reads did not"))
+        touched.append(ChangeVerdict("source", True, "its settings changed; what it reads did not"))
     if old["delivery"] != new["delivery"]:
-        touched.append(Verdict("delivery", True, f"{old['delivery']} became {new['delivery']}"))
+        touched.append(ChangeVerdict("delivery", True, f"{old['delivery']} became {new['delivery']}"))
     if in_flight is not None:
         # The batch may be in a sink already, made by the old spec: what the new one makes of it would not match.
         why = (
@@ -73,45 +75,45 @@ def compare(old: Fingerprint, new: Fingerprint, *, in_flight: int | None, waitin
             "Run the old spec once more (`millstream pipeline run --once`), then this one"
         )
         touched = [
-            Verdict(v.part, v.part.startswith("new "), v.why + ("" if v.part.startswith("new ") else why))
+            ChangeVerdict(v.part, v.part.startswith("new "), v.why + ("" if v.part.startswith("new ") else why))
             for v in touched
         ]
     return verdicts + touched
 
 
-def _source(old: Mapping[str, str], new: Mapping[str, str]) -> list[Verdict]:
+def _source(old: Mapping[str, str], new: Mapping[str, str]) -> list[ChangeVerdict]:
     if old["type"] != new["type"]:
         why = f"it was {old['type']} and is {new['type']}: offsets of the one mean nothing to the other"
     elif old["reads"] != new["reads"]:
         why = "it reads from elsewhere now, and the checkpoint's offsets belong to the old place"
     else:
         return []
-    return [Verdict("source", False, why + ". Use another checkpoint, or `millstream pipeline reset`")]
+    return [ChangeVerdict("source", False, why + ". Use another checkpoint, or `millstream pipeline reset`")]
 
 
-def _state(old: list[Mapping[str, str]], new: list[Mapping[str, str]]) -> list[Verdict]:
+def _state(old: list[Mapping[str, str]], new: list[Mapping[str, str]]) -> list[ChangeVerdict]:
     if [(p["type"], p["digest"]) for p in old] == [(p["type"], p["digest"]) for p in new]:
         return []
     before, after = (", ".join(p["name"] + " " + p["type"] for p in side) or "none" for side in (old, new))
     why = f"state was kept for {before}, and would be kept for {after}: Spark cannot turn one into the other"
-    return [Verdict("stateful processors", False, why + ". Change it back, use another checkpoint, or reset")]
+    return [ChangeVerdict("stateful processors", False, why + ". Change it back, use another checkpoint, or reset")]
 
 
-def _processors(old: list[Mapping[str, str]], new: list[Mapping[str, str]]) -> list[Verdict]:
+def _processors(old: list[Mapping[str, str]], new: list[Mapping[str, str]]) -> list[ChangeVerdict]:
     before, after = ([(p["type"], p["digest"]) for p in side] for side in (old, new))
     if before == after:
         return []
     changed = [f"{p['name']} {p['type']}" for p, made in zip(new, after, strict=True) if made not in before]
     gone = [f"{p['name']} {p['type']}" for p, made in zip(old, before, strict=True) if made not in after]
     what = f"{', '.join(changed)} changed or came" if changed else f"{', '.join(gone)} went" if gone else "the order"
-    return [Verdict("processors", True, f"{what}; events from the next batch on go through the new ones")]
+    return [ChangeVerdict("processors", True, f"{what}; events from the next batch on go through the new ones")]
 
 
-def _sinks(old: Mapping[str, Any], new: Mapping[str, Any], waiting: Mapping[str, int]) -> list[Verdict]:
+def _sinks(old: Mapping[str, Any], new: Mapping[str, Any], waiting: Mapping[str, int]) -> list[ChangeVerdict]:
     verdicts = []
     for name in sorted({*old, *new}):
         if name not in old:
-            verdicts.append(Verdict(f"new sink {name}", True, "it gets events from the next batch on"))
+            verdicts.append(ChangeVerdict(f"new sink {name}", True, "it gets events from the next batch on"))
         elif name not in new:
             left = waiting.get(name, 0)
             why = (
@@ -119,17 +121,17 @@ def _sinks(old: Mapping[str, Any], new: Mapping[str, Any], waiting: Mapping[str,
                 if left
                 else ""
             )
-            verdicts.append(Verdict(f"sink {name}", not left, why or "it is gone; nothing waits for it"))
+            verdicts.append(ChangeVerdict(f"sink {name}", not left, why or "it is gone; nothing waits for it"))
         elif old[name]["type"] != new[name]["type"] or old[name]["digest"] != new[name]["digest"]:
             verdicts.append(
-                Verdict(f"sink {name}", True, "it changed; events from the next batch on are written the new way")
+                ChangeVerdict(f"sink {name}", True, "it changed; events from the next batch on are written the new way")
             )
         elif old[name]["gates"] != new[name]["gates"]:
             role = "gates the checkpoint now" if new[name]["gates"] else "is optional now"
             left = waiting.get(name, 0)
             if left and new[name]["gates"]:
                 why = f"it {role}, but {left} batches wait on disk for it. Let it catch up first"
-                verdicts.append(Verdict(f"sink {name}", False, why))
+                verdicts.append(ChangeVerdict(f"sink {name}", False, why))
             else:
-                verdicts.append(Verdict(f"sink {name}", True, f"it {role}"))
+                verdicts.append(ChangeVerdict(f"sink {name}", True, f"it {role}"))
     return verdicts

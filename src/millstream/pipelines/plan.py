@@ -25,13 +25,13 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetters:
+class DeadLetterTarget:
     uri: str
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PipelinePlan:
     """``streaming`` processors are part of the streaming query; ``per_batch`` ones run inside each batch.
 
     ``gating`` sinks must have a batch before it is committed; the others find theirs on disk. ``failures``: whether
@@ -47,7 +47,7 @@ class Plan:
     watermark_ms: int | None
     gating: tuple[Sink, ...]
     optional: tuple[Sink, ...]
-    dead_letters: DeadLetters | None
+    dead_letters: DeadLetterTarget | None
     failures: bool
 
     @property
@@ -78,7 +78,7 @@ class Plan:
         return len(self.passes) + len(self.optional)
 
 
-def plan(pipeline: Pipeline) -> Plan:
+def plan(pipeline: Pipeline) -> PipelinePlan:
     spec = pipeline.spec
     placed = [Placed(p.id or f"processors[{i}]", p) for i, p in enumerate(spec.processors)]
     first = next((i for i, p in enumerate(placed) if p.processor.kind == "per batch"), len(placed))
@@ -88,7 +88,7 @@ def plan(pipeline: Pipeline) -> Plan:
     ids = spec.source.ids()
     aggregated = any(isinstance(p, Aggregate) for p in spec.processors)
     numbering: Numbering = {"unique": "none", "repeat in a batch": "in the batch", "repeat": "by the batch"}[ids]  # type: ignore[assignment]  # mypy does not narrow the values
-    return Plan(
+    return PipelinePlan(
         pipeline=pipeline,
         streaming=tuple(placed[:first]),
         per_batch=tuple(placed[first:]),
@@ -119,7 +119,7 @@ def _delivery(pipeline: Pipeline) -> tuple[Delivery, str]:
     return "exactly_once", "a replay brings the same rows in the same order"
 
 
-def _dead_letters(pipeline: Pipeline) -> DeadLetters | None:
+def _dead_letters(pipeline: Pipeline) -> DeadLetterTarget | None:
     dlq = pipeline.spec.dlq
     if not dlq.enabled:
         return None
@@ -127,10 +127,10 @@ def _dead_letters(pipeline: Pipeline) -> DeadLetters | None:
     if isinstance(pipeline.spec.source, RedisSource):
         known.append(pipeline.spec.source.config.uri)
     uri = dlq.uri or next(iter(known), None)
-    return DeadLetters(uri, dlq.stream or f"{pipeline.name}.dlq") if uri else None
+    return DeadLetterTarget(uri, dlq.stream or f"{pipeline.name}.dlq") if uri else None
 
 
-def describe(made: Plan) -> list[tuple[str, str]]:
+def describe(made: PipelinePlan) -> list[tuple[str, str]]:
     """The plan in words: what, and how."""
     spec = made.pipeline.spec
     lines = [("source", f"{spec.source.type}, ids {spec.source.ids()}")]

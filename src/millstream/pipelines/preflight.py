@@ -10,7 +10,7 @@ from millstream import open_blocking_broker
 from millstream.errors import AuthenticationFailed, MillstreamError, PermissionDenied
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, Problem, SpecRefused
-from millstream.pipelines.plan import Plan
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.processors import Python
 from millstream.pipelines.sinks import RedisSink
 from millstream.pipelines.sources import RedisSource
@@ -20,7 +20,7 @@ log = logging.getLogger("millstream.pipelines")
 _PING_MS = 2_000
 
 
-def check_before(plans: Sequence[Plan], *, once: bool) -> None:
+def check_before(plans: Sequence[PipelinePlan], *, once: bool) -> None:
     """Raises one SpecRefused with everything that stands in the way. A server that does not answer does not: it may
     come, and a required sink is waited for."""
     problems = [problem for made in plans for problem in _problems(made, once)]
@@ -28,7 +28,7 @@ def check_before(plans: Sequence[Plan], *, once: bool) -> None:
         raise SpecRefused(problems)
 
 
-def _problems(made: Plan, once: bool) -> list[Problem]:
+def _problems(made: PipelinePlan, once: bool) -> list[Problem]:
     name, found = made.pipeline.name, []
     try:
         for verdict in Checkpoint(made.pipeline.checkpoint_path).check(made):
@@ -52,7 +52,7 @@ def _importable(path: str) -> bool:
         return False
 
 
-def _addresses(made: Plan) -> list[tuple[str, str]]:
+def _addresses(made: PipelinePlan) -> list[tuple[str, str]]:
     spec = made.pipeline.spec
     found = [(f"sink {s.config.id}", s.config.uri) for s in spec.sinks if isinstance(s, RedisSink)]
     if isinstance(spec.source, RedisSource):

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millstream.pipelines.standing import Standing
+from millstream.pipelines.status import PipelineStatus
 
-Show = Callable[[list[Standing]], None]
+Show = Callable[[list[PipelineStatus]], None]
 _COLUMNS = ("pipeline", "state", "batch", "rows", "rows/s", "lag", "batch ms", "sinks")
 _WORDS = ("pipeline", "state", "sinks")
 _STYLES = {"retrying": "yellow", "catching up": "yellow", "failing": "red", "failed": "red"}
@@ -29,14 +29,14 @@ def display(*, quiet: bool = False) -> Iterator[Show | None]:
         yield _lines()
         return
     with Live(console=console, refresh_per_second=4, transient=False) as live:
-        yield lambda standings: live.update(_table(standings))
+        yield lambda statuses: live.update(_table(statuses))
 
 
-def _table(standings: list[Standing]) -> Table:
+def _table(statuses: list[PipelineStatus]) -> Table:
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for column in _COLUMNS:
         shown.add_column(column, justify="left" if column in _WORDS else "right")
-    for one in standings:
+    for one in statuses:
         style = {"running": "green", "failed": "red", "paused": "yellow"}.get(one.state, "")
         progress = one.progress
         sinks = Text(", ").join(
@@ -63,8 +63,8 @@ def _lines() -> Show:
     """A line where something new is to be said."""
     said: dict[str, str] = {}
 
-    def show(standings: list[Standing]) -> None:
-        for one in standings:
+    def show(statuses: list[PipelineStatus]) -> None:
+        for one in statuses:
             line = _line(one)
             if said.get(one.name) != line:
                 said[one.name] = line
@@ -73,7 +73,7 @@ def _lines() -> Show:
     return show
 
 
-def _line(one: Standing) -> str:
+def _line(one: PipelineStatus) -> str:
     progress = one.progress
     parts = [
         f"batch {_number(progress.get('batch'))}",

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 from millstream.model import Observer, quiet
 from millstream.pipelines.batch import BatchRunner
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.delivering import Deliverer
 from millstream.pipelines.errors import StopRequested
-from millstream.pipelines.gate import Gate
-from millstream.pipelines.lag import LagWatch
-from millstream.pipelines.plan import Plan, config_of
+from millstream.pipelines.plan import PipelinePlan, config_of
+from millstream.pipelines.run_context import Gate, RunContext
 from millstream.pipelines.sources import Opening
-from millstream.pipelines.spool import Spool
+from millstream.pipelines.spool import Deliverer, Spool
 from millstream.pipelines.stages import before_the_batch
-from millstream.pipelines.standing import Standing, State, chosen
-from millstream.pipelines.surroundings import Surroundings
+from millstream.pipelines.status import LagWatch, PipelineStatus, State, chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +36,7 @@ class PipelineRun:
     def __init__(
         self,
         session: SparkSession,
-        plan: Plan,
+        plan: PipelinePlan,
         *,
         once: bool = False,
         addresses: dict[str, str] | None = None,
@@ -84,13 +81,13 @@ class PipelineRun:
                 return
             application = self.checkpoint.open(self.plan)
             self._gate, self._error = Gate(), None
-            around = self._surroundings(application)
-            self._troubles = around.troubles
-            runner = BatchRunner(self.plan, around)
+            context = self._run_context(application)
+            self._troubles = context.troubles
+            runner = BatchRunner(self.plan, context)
             source = self.plan.pipeline.spec.source
             events = before_the_batch(source.open(self._session, self._opening()), self.plan)
             self._deliverers = [
-                Deliverer(self._session, self.plan, sink, around.spools[config_of(sink).id], around)
+                Deliverer(self._session, self.plan, sink, context.spools[config_of(sink).id], context)
                 for sink in self.plan.optional
             ]
             gate = self._gate
@@ -112,7 +109,7 @@ class PipelineRun:
             for deliverer in self._deliverers:
                 deliverer.start()
             self._query = writer.foreachBatch(on_batch).start()
-            self._lag = LagWatch(self.name, partial(source.behind, self._opening()), self.checkpoint, gate, around)
+            self._lag = LagWatch(self.name, partial(source.behind, self._opening()), self.checkpoint, gate, context)
             self._lag.start()
             self._become("running")
 
@@ -144,7 +141,7 @@ class PipelineRun:
                     self._end("failed")
             return self._state
 
-    def standing(self) -> Standing:
+    def status(self) -> PipelineStatus:
         query = self._query
         progress = chosen(query.lastProgress) if query is not None and self._state == "running" else {}
         progress |= self._lag.shown() if self._lag is not None else {}
@@ -153,7 +150,7 @@ class PipelineRun:
         error = None if self._error is None else str(self._error)
         shown = error if self._state == "failed" else None
         pipeline = self.plan.pipeline
-        return Standing(
+        return PipelineStatus(
             self.name, pipeline.tenant, self._state, shown, self.checkpoint.last_committed(), sinks, progress
         )
 
@@ -186,12 +183,12 @@ class PipelineRun:
         self._state = state
         self._observer("pipeline.status", pipeline=self.name, state=state)
 
-    def _surroundings(self, application: str) -> Surroundings:
+    def _run_context(self, application: str) -> RunContext:
         spools = {
             config_of(sink).id: Spool(self.checkpoint.spool(config_of(sink).id), config_of(sink).spool.max_bytes)
             for sink in self.plan.optional
         }
-        return Surroundings(application, self._addresses, spools, self._gate.closing, self._observer)
+        return RunContext(application, self._addresses, spools, self._gate.closing, self._observer)
 
     def _opening(self) -> Opening:
         batch, parallel = self.plan.pipeline.spec.batch, self._session.sparkContext.defaultParallelism

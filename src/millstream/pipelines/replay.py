@@ -12,7 +12,7 @@ from millstream.model import Entry
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.envelopes import Format, Position, read_documents
 from millstream.pipelines.errors import ReplayRefused
-from millstream.pipelines.plan import Plan, config_of
+from millstream.pipelines.plan import PipelinePlan, config_of
 from millstream.pipelines.processors import Aggregate
 from millstream.pipelines.sinks import Sink, Write
 from millstream.pipelines.stages import apply
@@ -24,14 +24,14 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     delivered: int
     failed_again: int
 
 
 def replay(
-    session: SparkSession, plan: Plan, *, limit: int = 10_000, addresses: dict[str, str] | None = None
-) -> Replayed:
+    session: SparkSession, plan: PipelinePlan, *, limit: int = 10_000, addresses: dict[str, str] | None = None
+) -> ReplayResult:
     """Takes up to ``limit`` dead letters, oldest first. Those that fail again stay where they are.
 
     Exactly once by event id: what a crash interrupts can be replayed again.
@@ -58,7 +58,7 @@ def replay(
                 delivered += len(done)
                 if done:
                     broker.xdel(target.stream, done)
-    return Replayed(delivered, failed)
+    return ReplayResult(delivered, failed)
 
 
 def _by_stage(letters: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
@@ -69,7 +69,12 @@ def _by_stage(letters: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
 
 
 def _again(
-    session: SparkSession, plan: Plan, stage: str, letters: list[Entry], application: str, addresses: dict[str, str]
+    session: SparkSession,
+    plan: PipelinePlan,
+    stage: str,
+    letters: list[Entry],
+    application: str,
+    addresses: dict[str, str],
 ) -> set[str]:
     """Sends the letters of one stage on, and returns the ids of those that failed again."""
     from pyspark.sql import functions as F
@@ -106,7 +111,7 @@ def _again(
     return bad
 
 
-def _form(plan: Plan) -> Format:
+def _form(plan: PipelinePlan) -> Format:
     config: Any = getattr(plan.pipeline.spec.source, "config", None)
     found: Any = getattr(config, "envelope", None) or getattr(config, "format", "auto")
     return found if found in get_args(Format) else "auto"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Self
 
 from millstream.model import Observer, quiet
 from millstream.pipelines.errors import PipelineUnknown
-from millstream.pipelines.plan import Plan, plan
+from millstream.pipelines.plan import PipelinePlan, plan
 from millstream.pipelines.preflight import check_before
 from millstream.pipelines.query import PipelineRun
 from millstream.pipelines.session import hide_secrets, start_session
 from millstream.pipelines.spec.pipeline import Pipeline
-from millstream.pipelines.standing import Standing
+from millstream.pipelines.status import PipelineStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ class Runner:
         session: SparkSession | None = None,
         observer: Observer = quiet,
     ) -> None:
-        self.plans: list[Plan] = [plan(pipeline) for pipeline in pipelines]
+        self.plans: list[PipelinePlan] = [plan(pipeline) for pipeline in pipelines]
         self._once = once
         self._master = master
         self._given = session
@@ -55,29 +55,29 @@ class Runner:
             run.start()
         return self
 
-    def wait(self, each: Callable[[list[Standing]], None] | None = None) -> bool:
+    def wait(self, each: Callable[[list[PipelineStatus]], None] | None = None) -> bool:
         """Until every pipeline has ended or somebody has asked to stop; true where none has failed.
 
         ``each`` is called now and then with how all of them stand.
         """
         while not self._stopping.wait(_LOOK_S):
             states = [run.check() for run in self.runs.values()]
-            standings = self.standings()
-            self._tell_progress(standings)
+            statuses = self.statuses()
+            self._tell_progress(statuses)
             if each is not None:
-                each(standings)
+                each(statuses)
             if all(state in ("finished", "failed", "stopped") for state in states):
                 break
         self.stop_all()
         return all(run.state != "failed" for run in self.runs.values())
 
-    def _tell_progress(self, standings: list[Standing]) -> None:
+    def _tell_progress(self, statuses: list[PipelineStatus]) -> None:
         """Once for each batch: Spark shows the last one's progress until the next is done."""
-        for standing in standings:
-            batch = standing.progress.get("batch")
-            if batch is not None and self._told.get(standing.name) != batch:
-                self._told[standing.name] = batch
-                self._observer("pipeline.progress", pipeline=standing.name, **standing.progress)
+        for status in statuses:
+            batch = status.progress.get("batch")
+            if batch is not None and self._told.get(status.name) != batch:
+                self._told[status.name] = batch
+                self._observer("pipeline.progress", pipeline=status.name, **status.progress)
 
     def ask_to_stop(self) -> None:
         """For signal handlers: returns at once; ``wait`` does the rest, between batches."""
@@ -87,8 +87,8 @@ class Runner:
         for run in self.runs.values():
             run.stop()
 
-    def standings(self) -> list[Standing]:
-        return [run.standing() for run in self.runs.values()]
+    def statuses(self) -> list[PipelineStatus]:
+        return [run.status() for run in self.runs.values()]
 
     def named(self, name: str) -> PipelineRun:
         try:

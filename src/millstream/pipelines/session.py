@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millstream.pipelines.plan import Plan
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.sinks import RedisSink
 from millstream.pipelines.sources import RedisSource
 from millstream.pipelines.spec.uri import has_secret
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 _CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
-def hide_secrets(plans: Sequence[Plan]) -> dict[str, str]:
+def hide_secrets(plans: Sequence[PipelinePlan]) -> dict[str, str]:
     """URIs with a password, each under the name of an environment variable that holds it.
 
     Spark shows a query's options in plans, logs and its UI. So it gets the variable's name, and each process looks
@@ -33,14 +33,14 @@ def hide_secrets(plans: Sequence[Plan]) -> dict[str, str]:
     return {uri: f"${{{name}}}" for uri, name in names.items()}
 
 
-def _uris(made: Plan) -> list[str]:
+def _uris(made: PipelinePlan) -> list[str]:
     spec = made.pipeline.spec
     found = [sink.config.uri for sink in spec.sinks if isinstance(sink, RedisSink)]
     found += [spec.source.config.uri] if isinstance(spec.source, RedisSource) else []
     return found + ([made.dead_letters.uri] if made.dead_letters else [])
 
 
-def start_session(plans: Sequence[Plan], addresses: dict[str, str], master: str | None = None) -> SparkSession:
+def start_session(plans: Sequence[PipelinePlan], addresses: dict[str, str], master: str | None = None) -> SparkSession:
     """Workers run this interpreter. The files' own settings win, and of several files the first that gives one."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millstream.pipelines.spec.variables import is_reference
+from millstream.pipelines.spec.document import is_reference
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

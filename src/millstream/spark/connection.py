@@ -1,16 +1,119 @@
-"""One broker for each address and process: Python workers live on between tasks, and so do their connections."""
+"""Where the server is and who connects: travels to the tasks without its secrets, and finds them where it is used.
+
+One broker for each address and process: Python workers live on between tasks, and so do their connections."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.limits import DEFAULT_LIMITS, Limits
 from millstream.broker.links.addresses import redacted
 from millstream.broker.open import open_blocking_broker
 from millstream.errors import AuthenticationFailed, BrokerUnavailable
-from millstream.spark.address import Address
+from millstream.spark.errors import InvalidOption
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SCHEMES = (
+    *("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel"),
+    *("redis+cluster", "rediss+cluster"),
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Address:
+    """Pickles as it was written: ``${NAME}``, ``passwordFile`` and ``passwordEnv`` are looked up by each process."""
+
+    url: str
+    username: str | None = None
+    password_file: str | None = None
+    password_env: str | None = None
+    deadline_ms: int = 60_000
+    connect_ms: int = DEFAULT_LIMITS.connect_ms
+    answer_ms: int = DEFAULT_LIMITS.answer_ms
+
+    def resolve(self, environment: Mapping[str, str] = os.environ) -> str:
+        """The URL to connect to, secrets included. Never log it."""
+        url = _VARIABLE.sub(lambda match: _variable(match[1], environment, self.url), self.url)
+        _check(url)
+        password = self._password(environment)
+        if self.username is None and password is None:
+            return url
+        parts = urlsplit(url)
+        login, _, host = parts.netloc.rpartition("@")
+        user, colon, secret = login.partition(":")
+        if self.username is not None:
+            user = quote(self.username, safe="")
+        if password is not None:
+            colon, secret = ":", quote(password, safe="")
+        return urlunsplit(parts._replace(netloc=f"{user}{colon}{secret}@{host}"))
+
+    def _password(self, environment: Mapping[str, str]) -> str | None:
+        if self.password_env is not None:
+            return _variable(self.password_env, environment, "passwordEnv")
+        if self.password_file is None:
+            return None
+        try:
+            return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            raise InvalidOption(
+                "passwordFile", self.password_file, f"a file that driver and executors can read ({error})"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"Address({redacted(self.url)!r})"
+
+
+def address_from(
+    url: str,
+    *,
+    username: str | None,
+    password_file: str | None,
+    password_env: str | None,
+    deadline_ms: int,
+    connect_ms: int = DEFAULT_LIMITS.connect_ms,
+    answer_ms: int = DEFAULT_LIMITS.answer_ms,
+) -> Address:
+    """Checks what can be checked before the environment is known."""
+    if password_file is not None and password_env is not None:
+        raise InvalidOption("passwordFile", password_file, "only one of passwordFile and passwordEnv")
+    if not _VARIABLE.search(url):
+        _check(url)
+    return Address(url, username, password_file, password_env, deadline_ms, connect_ms, answer_ms)
+
+
+def _variable(name: str, environment: Mapping[str, str], where: str) -> str:
+    value = environment.get(name)
+    if value:
+        return value
+    if where == "${MILLSTREAM_URL}":
+        raise InvalidOption("url", None, "an address such as redis://localhost:6379, or set MILLSTREAM_URL")
+    raise InvalidOption(
+        "passwordEnv" if where == "passwordEnv" else "url",
+        f"${{{name}}}",
+        f"an environment variable that is set; {name} must be set on the driver and on every executor",
+    )
+
+
+def _check(url: str) -> None:
+    scheme, found, _ = url.partition("://")
+    if scheme == "local":
+        raise InvalidOption(
+            "url",
+            redacted(url),
+            "a server: Spark's tasks are other processes and cannot see a broker inside this one. "
+            "Start one with `millstream serve` and give its redis:// address",
+        )
+    if not found or scheme not in _SCHEMES:
+        raise InvalidOption(
+            "url", redacted(url), "an address that begins with " + ", ".join(f"{s}://" for s in _SCHEMES)
+        )
+
 
 _open: dict[tuple[int, str, int, Limits], BlockingBroker] = {}
 _reached: set[BlockingBroker] = set()

@@ -1,8 +1,10 @@
-"""The three ways to deliver: each takes pieces of rows and answers how many it added and skipped. In a task."""
+"""The three ways to deliver: each takes pieces of rows and answers how many it added and skipped. In a task.
+
+Who writes is (application, version, sink, partition): the same identity again is a replay, and adds nothing."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.once import Digest
@@ -10,11 +12,36 @@ from millstream.broker.operations.once_at import OnceAt
 from millstream.model import EntryId
 from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.spark.entries import Piece
-from millstream.spark.identity import WriteIdentity
+from millstream.spark.errors import NoWriteIdentity
 from millstream.spark.options import SinkOptions
 
 
-class Delivery(Protocol):
+class WriteIdentity(NamedTuple):
+    """``version`` only grows within an application; a lower one is a zombie, and is refused."""
+
+    app: str
+    version: int
+    sink: str
+    partition: int
+
+    @property
+    def writer(self) -> str:
+        """The name under which the stream remembers how far this writer has come."""
+        return f"{self.app}/{self.sink}"
+
+
+def streaming_identity(query_id: str | None, batch_id: str | None, sink: str, partition: int) -> WriteIdentity:
+    """From what Spark tells the task. Never a fallback: without ids a replay would add every row again."""
+    if not query_id or not batch_id:
+        raise NoWriteIdentity(
+            "this streaming write finds no query id or batch id in its task, so that a replay could not be recognised. "
+            "In foreachBatch write the batch with options txnAppId and txnVersion, or choose delivery=at_least_once "
+            "or exactly_once_by_event_id."
+        )
+    return WriteIdentity(query_id, int(batch_id), sink, partition)
+
+
+class RowWriter(Protocol):
     def write(self, piece: Piece) -> tuple[int, int]:
         """Rows added, and rows that were there already. Their sum is the number of rows, or an error is raised."""
 

@@ -18,7 +18,7 @@ from millstream.model.entry_id import MIN_ID
 _VERSION = 1
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """The place after entry ``id`` of one stream."""
 
     id: EntryId
@@ -32,13 +32,13 @@ class Position(NamedTuple):
     """Where the batch that ends here begins, if not at the start's position: the stream was made anew meanwhile."""
 
 
-BEGINNING = Position(MIN_ID, 0)
+BEGINNING = StreamPosition(MIN_ID, 0)
 
 
 class Offset(NamedTuple):
     """All streams' positions, and the number of partitions of the batch that ends here."""
 
-    streams: Mapping[str, Position]
+    streams: Mapping[str, StreamPosition]
     partitions: int = 1
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Offset(NamedTuple):
         return cls(streams, int(raw["partitions"]))
 
 
-def _position_to_json(position: Position) -> dict[str, Any]:
+def _position_to_json(position: StreamPosition) -> dict[str, Any]:
     raw: dict[str, Any] = {"id": str(position.id), "added": position.added}
     if not position.exact:
         raw["exact"] = False
@@ -67,8 +67,8 @@ def _position_to_json(position: Position) -> dict[str, Any]:
     return raw
 
 
-def _position_from_json(raw: Mapping[str, Any]) -> Position:
-    return Position(
+def _position_from_json(raw: Mapping[str, Any]) -> StreamPosition:
+    return StreamPosition(
         EntryId.parse(raw["id"]),
         raw["added"],
         raw.get("exact", True),
@@ -97,7 +97,7 @@ def ranges(start: Offset, end: Offset) -> list[Range]:
     for stream, position in end.streams.items():
         before = start.streams.get(stream, BEGINNING)
         if position.origin is not None:
-            before = Position(position.origin, 0)
+            before = StreamPosition(position.origin, 0)
         if position.id <= before.id:
             continue
         bounds = [before.id, *(s for s in position.splits if before.id < s < position.id), position.id]
@@ -109,7 +109,7 @@ def ranges(start: Offset, end: Offset) -> list[Range]:
     return found
 
 
-def expected(start: Position, end: Position) -> int | None:
+def expected(start: StreamPosition, end: StreamPosition) -> int | None:
     """How many entries were added between the two; None where one of them does not know."""
     return None if start.added is None or end.added is None else end.added - start.added
 

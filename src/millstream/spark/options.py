@@ -70,7 +70,7 @@ from typing import Final, Literal
 from millstream.broker.limits import DEFAULT_LIMITS
 from millstream.errors import InvalidArgument
 from millstream.model import Durability, EntryId, TrimPolicy
-from millstream.spark.address import Address, address_from
+from millstream.spark.connection import Address, address_from
 from millstream.spark.errors import InvalidOption
 
 Delivery = Literal["exactly_once", "exactly_once_by_event_id", "at_least_once"]

@@ -12,8 +12,8 @@ from typing import Any
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.failures import typed
 from millstream.model import EntryId
-from millstream.spark.gaps import Gap, gap_after
-from millstream.spark.offsets import Position, Range
+from millstream.spark.data_loss import Gap, gap_after
+from millstream.spark.offsets import Range, StreamPosition
 from millstream.spark.survey import told
 from millstream.wire.commands import Batch, Command
 from millstream.wire.names import to_bytes
@@ -30,7 +30,7 @@ OnGap = Callable[[str, Gap], None]
 def read_range(broker: BlockingBroker, wanted: Range, page_size: int, on_gap: OnGap) -> Iterator[RawEntries]:
     """Yields raw entries with ``after < id <= upto``. ``on_gap`` is told what was lost, and may raise."""
     key, last = to_bytes(wanted.stream), bytes(wanted.upto)
-    place = Position(wanted.after, wanted.added, wanted.exact)
+    place = StreamPosition(wanted.after, wanted.added, wanted.exact)
     size = min(_FIRST_PAGE, page_size)
     while True:
         words = (b"XRANGE", key, bytes(place.id), last, b"COUNT", b"%d" % (size + 1))
@@ -47,13 +47,13 @@ def read_range(broker: BlockingBroker, wanted: Range, page_size: int, on_gap: On
         if page:
             yield page
             reached = EntryId.parse(page[-1][0])
-            place = Position(reached, None if place.added is None else place.added + len(page), place.exact)
+            place = StreamPosition(reached, None if place.added is None else place.added + len(page), place.exact)
             size = _next_size(page, page_size)
         if not full or place.id >= wanted.upto:
             return
 
 
-def _within(gap: Gap, wanted: Range, place: Position) -> Gap:
+def _within(gap: Gap, wanted: Range, place: StreamPosition) -> Gap:
     """No more than the batch held from this place on: the rest is the next batch's loss, and the driver counts it."""
     if gap.lost is None or wanted.most is None or wanted.added is None or place.added is None:
         return gap
@@ -61,7 +61,7 @@ def _within(gap: Gap, wanted: Range, place: Position) -> Gap:
 
 
 def _page_with_proof(
-    broker: BlockingBroker, wanted: Range, words: tuple[bytes, ...], place: Position
+    broker: BlockingBroker, wanted: Range, words: tuple[bytes, ...], place: StreamPosition
 ) -> tuple[RawEntries, Gap | None]:
     """The page again, in one atomic step with what the stream says about itself.
 

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from millstream.model import EntryId, StreamInfo
 from millstream.model.entry_id import MIN_ID
-from millstream.spark.gaps import Gap, gap_after
-from millstream.spark.offsets import BEGINNING, Offset, Position, expected
+from millstream.spark.data_loss import Gap, gap_after
+from millstream.spark.offsets import BEGINNING, Offset, StreamPosition, expected
 from millstream.spark.options import SourceOptions, Start
 from millstream.spark.splits import shares, wanted_partitions
 from millstream.spark.survey import Survey
@@ -17,21 +17,21 @@ from millstream.spark.survey import Survey
 OnGap = Callable[[str, Gap], None]
 
 
-def position_at(start: Start, info: StreamInfo | None) -> Position:
+def position_at(start: Start, info: StreamInfo | None) -> StreamPosition:
     """The place that a user's word or id means, in the stream as it is now."""
     if info is None:
-        return BEGINNING if isinstance(start, str) else Position(start)
+        return BEGINNING if isinstance(start, str) else StreamPosition(start)
     removed = info.entries_added - info.length
-    end = Position(info.last_generated, info.entries_added)
+    end = StreamPosition(info.last_generated, info.entries_added)
     if start == "latest":
         return end
     first = info.first.id if info.first is not None else None
     if start == "earliest":
-        return end if first is None else Position(first.previous(), removed)
+        return end if first is None else StreamPosition(first.previous(), removed)
     assert isinstance(start, EntryId)
     if start == info.last_generated:
         return end
-    return Position(start, removed if first is not None and start < first else None)
+    return StreamPosition(start, removed if first is not None and start < first else None)
 
 
 def first_offset(survey: Survey, options: SourceOptions, default: Literal["earliest", "latest"]) -> Offset:
@@ -61,8 +61,8 @@ def last_offset(survey: Survey, options: SourceOptions, start: Offset) -> Offset
 class _Reach(NamedTuple):
     """How far a batch could go in one stream."""
 
-    before: Position
-    upto: Position
+    before: StreamPosition
+    upto: StreamPosition
     length: int
     base: int | None
     """Entries added up to where reading really begins, behind a gap if there is one."""
@@ -107,7 +107,7 @@ def next_offset(
     return _counted(survey, options, start, reaches, max_rows)
 
 
-def _reach(name: str, before: Position, info: StreamInfo | None, on_gap: OnGap) -> _Reach | None:
+def _reach(name: str, before: StreamPosition, info: StreamInfo | None, on_gap: OnGap) -> _Reach | None:
     gap = gap_after(name, before, info)
     if gap is not None:
         on_gap(name, gap)
@@ -119,11 +119,11 @@ def _reach(name: str, before: Position, info: StreamInfo | None, on_gap: OnGap) 
     undisturbed = info.max_deleted <= before.id
     base = info.entries_added - info.length if gap is not None else before.added
     exact = undisturbed and (gap is not None or before.exact)
-    end = Position(info.last_generated, info.entries_added)
+    end = StreamPosition(info.last_generated, info.entries_added)
     return _Reach(before, end, info.length, base, exact, origin)
 
 
-def _not_beyond(reach: _Reach, target: Position | None) -> _Reach:
+def _not_beyond(reach: _Reach, target: StreamPosition | None) -> _Reach:
     if target is None or target.id >= reach.upto.id:
         return reach
     return reach._replace(upto=target._replace(splits=(), origin=None))
@@ -133,7 +133,7 @@ def _whole(survey: Survey, options: SourceOptions, start: Offset, reaches: dict[
     """Everything there is. Splits are interpolated: counting would cost a scan."""
     busy = {name: reach for name, reach in reaches.items() if reach.news}
     partitions = _partitions(options, (reach.amount for reach in busy.values()))
-    ends: dict[str, Position] = {}
+    ends: dict[str, StreamPosition] = {}
     parts = shares([reach.amount for reach in busy.values()], partitions)
     for (name, reach), count in zip(busy.items(), parts, strict=True):
         cuts = survey.cuts(name, reach.before.id, reach.upto.id, count) if count > 1 else ()
@@ -148,14 +148,14 @@ def _counted(
     busy = {name: reach for name, reach in reaches.items() if reach.news}
     rows = _allot([reach.amount for reach in busy.values()], max_rows)
     partitions = _partitions(options, rows)
-    ends: dict[str, Position] = {}
+    ends: dict[str, StreamPosition] = {}
     for (name, reach), most, parts in zip(busy.items(), rows, shares(rows, partitions), strict=True):
         if most:
             ends[name] = _count_on(survey, name, reach, most, -(-most // parts))
     return _joined(start, ends, partitions)
 
 
-def _count_on(survey: Survey, name: str, reach: _Reach, most: int, stride: int) -> Position:
+def _count_on(survey: Survey, name: str, reach: _Reach, most: int, stride: int) -> StreamPosition:
     count, last, cuts = 0, reach.before.id, []
     for found in survey.ids(name, reach.before.id, reach.upto.id, most):
         count += 1
@@ -165,7 +165,7 @@ def _count_on(survey: Survey, name: str, reach: _Reach, most: int, stride: int) 
     if count < most or last == reach.upto.id:
         end = reach.upto  # nothing is left behind it, so that the server's own count holds
     else:
-        end = Position(last, None if reach.base is None else reach.base + count, reach.exact)
+        end = StreamPosition(last, None if reach.base is None else reach.base + count, reach.exact)
     return end._replace(splits=tuple(cut for cut in cuts if cut < end.id), origin=reach.origin)
 
 
@@ -186,7 +186,7 @@ def _allot(amounts: list[int], most: int) -> list[int]:
     return given
 
 
-def _joined(start: Offset, ends: dict[str, Position], partitions: int) -> Offset:
+def _joined(start: Offset, ends: dict[str, StreamPosition], partitions: int) -> Offset:
     """Streams in the order in which they were first seen. Those without news stay where they are."""
     streams = {name: position._replace(splits=(), origin=None) for name, position in start.streams.items()}
     streams.update(ends)

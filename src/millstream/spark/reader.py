@@ -16,11 +16,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.resting import collector_resting
-from millstream.spark import losses, plan
+from millstream.spark import data_loss, plan
 from millstream.spark.connection import broker_at, reached_broker
+from millstream.spark.data_loss import Gap
 from millstream.spark.errors import DataLost
-from millstream.spark.gaps import Gap
-from millstream.spark.offsets import BEGINNING, Offset, Position, Range, pack, ranges
+from millstream.spark.offsets import BEGINNING, Offset, Range, StreamPosition, pack, ranges
 from millstream.spark.options import SourceOptions
 from millstream.spark.pages import read_range
 from millstream.spark.progress import GroupProgress, warn_without_group
@@ -46,7 +46,7 @@ def _partitions(start: Offset, end: Offset, book: bytes | None = None) -> list[R
 
 
 class _Running(NamedTuple):
-    """The batch that was planned last, and where its tasks note their losses."""
+    """The batch that was planned last, and where its tasks note their data_loss."""
 
     start: Offset
     end: Offset
@@ -78,7 +78,7 @@ class _Reading:
         def on_gap(stream: str, gap: Gap) -> None:
             self._on_gap(stream, gap)
             if partition.book is not None:
-                losses.note(broker, partition.book, stream, gap.lost)
+                data_loss.note(broker, partition.book, stream, gap.lost)
 
         with collector_resting():
             for wanted in partition.ranges:
@@ -110,7 +110,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._surveyor: RedisSurvey | None = None
         self._progress = GroupProgress(options.group) if options.group is not None else None
         self._planned: Offset | None = None
-        self._losses = losses.LossAccount()
+        self._losses = data_loss.LossAccount()
         self._running: _Running | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         batch = _Running(Offset.from_json(start), Offset.from_json(end), None)
         if not self._options.fail_on_data_loss:
             if self._running is None or self._running[:2] != batch[:2]:
-                self._running = batch._replace(book=losses.new_book(batch.end.streams))
+                self._running = batch._replace(book=data_loss.new_book(batch.end.streams))
             batch = self._running
         return _partitions(*batch)
 
@@ -163,7 +163,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             "streams": {name: self._report(name, end, planned.get(name, BEGINNING)) for name, end in latest.items()}
         }
 
-    def _report(self, name: str, end: Position, planned: Position) -> dict[str, Any]:
+    def _report(self, name: str, end: StreamPosition, planned: StreamPosition) -> dict[str, Any]:
         known = end.added is not None and planned.added is not None
         report: dict[str, Any] = {"id": str(end.id), "added": end.added}
         report["lag"] = max(0, end.added - planned.added) if known else None  # type: ignore[operator]  # known says so
@@ -179,7 +179,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         """What tasks of the batch that ends here found missing. Asked for once a batch: an idle query polls often."""
         batch, self._running = self._running, None
         if batch is not None and batch.book is not None and batch.end == finished:
-            for stream, lost in self._losses.by_tasks(losses.noted(self._broker(), batch.book)).items():
+            for stream, lost in self._losses.by_tasks(data_loss.noted(self._broker(), batch.book)).items():
                 amount = "an unknown number of" if lost is None else lost
                 log.warning("data loss: tasks of the last batch missed %s entries of stream %r", amount, stream)
         self._losses.planning()

@@ -15,12 +15,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from millstream.broker.resting import collector_resting
+from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for
-from millstream.spark.giving import give
-from millstream.spark.identity import WriteIdentity, streaming_identity
+from millstream.spark.fan_out import WriteTarget, fan_out
 from millstream.spark.options import SinkOptions
 from millstream.spark.report import Measured, Meter, tell, total
-from millstream.spark.target import Target
 
 log = logging.getLogger("millstream.spark")
 
@@ -55,12 +54,12 @@ class _Writing:
         task = TaskContext.get()
         assert task is not None
         targets = [
-            Target(options, mapping, self._identity(task, options) if options.delivery == "exactly_once" else None)
+            WriteTarget(options, mapping, self._identity(task, options) if options.delivery == "exactly_once" else None)
             for options, mapping in self._targets
         ]
         seen: list[Measured] = []
         with collector_resting():
-            give(iterator if self._meter is None else self._meter.over(iterator, seen), targets)
+            fan_out(iterator if self._meter is None else self._meter.over(iterator, seen), targets)
         done = [target.finish() for target in targets]
         return Written(
             task.partitionId(),

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millstream.pipelines.events import COLUMNS
-from millstream.pipelines.processors import AnyProcessor, Processor, Stage
+from millstream.pipelines.processors import AnyProcessor, Processor, ProcessorStage
 
 _SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items())
 _PROCESSOR: TypeAdapter[Processor] = TypeAdapter(AnyProcessor)
@@ -39,7 +39,7 @@ def processor(**spec: Any) -> Processor:
 def through(spark: SparkSession, rows: Iterable[Mapping[str, Any]], **spec: Any) -> list[dict[str, Any]]:
     """The rows through one processor, in the order of their ids, with before and after as values."""
     frame = events(spark, rows).withColumn("event_time", F.timestamp_millis("ts_ms"))
-    stage = Stage("processors[0]", tenant="acme", batch_id=7)
+    stage = ProcessorStage("processors[0]", tenant="acme", batch_id=7)
     return collected(processor(**spec).apply(frame, stage))
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from millstream.pipelines.sources.generator import GeneratorConfig, GeneratorSource
-from millstream.pipelines.sources.stories import FIELDS
+from millstream.pipelines.sources.sample_shop import FIELDS
 
 pytestmark = pytest.mark.spark
 

@@ -62,7 +62,7 @@ def test_lag_goes_on_while_a_required_sink_is_retried(
         runner = Runner([made], session=spark, observer=PipelineMetrics(exposition.registry))
 
         def shows(lag: int) -> Callable[[], bool]:
-            return lambda: runner.standings()[0].progress.get("lag") == gauge("source_lag_entries") == lag
+            return lambda: runner.statuses()[0].progress.get("lag") == gauge("source_lag_entries") == lag
 
         try:
             with refuses(sink):
@@ -75,17 +75,17 @@ def test_lag_goes_on_while_a_required_sink_is_retried(
                 assert gauge("source_lag_seconds") is None, "the sink has no event yet"
             theirs = redis.Redis(port=sink.port)
             wait_until(lambda: theirs.xlen("out") == 35, what="everything", timeout_s=120)
-            wait_until(lambda: runner.standings()[0].progress.get("lag") == 0, what="no lag", timeout_s=90)
+            wait_until(lambda: runner.statuses()[0].progress.get("lag") == 0, what="no lag", timeout_s=90)
             with refuses(sink):
                 add(7)
                 wait_until(shows(7), what="a lag of the batch at hand", timeout_s=90)
                 add(40)
                 wait_until(shows(47), what="a lag that grows", timeout_s=90)
-                wait_until(lambda: runner.standings()[0].sinks == {"main": "retrying"}, what="retries", timeout_s=90)
+                wait_until(lambda: runner.statuses()[0].sinks == {"main": "retrying"}, what="retries", timeout_s=90)
                 seconds = gauge("source_lag_seconds")
                 assert seconds is not None
                 wait_until(lambda: (gauge("source_lag_seconds") or 0) > seconds, what="an age that grows", timeout_s=90)
             wait_until(lambda: theirs.xlen("out") == added, what="everything", timeout_s=120)
-            wait_until(lambda: runner.standings()[0].progress.get("lag") == 0, what="no lag", timeout_s=90)
+            wait_until(lambda: runner.statuses()[0].progress.get("lag") == 0, what="no lag", timeout_s=90)
         finally:
             runner.close()

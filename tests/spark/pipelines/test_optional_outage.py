@@ -40,10 +40,10 @@ def test_a_sink_that_dies_and_comes_back(spark: SparkSession, redis_server: Redi
             # The generator makes RATE rows a second by the clock: rows in the required sink measure the outage.
             missed = before + RATE * OUTAGE_S
             wait_until(lambda: client.xlen("out") >= missed, what="the outage to last", timeout_s=OUTAGE_S + 120)
-            assert run.standing().sinks == {"main": "ok", "optional": "failing"}
+            assert run.status().sinks == {"main": "ok", "optional": "failing"}
             other.start()
             wait_until(lambda: theirs.xlen("out") >= missed, what="catching up", timeout_s=OUTAGE_S + 120)
-            wait_until(lambda: run.standing().sinks["optional"] == "ok", what="an empty spool", timeout_s=90)
+            wait_until(lambda: run.status().sinks["optional"] == "ok", what="an empty spool", timeout_s=90)
             run.stop()
         finally:
             runner.close()

@@ -42,10 +42,10 @@ def errors_then(spark: SparkSession, made: Pipeline, mend: object) -> list[str]:
     runner = Runner([made], once=True, session=spark, observer=observer).start()
     try:
         assert failed.wait(90), "the sink never failed"
-        assert runner.named("orders").standing().sinks == {"main": "retrying"}
+        assert runner.named("orders").status().sinks == {"main": "retrying"}
         mend()  # type: ignore[operator]  # any callable
         assert runner.wait()
-        assert runner.named("orders").standing().sinks == {"main": "ok"}
+        assert runner.named("orders").status().sinks == {"main": "ok"}
     finally:
         runner.close()
     return told
@@ -214,7 +214,7 @@ def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: Sp
             assert failed.wait(90)
             here = redis.Redis(port=steady.port)
             wait_until(lambda: here.xlen("out") == 300, what="the steady sink's batch", timeout_s=90)
-            assert runner.named("orders").standing().sinks == {"shaky": "retrying", "steady": "ok"}
+            assert runner.named("orders").status().sinks == {"shaky": "retrying", "steady": "ok"}
             shaky.start()
             assert runner.wait()
         finally:

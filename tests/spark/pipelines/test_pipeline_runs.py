@@ -240,11 +240,11 @@ def test_an_optional_sink_that_is_down_catches_up_in_order_without_a_restart(
         try:
             wait_until(lambda: client.xlen("out") == 500, what="the required sink to have everything", timeout_s=90)
             run = runner.named("orders")
-            assert run.standing().sinks["optional"] in ("failing", "catching up")
+            assert run.status().sinks["optional"] in ("failing", "catching up")
             other.start()
             theirs = redis.Redis(port=other.port)
             wait_until(lambda: theirs.exists("out") and theirs.xlen("out") == 500, what="catching up", timeout_s=90)
-            wait_until(lambda: run.standing().sinks["optional"] == "ok", what="an empty spool")
+            wait_until(lambda: run.status().sinks["optional"] == "ok", what="an empty spool")
             assert run.check() == "running"
             assert numbers(theirs) == list(range(500))
         finally:
@@ -310,7 +310,7 @@ def test_lag_is_known_where_the_source_is_ours(
         wait_until(lambda: client.xlen("out") == 120 and client.xlen("other") == 300, what="everything", timeout_s=90)
 
         def lags() -> list[object]:
-            return [standing.progress.get("lag", "nothing yet") for standing in runner.standings()]
+            return [status.progress.get("lag", "nothing yet") for status in runner.statuses()]
 
         wait_until(lambda: lags() == [0, None], what="progress of both", timeout_s=90)
     finally:

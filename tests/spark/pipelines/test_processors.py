@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from millstream.pipelines.envelopes import Native
 from millstream.pipelines.events import plain_columns, without_marks
-from millstream.pipelines.processors import Stage
+from millstream.pipelines.processors import ProcessorStage
 from millstream.pipelines.sources.generator import GeneratorSource
 
 pytestmark = pytest.mark.spark
@@ -99,7 +99,7 @@ def test_select_drop_and_rename_keep_types_and_order(spark: SparkSession) -> Non
 
 
 def events_text(spark: SparkSession, after: str, **spec: Any) -> list[str]:
-    frame = processor(**spec).apply(events(spark, [event(1, after, before=after)]), Stage("s"))
+    frame = processor(**spec).apply(events(spark, [event(1, after, before=after)]), ProcessorStage("s"))
     rows = frame.collect()
     assert [row["before"] for row in rows] == [row["after"] for row in rows]
     return [row["after"] for row in rows]
@@ -212,7 +212,7 @@ def test_sql_gives_ids_that_a_replay_gives_again(spark: SparkSession) -> None:
 
 def test_sql_that_returns_no_row_object_is_a_dead_letter(spark: SparkSession) -> None:
     spec = processor(type="sql", query="SELECT id, op, 'nope' AS after FROM events")
-    [row] = spec.apply(events(spark, [event(1, A)]), Stage("s")).collect()
+    [row] = spec.apply(events(spark, [event(1, A)]), ProcessorStage("s")).collect()
     assert (row["error"], row["stage"], row["after"]) == ("after is no JSON object: nope", "s", "nope")
 
 
@@ -271,7 +271,7 @@ HOSTILE = """SELECT concat(id, '"') AS id, 'ta"ble' AS table, op, after FROM eve
     ],
 )
 def test_what_a_source_promised_does_not_bind_code_of_others(spark: SparkSession, spec: dict[str, Any]) -> None:
-    made = processor(**spec).apply(generated(spark), Stage("s", failures_before=False))
+    made = processor(**spec).apply(generated(spark), ProcessorStage("s", failures_before=False))
     assert not plain_columns(made)
     documents = [json.loads(row["event"]) for row in made.select(Native().column(made).alias("event")).collect()]
     assert sorted(one["id"] for one in documents) == [f'generator-42:{n}"' for n in range(4)]
@@ -286,6 +286,6 @@ def test_the_promise_ends_with_the_column(spark: SparkSession) -> None:
         {"type": "rename", "fields": {"id": "number"}},
         {"type": "drop", "fields": ["id"]},
     ):
-        assert plain_columns(processor(**spec).apply(told, Stage("s"))) == promised, spec
+        assert plain_columns(processor(**spec).apply(told, ProcessorStage("s"))) == promised, spec
     assert plain_columns(told.withColumn("id", F.concat("id", F.lit('"')))) == promised - {"id"}
     assert plain_columns(without_marks(told)) == frozenset()

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Native, Position, read_documents
 from millstream.pipelines.events import plain_columns
-from millstream.pipelines.processors import Stage
+from millstream.pipelines.processors import ProcessorStage
 from millstream.pipelines.sinks import RedisSink
 from millstream.pipelines.sources.generator import GeneratorSource
 
@@ -61,7 +61,7 @@ def test_whatever_their_code_writes_the_document_is_json(
     names = ("id", "name", "db", "schema", "table", "op")
     given = [{name: f"{number}{text}", "number": number} for number, text in enumerate(NASTY) for name in names]
     frame = events(spark, [event(number, row) for number, row in enumerate(given)])
-    made = processor(**spec).apply(frame, Stage("s"))
+    made = processor(**spec).apply(frame, ProcessorStage("s"))
     sink = RedisSink.model_validate(
         {"type": "redis", "config": {"id": "r", "uri": "redis://localhost", "stream": "s", "envelope": envelope}}
     )
@@ -127,7 +127,7 @@ def test_a_row_must_be_one_json_object_from_end_to_end(spark: SparkSession, text
     query = "SELECT id, op, CAST(null AS STRING) AS before, txt AS after FROM texts JOIN events USING (id)"
     frame.select("id", F.col("after").alias("txt")).createOrReplaceTempView("texts")
     try:
-        made = processor(type="sql", query=query).apply(frame, Stage("s")).orderBy("id").collect()
+        made = processor(type="sql", query=query).apply(frame, ProcessorStage("s")).orderBy("id").collect()
     finally:
         spark.catalog.dropTempView("texts")
     assert [row["error"] for row in made] == [f"after is no JSON object: {text}", None, None]

@@ -15,7 +15,7 @@ from millstream.observe.metrics import Exposition, together
 from millstream.observe.pipeline_metrics import PipelineMetrics
 from millstream.observe.pipeline_routes import PipelineRoutes
 from millstream.pipelines.errors import PipelineUnknown
-from millstream.pipelines.standing import Standing
+from millstream.pipelines.status import PipelineStatus
 
 
 @dataclass
@@ -23,8 +23,8 @@ class FakeRun:
     state: str = "running"
     done: list[str] = field(default_factory=list)
 
-    def standing(self) -> Standing:
-        return Standing("orders", "acme", self.state, None, 3, {"a": "ok"}, {"rows": 5})  # type: ignore[arg-type]  # a fake's own state
+    def status(self) -> PipelineStatus:
+        return PipelineStatus("orders", "acme", self.state, None, 3, {"a": "ok"}, {"rows": 5})  # type: ignore[arg-type]  # a fake's own state
 
     def pause(self) -> None:
         self.state = "paused"
@@ -40,8 +40,8 @@ class FakeRunner:
     def __init__(self) -> None:
         self.run = FakeRun()
 
-    def standings(self) -> list[Standing]:
-        return [self.run.standing()]
+    def statuses(self) -> list[PipelineStatus]:
+        return [self.run.status()]
 
     def named(self, name: str) -> Any:
         if name != "orders":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.pipelines.plan import Plan, plan
+from millstream.pipelines.plan import PipelinePlan, plan
 from millstream.pipelines.spec.pipeline import Pipeline
 
 URI = "redis://127.0.0.1:1"
@@ -20,5 +20,5 @@ def pipeline(name: str = "orders", tenant: str = "default", **spec: Any) -> Pipe
     return Pipeline.model_validate({**head, "spec": whole})
 
 
-def planned(**spec: Any) -> Plan:
+def planned(**spec: Any) -> PipelinePlan:
     return plan(pipeline(**spec))

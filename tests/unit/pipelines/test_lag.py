@@ -11,9 +11,8 @@ import pytest
 
 from millstream.model import ManualClock
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.gate import Gate
-from millstream.pipelines.lag import LagWatch
-from millstream.pipelines.surroundings import Surroundings
+from millstream.pipelines.run_context import Gate, RunContext
+from millstream.pipelines.status import LagWatch
 from millstream.testing import wait_until
 
 
@@ -28,8 +27,8 @@ class Scene:
         self.behind: int | Exception | None = None
         self.asked: list[Any] = []
         self.told: list[dict[str, Any]] = []
-        self.around = Surroundings("app", observer=self._hear, clock=ManualClock(10_000))
-        self.watch = LagWatch("orders", self._answer, Checkpoint(directory), self.gate, self.around, tick_s=0.002)
+        self.context = RunContext("app", observer=self._hear, clock=ManualClock(10_000))
+        self.watch = LagWatch("orders", self._answer, Checkpoint(directory), self.gate, self.context, tick_s=0.002)
 
     def _answer(self, finished: Any) -> int | None:
         self.asked.append(finished)
@@ -75,7 +74,7 @@ def test_it_asks_about_the_end_of_the_batch_before(scene: Scene) -> None:
 
 
 def test_the_age_of_what_the_sinks_have_is_told_too(scene: Scene) -> None:
-    scene.around.newest_ms = 4_000
+    scene.context.newest_ms = 4_000
     with scene.gate.batch(0):
         wait_until(lambda: scene.told)
     assert scene.told[0] == {"pipeline": "orders", "newest_age_ms": 6_000}

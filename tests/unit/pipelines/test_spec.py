@@ -10,8 +10,7 @@ import yaml
 
 from millstream.pipelines.errors import SpecRefused
 from millstream.pipelines.sinks import RedisSink
-from millstream.pipelines.spec.load import load_pipelines, parse_pipeline
-from millstream.pipelines.spec.schema import json_schema
+from millstream.pipelines.spec.load import json_schema, load_pipelines, parse_pipeline
 
 GOOD = """\
 apiVersion: millstream/v1
@@ -210,7 +209,7 @@ def test_the_schema_for_editors_knows_the_parts() -> None:
     schema = json_schema()
     assert json.loads(json.dumps(schema)) == schema
     assert {"source", "processors", "sinks", "batch", "commit_policy", "dlq", "checkpoint", "spark"} <= set(
-        schema["$defs"]["Spec"]["properties"]
+        schema["$defs"]["PipelineSpec"]["properties"]
     )
     assert schema["$defs"]["RedisSinkConfig"]["required"] == ["id", "uri"]
     assert yaml.safe_load(GOOD)["kind"] == schema["properties"]["kind"]["const"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from millstream.model import EntryId
-from millstream.spark.backlog import backlog, beyond
-from millstream.spark.offsets import Offset, Position
+from millstream.spark.offsets import Offset, StreamPosition
+from millstream.spark.progress import backlog, beyond
 
 
 def offset(**added: int | None) -> Offset:
-    return Offset({name: Position(EntryId(1), count) for name, count in added.items()})
+    return Offset({name: StreamPosition(EntryId(1), count) for name, count in added.items()})
 
 
 @pytest.mark.parametrize(

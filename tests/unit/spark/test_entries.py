@@ -5,9 +5,9 @@ import pytest
 
 from millstream.broker.once import Digest
 from millstream.spark.bulk import UniformRows
+from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for, pieces
 from millstream.spark.errors import InvalidOption, NoWriteIdentity, UnusableRow
-from millstream.spark.identity import WriteIdentity, streaming_identity
 from millstream.spark.options import sink_options
 from millstream.wire.resp import pack
 

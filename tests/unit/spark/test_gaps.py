@@ -1,8 +1,8 @@
 """What was lost is told by counts: ids alone look the same."""
 
 from millstream.model import Entry, EntryId, StreamInfo
-from millstream.spark.gaps import gap_after
-from millstream.spark.offsets import Position
+from millstream.spark.data_loss import gap_after
+from millstream.spark.offsets import StreamPosition
 
 
 def info(first: int | None, last: int, *, length: int, added: int, max_deleted: int = 0) -> StreamInfo:
@@ -11,54 +11,54 @@ def info(first: int | None, last: int, *, length: int, added: int, max_deleted: 
 
 
 def test_nothing_is_missing_while_an_entry_at_or_before_the_start_is_left():
-    assert gap_after("s", Position(EntryId(5), 5), info(5, 20, length=16, added=20)) is None
+    assert gap_after("s", StreamPosition(EntryId(5), 5), info(5, 20, length=16, added=20)) is None
 
 
 def test_trimming_up_to_the_start_loses_nothing():
-    assert gap_after("s", Position(EntryId(5), 5), info(6, 20, length=15, added=20)) is None
+    assert gap_after("s", StreamPosition(EntryId(5), 5), info(6, 20, length=15, added=20)) is None
 
 
 def test_trimming_beyond_the_start_is_counted():
-    gap = gap_after("s", Position(EntryId(5), 5), info(16, 20, length=5, added=20))
+    gap = gap_after("s", StreamPosition(EntryId(5), 5), info(16, 20, length=5, added=20))
     assert gap is not None
     assert (gap.lost, gap.certain) == (10, True)
     assert "10 entries" in gap.explanation
 
 
 def test_an_emptied_stream_lost_all_that_came_after():
-    gap = gap_after("s", Position(EntryId(5), 5), info(None, 20, length=0, added=20))
+    gap = gap_after("s", StreamPosition(EntryId(5), 5), info(None, 20, length=0, added=20))
     assert gap is not None
     assert gap.lost == 15
 
 
 def test_deletions_make_it_only_possible():
-    gap = gap_after("s", Position(EntryId(5), 5), info(16, 20, length=5, added=20, max_deleted=9))
+    gap = gap_after("s", StreamPosition(EntryId(5), 5), info(16, 20, length=5, added=20, max_deleted=9))
     assert gap is not None
     assert (gap.lost, gap.certain) == (10, False)
     assert "possibly" in gap.explanation
 
 
 def test_deletions_before_the_start_do_not_matter():
-    gap = gap_after("s", Position(EntryId(5), 5), info(16, 20, length=5, added=20, max_deleted=3))
+    gap = gap_after("s", StreamPosition(EntryId(5), 5), info(16, 20, length=5, added=20, max_deleted=3))
     assert gap is not None
     assert gap.certain
 
 
 def test_a_start_that_nobody_counted_leaves_it_open():
-    gap = gap_after("s", Position(EntryId(5), None), info(16, 20, length=5, added=20))
+    gap = gap_after("s", StreamPosition(EntryId(5), None), info(16, 20, length=5, added=20))
     assert gap is not None
     assert (gap.lost, gap.certain) == (None, False)
-    assert gap_after("s", Position(EntryId(5), None), info(16, 20, length=20, added=20)) is None
+    assert gap_after("s", StreamPosition(EntryId(5), None), info(16, 20, length=20, added=20)) is None
 
 
 def test_a_stream_that_is_gone_or_was_made_anew_is_named():
-    assert gap_after("s", Position(EntryId(0), 0), None) is None
-    gone = gap_after("s", Position(EntryId(5), 5), None)
+    assert gap_after("s", StreamPosition(EntryId(0), 0), None) is None
+    gone = gap_after("s", StreamPosition(EntryId(5), 5), None)
     assert gone is not None
     assert "gone" in gone.explanation
-    anew = gap_after("s", Position(EntryId(5), 5), info(3, 4, length=2, added=2))
+    anew = gap_after("s", StreamPosition(EntryId(5), 5), info(3, 4, length=2, added=2))
     assert anew is not None
     assert anew.recreated
-    younger = gap_after("s", Position(EntryId(5), 5), info(30, 40, length=2, added=2))
+    younger = gap_after("s", StreamPosition(EntryId(5), 5), info(30, 40, length=2, added=2))
     assert younger is not None
     assert younger.recreated

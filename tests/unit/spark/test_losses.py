@@ -1,7 +1,6 @@
 """Each lost entry is counted once, whoever finds it gone: the driver, a task, or both."""
 
-from millstream.spark.gaps import Gap
-from millstream.spark.losses import Loss, LossAccount, new_book
+from millstream.spark.data_loss import Gap, Loss, LossAccount, new_book
 
 
 def gap(lost: int | None, text: str = "gone") -> Gap:

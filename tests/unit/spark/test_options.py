@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from millstream.model import EntryId, TrimPolicy
-from millstream.spark.address import Address
+from millstream.spark.connection import Address
 from millstream.spark.errors import InvalidOption
 from millstream.spark.options import sink_options, source_options
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from millstream.model import Entry, EntryId, StreamInfo
-from millstream.spark.offsets import Offset, Position, pack, ranges
+from millstream.spark.offsets import Offset, StreamPosition, pack, ranges
 from millstream.spark.options import SourceOptions, source_options
 from millstream.spark.plan import first_offset, last_offset, latest_offset, next_offset
 
@@ -182,7 +182,7 @@ def test_a_gap_is_told_and_counting_goes_on_behind_it():
 
 def test_deletions_make_the_count_inexact_until_the_end_is_reached():
     server = MadeUp(a=list(range(1, 11)))
-    start = Offset({"a": Position(EntryId(1), 1)})
+    start = Offset({"a": StreamPosition(EntryId(1), 1)})
     server.held["a"].remove(EntryId(4))
     server.max_deleted["a"] = EntryId(4)
     end = following(server, start, max_rows=5)
@@ -208,12 +208,12 @@ def test_where_a_user_may_begin():
     server = MadeUp(a=list(range(1, 11)))
     server.trim("a", 4)
 
-    def start(word: str) -> Position:
+    def start(word: str) -> StreamPosition:
         return first_offset(server, options(startingOffsets=word), "latest").streams["a"]
 
-    assert start("earliest") == Position(EntryId(4).previous(), 3)
-    assert start("latest") == Position(EntryId(10), 10)
-    assert start('{"a": "2-0"}') == Position(EntryId(2), 3)
-    assert start('{"a": "7-0"}') == Position(EntryId(7), None)
-    assert start('{"a": "99-0"}') == Position(EntryId(99), None)
+    assert start("earliest") == StreamPosition(EntryId(4).previous(), 3)
+    assert start("latest") == StreamPosition(EntryId(10), 10)
+    assert start('{"a": "2-0"}') == StreamPosition(EntryId(2), 3)
+    assert start('{"a": "7-0"}') == StreamPosition(EntryId(7), None)
+    assert start('{"a": "99-0"}') == StreamPosition(EntryId(99), None)
     assert first_offset(MadeUp(), options(), "latest").streams == {}

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.spark.errors import InvalidOption
-from millstream.spark.giving import give
+from millstream.spark.fan_out import fan_out
 from millstream.spark.targets import sink_targets
 
 FIRST = {"url": "redis://a", "stream": "orders", "maxlen": "100", "txnAppId": "app", "txnVersion": "3"}
@@ -54,7 +54,7 @@ def test_a_wrong_address_of_a_place_is_shown_without_its_password() -> None:
 
 
 class Place:
-    """Stands for a Target: remembers what it got, and in which thread; fails when it is told to."""
+    """Stands for a WriteTarget: remembers what it got, and in which thread; fails when it is told to."""
 
     def __init__(self, name: str, fails_at: int | None = None) -> None:
         self.options = SimpleNamespace(sink_id=name)
@@ -75,21 +75,21 @@ def batches(count: int) -> Any:
 
 def test_every_place_gets_every_batch_in_order_and_in_a_thread_of_its_own() -> None:
     places: Any = [Place("a"), Place("b"), Place("c")]
-    give(batches(50), places)
+    fan_out(batches(50), places)
     assert [place.got for place in places] == [list(range(50))] * 3
     assert len(set.union(*(place.threads for place in places))) == 3
 
 
 def test_one_place_needs_no_thread() -> None:
     place: Any = Place("a")
-    give(batches(5), [place])
+    fan_out(batches(5), [place])
     assert place.threads == {threading.get_ident()}
 
 
 def test_a_place_that_fails_does_not_keep_the_others_from_their_rows() -> None:
     places: Any = [Place("a"), Place("b", fails_at=3), Place("c")]
     with pytest.raises(ConnectionError, match="b is gone") as raised:
-        give(batches(50), places)
+        fan_out(batches(50), places)
     assert [len(place.got) for place in places] == [50, 3, 50]
     assert "'b'" in raised.value.__notes__[0]
 
@@ -101,5 +101,5 @@ def test_rows_that_stop_coming_end_the_threads_and_are_the_error() -> None:
 
     places: Any = [Place("a"), Place("b")]
     with pytest.raises(ValueError, match="the rows broke"):
-        give(breaking(), places)
+        fan_out(breaking(), places)
     assert not [thread for thread in threading.enumerate() if thread.name in ("millstream-a", "millstream-b")]

@@ -7,8 +7,7 @@ from pydantic import BeforeValidator, Field
 from millstream.pipelines.envelopes.cloudevents import CloudEvents
 from millstream.pipelines.envelopes.debezium import Debezium
 from millstream.pipelines.envelopes.envelope import Envelope
-from millstream.pipelines.envelopes.native import Native
-from millstream.pipelines.envelopes.raw import Raw
+from millstream.pipelines.envelopes.native import Native, Raw
 from millstream.pipelines.envelopes.reading import Format, Position, read_documents
 
 

@@ -1,4 +1,4 @@
-"""The native envelope: ``{id, op, ts_ms, source: {name, db, schema, table}, before, after}``."""
+"""The native envelope, ``{id, op, ts_ms, source: {name, db, schema, table}, before, after}``; and none: the row."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ class Native(Envelope):
             before=or_null(F.col("before")),
             after=or_null(F.col("after")),
         )
+
+
+class Raw(Envelope):
+    type: Literal["raw"]
+
+    def column(self, events: DataFrame) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.coalesce(F.col("after"), F.col("before"), F.lit("null"))

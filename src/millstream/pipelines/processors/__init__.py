@@ -6,20 +6,18 @@ from pydantic import Field
 
 from millstream.pipelines.processors.aggregate import Aggregate
 from millstream.pipelines.processors.deduplicate import Deduplicate
-from millstream.pipelines.processors.drop import Drop
+from millstream.pipelines.processors.fields import Drop, Rename, Select
 from millstream.pipelines.processors.filter import Filter, Match
 from millstream.pipelines.processors.flatten import Flatten
 from millstream.pipelines.processors.mask import Mask
 from millstream.pipelines.processors.predicates import Condition, Predicate
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.processors.python import Python
-from millstream.pipelines.processors.rename import Rename
-from millstream.pipelines.processors.route import Route
-from millstream.pipelines.processors.select import Select
+from millstream.pipelines.processors.route import RouteByRule
 from millstream.pipelines.processors.sql import Sql
 
 AnyProcessor = Annotated[
-    Filter | Select | Rename | Drop | Flatten | Mask | Deduplicate | Aggregate | Sql | Python | Route,
+    Filter | Select | Rename | Drop | Flatten | Mask | Deduplicate | Aggregate | Sql | Python | RouteByRule,
     Field(discriminator="type"),
 ]
 
@@ -35,10 +33,10 @@ __all__ = [
     "Match",
     "Predicate",
     "Processor",
+    "ProcessorStage",
     "Python",
     "Rename",
-    "Route",
+    "RouteByRule",
     "Select",
     "Sql",
-    "Stage",
 ]

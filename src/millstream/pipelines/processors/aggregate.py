@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.events import event_frame
 from millstream.pipelines.processors.predicates import FieldReference
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import Duration, NonEmpty
 from millstream.pipelines.templates import Reference, TemplateError
 
@@ -59,7 +59,7 @@ class Aggregate(Processor):
             )
         return self
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         groups = {f"_g{i}": Reference.parse(key).column(stage.tenant) for i, key in enumerate(self.group_by)}
@@ -78,7 +78,7 @@ class Aggregate(Processor):
         return self._events(summed, list(groups), list(measured), stage, kept)
 
     def _events(
-        self, summed: DataFrame, groups: list[str], measured: list[str], stage: Stage, kept: tuple[str, ...]
+        self, summed: DataFrame, groups: list[str], measured: list[str], stage: ProcessorStage, kept: tuple[str, ...]
     ) -> DataFrame:
         from pyspark.sql import functions as F
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from millstream.pipelines.events import fail_where
 from millstream.pipelines.processors.predicates import FieldReference
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import Duration
 from millstream.pipelines.templates import Reference
 
@@ -28,7 +28,7 @@ class Deduplicate(Processor):
     def can_fail(self) -> bool:
         return self.keys != ["id"]
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         frame = events

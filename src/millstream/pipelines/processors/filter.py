@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.processors.predicates import Condition
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty, Part
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _table_matches(globs: list[str]) -> Column:
 class Filter(Processor, Match):
     type: Literal["filter"]
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         return events.where(F.col("error").isNotNull() | self.column(stage.tenant))

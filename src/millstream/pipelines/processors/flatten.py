@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from millstream.pipelines.events import as_fields, fail_where
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Flatten(Processor):
     def can_fail(self) -> bool:
         return self.collision == "error"
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         flat = {name: self._pairs(as_fields(F.col(name))) for name in ("before", "after")}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, SecretStr
 
 from millstream.pipelines.events import change_fields
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty, Secret, Text
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Mask(Processor):
     salt: Secret = SecretStr("")
     replacement: Text = "***"
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         hashed = [name for name, how in self.fields.items() if how == "hash"]

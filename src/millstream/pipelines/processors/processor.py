@@ -14,7 +14,7 @@ Kind = Literal["stateless", "stateful", "per batch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ProcessorStage:
     """Where a processor stands: what dead letters, ids and metrics call it, and whom it works for.
 
     ``batch_id`` is -1 before the batch: stateless and stateful processors run as part of the streaming plan.
@@ -40,7 +40,7 @@ class Processor(Part):
         """What the spec calls it."""
         return str(getattr(self, "type", ""))
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         raise AssertionError("every processor has its own")
 
     def can_fail(self) -> bool:

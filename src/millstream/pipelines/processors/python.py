@@ -14,7 +14,7 @@ from pydantic import Field
 
 from millstream.pipelines.errors import ProcessorFailed
 from millstream.pipelines.events import COLUMNS, SCHEMA, refuse_bad_rows
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ class Python(Processor):
     def can_fail(self) -> bool:
         return True
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         frame = events.select(*COLUMNS)
         run = _OverBatches(self.function, stage.name, self.on_error == "dead_letter")
         # Not the frame's own schema: what that says of nulls and of plain text, a function need not keep.

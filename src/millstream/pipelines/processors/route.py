@@ -8,7 +8,7 @@ from pydantic import Field
 
 from millstream.pipelines.events import fail_where
 from millstream.pipelines.processors.filter import Match
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import Part, TemplateText
 from millstream.pipelines.templates import Template
 
@@ -21,7 +21,7 @@ class Rule(Part):
     stream: TemplateText
 
 
-class Route(Processor):
+class RouteByRule(Processor):
     """An event that no rule matches keeps the sink's own stream, or gets ``default`` where one is given."""
 
     type: Literal["route"]
@@ -32,7 +32,7 @@ class Route(Processor):
         targets = [rule.stream for rule in self.rules] + ([self.default] if self.default else [])
         return any(Template.parse(text).may_miss() for text in targets)
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         chosen, matched = F.col("stream"), F.lit(self.default is not None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from millstream.pipelines.events import COLUMNS, event_frame, number_repeats, refuse_bad_rows
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Sql(Processor):
     def can_fail(self) -> bool:
         return True
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         session = events.sparkSession
@@ -54,7 +54,7 @@ class Sql(Processor):
 
         return F.from_json(text, self.row_schema) if self.row_schema else F.try_parse_json(text)
 
-    def _as_events(self, result: DataFrame, stage: Stage) -> DataFrame:
+    def _as_events(self, result: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         kinds = dict(result.dtypes)

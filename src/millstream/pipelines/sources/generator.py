@@ -44,7 +44,7 @@ class GeneratorSource(Source):
         """Row numbers and times as events. Also what a test gives as a batch."""
         from pyspark.sql import functions as F
 
-        from millstream.pipelines.sources.stories import tell
+        from millstream.pipelines.sources.sample_shop import tell
 
         name = self.config.id or "generator"
         columns = {
@@ -64,7 +64,7 @@ class GeneratorSource(Source):
         return self.config.rows is None and self.config.rate is None
 
     def fields(self) -> dict[str, frozenset[str]] | None:
-        from millstream.pipelines.sources.stories import FIELDS
+        from millstream.pipelines.sources.sample_shop import FIELDS
 
         return FIELDS
 

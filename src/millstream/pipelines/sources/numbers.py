@@ -19,7 +19,7 @@ FORMAT = "millstream_numbers"
 _CHUNK = 50_000
 
 
-class Range(InputPartition):
+class NumberRange(InputPartition):
     def __init__(self, first: int, last: int, start_ms: int, per_second: float) -> None:
         self.first, self.last, self.start_ms, self.per_second = first, last, start_ms, per_second
 
@@ -64,11 +64,11 @@ class NumbersReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The very same offset, where nothing is due: anything else would start an empty batch.
         return start if end <= start["n"] else {**start, "n": end, "parts": self._parts}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Range]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[NumberRange]:
         cuts = split(start["n"], end["n"], end["parts"])
-        return [Range(first, last, end["start_ms"], self._spacing) for first, last in cuts]
+        return [NumberRange(first, last, end["start_ms"], self._spacing) for first, last in cuts]
 
-    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:  # type: ignore[override]  # our own partition
+    def read(self, partition: NumberRange) -> Iterator[pa.RecordBatch]:  # type: ignore[override]  # our own partition
         import numpy as np
 
         for first in range(partition.first, partition.last, _CHUNK):

@@ -58,7 +58,7 @@ class RedisSource(Source):
         return self.understood(reader.load())
 
     def behind(self, opening: Opening, finished: Any) -> int | None:
-        from millstream.spark.backlog import backlog
+        from millstream.spark.progress import backlog
 
         return backlog(self._options(opening) | _IMPATIENT, finished)
 

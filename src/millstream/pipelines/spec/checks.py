@@ -7,12 +7,37 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millstream.pipelines.errors import Problem
-from millstream.pipelines.processors import Aggregate, Deduplicate, Filter, Route
+from millstream.pipelines.processors import Aggregate, Deduplicate, Filter, RouteByRule
 from millstream.pipelines.sinks import RedisSink
 from millstream.pipelines.spec.document import Document, Path
-from millstream.pipelines.spec.order import order_problems
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.templates import Template
+
+STATEFUL = ("deduplicate", "aggregate")
+PER_BATCH = ("sql", "python")
+
+
+def order_problems(kinds: Sequence[object]) -> list[tuple[int, str]]:
+    problems: list[tuple[int, str]] = []
+    per_batch: str | None = None
+    aggregated = False
+    for index, kind in enumerate(kinds):
+        if kind in STATEFUL and per_batch is not None:
+            why = (
+                f"{kind} cannot stand after {per_batch}: {per_batch} runs inside each batch, and {kind} keeps state "
+                f"over batches, which Spark does before a batch begins. Put {kind} first."
+            )
+            problems.append((index, why))
+        elif kind in STATEFUL and aggregated:
+            why = (
+                f"{kind} cannot stand after aggregate: a window's event leaves when the watermark has passed it, so "
+                f"everything that follows would find it late. Put {kind} first, or use a second pipeline."
+            )
+            problems.append((index, why))
+        if kind in PER_BATCH:
+            per_batch = str(kind)
+        aggregated = aggregated or kind == "aggregate"
+    return problems
 
 
 def check_file(document: Document) -> None:
@@ -46,7 +71,7 @@ def check_typed(document: Document, pipeline: Pipeline) -> None:
 
 
 def _check_streams(document: Document, pipeline: Pipeline) -> None:
-    routed = any(isinstance(processor, Route) for processor in pipeline.spec.processors)
+    routed = any(isinstance(processor, RouteByRule) for processor in pipeline.spec.processors)
     for index, sink in enumerate(pipeline.spec.sinks):
         if isinstance(sink, RedisSink) and sink.config.stream is None and not routed:
             message = "this is missing and must be given, unless a route processor names the streams"
@@ -90,7 +115,7 @@ def _check_templates(document: Document, pipeline: Pipeline) -> None:
 
 
 def _processor_texts(processor: Any) -> Iterator[tuple[Path, str]]:
-    if isinstance(processor, Route):
+    if isinstance(processor, RouteByRule):
         for index, rule in enumerate(processor.rules):
             yield ("rules", index, "stream"), rule.stream
         if processor.default is not None:

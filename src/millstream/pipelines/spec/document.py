@@ -1,4 +1,6 @@
-"""YAML text to plain values, each with its line. Bounded: size, depth, expanded aliases; no tags, no key twice."""
+"""YAML text to plain values, each with its line. Bounded: size, depth, expanded aliases; no tags, no key twice.
+
+``${VAR}`` and ``${VAR:-default}`` come from the environment; references of templates are left for the templates."""
 
 from __future__ import annotations
 
@@ -10,7 +12,36 @@ from typing import Any
 import yaml
 
 from millstream.pipelines.errors import Problem, SpecRefused
-from millstream.pipelines.spec.variables import expand
+
+_USE = re.compile(r"\$\{([^{}]*)\}")
+_ROOTS = ("source", "before", "after", "row")
+_WORDS = ("op", "id", "key", "tenant_id")
+
+
+def is_reference(name: str) -> bool:
+    """Whether ``name`` in ``${name}`` means a part of the event, and not an environment variable."""
+    return name in _WORDS or name.partition(".")[0] in _ROOTS
+
+
+def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """``text`` with its variables replaced, and the names of those that are not set."""
+    missing: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        inner = match.group(1)
+        if is_reference(inner):
+            return match.group(0)
+        name, has_default, default = inner.partition(":-")
+        found = environ.get(name)
+        if found is None or (has_default and not found):
+            if has_default:
+                return default
+            missing.append(name)
+            return ""
+        return found
+
+    return _USE.sub(value, text), missing
+
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32

@@ -1,4 +1,4 @@
-"""A file to a validated pipeline, or one error with every problem that was found."""
+"""A file to a validated pipeline, or one error with every problem that was found; and the schema, for editors."""
 
 from __future__ import annotations
 
@@ -64,3 +64,8 @@ def _validated(document: Document) -> Pipeline | None:
 def _reported(document: Document, path: tuple[Any, ...]) -> bool:
     """An unset variable leaves an empty text behind, which is wrong a second time; once is enough."""
     return any(p.path == dotted(path) and "is not set" in p.message for p in document.problems)
+
+
+def json_schema() -> dict[str, Any]:
+    schema = Pipeline.model_json_schema(by_alias=True, mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "millstream/v1/Pipeline", **schema}

@@ -62,7 +62,7 @@ class SparkSettings(Part):
     conf: dict[str, Text] = Field(default_factory=dict)
 
 
-class Spec(Part):
+class PipelineSpec(Part):
     source: AnySource
     processors: list[AnyProcessor] = Field(default_factory=list)
     sinks: Annotated[list[AnySink], Field(min_length=1)]
@@ -78,7 +78,7 @@ class Pipeline(Part):
     api_version: Literal["millstream/v1"] = Field(alias="apiVersion")
     kind: Literal["Pipeline"]
     metadata: Metadata
-    spec: Spec
+    spec: PipelineSpec
 
     @property
     def name(self) -> str:

@@ -13,10 +13,10 @@ from specs import planned
 
 from millstream.errors import AuthenticationFailed, BrokerUnavailable
 from millstream.pipelines.errors import EventFailed, SinkFailed, StopRequested
-from millstream.pipelines.persistence import Persistence
 from millstream.pipelines.progress import _line, _table
-from millstream.pipelines.standing import Standing, lag
-from millstream.pipelines.surroundings import Surroundings
+from millstream.pipelines.retry import SinkRetry
+from millstream.pipelines.run_context import RunContext
+from millstream.pipelines.status import PipelineStatus, lag
 
 OURS = json.dumps({"streams": {"a": {"id": "5-0", "added": 9, "lag": 4}, "b": {"id": "1-0", "added": 1, "lag": 0}}})
 
@@ -41,11 +41,11 @@ def test_lag_is_what_our_source_says_and_unknown_elsewhere(reports: list[Any], e
     assert lag(reports) == expected
 
 
-def standing(sinks: dict[str, str], **progress: Any) -> Standing:
-    return Standing("orders", "acme", "running", None, 3, sinks, progress)
+def standing(sinks: dict[str, str], **progress: Any) -> PipelineStatus:
+    return PipelineStatus("orders", "acme", "running", None, 3, sinks, progress)
 
 
-def drawn(one: Standing) -> str:
+def drawn(one: PipelineStatus) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(_table([one]))
     assert isinstance(console.file, io.StringIO)
@@ -69,17 +69,17 @@ class Trial:
     """A sink that refuses for a while, and what is seen of it meanwhile."""
 
     def __init__(self, *errors: Exception, deadline: str = "60s") -> None:
-        self.around = Surroundings("app")
+        self.context = RunContext("app")
         self._left = list(errors)
         self.seen: list[str | None] = []
         plan = planned(retry={"initial": "1ms", "max": "1ms", "deadline": deadline})
-        self._persistence = Persistence(plan, self.around)
+        self._retry = SinkRetry(plan, self.context)
 
     def run(self) -> None:
-        self._persistence.until_taken("main", lambda: None, self._attempt)
+        self._retry.until_taken("main", lambda: None, self._attempt)
 
     def _attempt(self) -> None:
-        self.seen.append(self.around.troubles.get("main"))
+        self.seen.append(self.context.troubles.get("main"))
         if self._left:
             raise self._left.pop(0)
 
@@ -88,27 +88,27 @@ def test_a_sink_is_said_to_be_retried_while_it_is() -> None:
     trial = Trial(BrokerUnavailable("gone"), BrokerUnavailable("gone"))
     trial.run()
     assert trial.seen == [None, "retrying", "retrying"]
-    assert trial.around.troubles == {}
+    assert trial.context.troubles == {}
 
 
 def test_a_sink_that_was_given_up_stays_visible() -> None:
     for trial in (Trial(AuthenticationFailed("no")), Trial(BrokerUnavailable("gone"), deadline="0ms")):
         with pytest.raises(SinkFailed):
             trial.run()
-        assert trial.around.troubles == {"main": "failed"}
+        assert trial.context.troubles == {"main": "failed"}
     stopped = Trial(BrokerUnavailable("gone"))
-    stopped.around.stopping = threading.Event()
-    stopped.around.stopping.set()
+    stopped.context.stopping = threading.Event()
+    stopped.context.stopping.set()
     with pytest.raises(StopRequested):
         stopped.run()
-    assert stopped.around.troubles == {"main": "failed"}
+    assert stopped.context.troubles == {"main": "failed"}
 
 
 def test_an_event_s_fault_is_not_the_sink_s() -> None:
     trial = Trial(EventFailed("1", "source", "no JSON"))
     with pytest.raises(EventFailed):
         trial.run()
-    assert trial.around.troubles == {}
+    assert trial.context.troubles == {}
 
 
 def test_status_shows_the_same_record() -> None:

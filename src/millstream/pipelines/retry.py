@@ -6,21 +6,20 @@ import logging
 import time
 from collections.abc import Callable
 
-from millstream.pipelines.backoff import delay_ms, is_fatal, short
-from millstream.pipelines.blame import blame
+from millstream.pipelines.error_origin import delay_ms, is_fatal, origin_of, short
 from millstream.pipelines.errors import EventFailed, ProcessorFailed, SinkFailed, StopRequested
-from millstream.pipelines.plan import Plan
-from millstream.pipelines.surroundings import Surroundings
+from millstream.pipelines.plan import PipelinePlan
+from millstream.pipelines.run_context import RunContext
 
 log = logging.getLogger("millstream.pipelines")
 
 
-class Persistence:
+class SinkRetry:
     """Shared by the sinks of a batch, each of which tries in a thread of its own."""
 
-    def __init__(self, plan: Plan, around: Surroundings) -> None:
+    def __init__(self, plan: PipelinePlan, context: RunContext) -> None:
         self._plan = plan
-        self._around = around
+        self._context = context
 
     def until_taken(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> int:
         """Returns when ``attempt`` has, and how many it took; raises where trying on is useless, too late, or no longer
@@ -31,13 +30,13 @@ class Persistence:
         try:
             tries = self._try(name, probe, attempt)
         except (EventFailed, ProcessorFailed):
-            self._around.troubles.pop(name, None)  # the fault lies before the sink
+            self._context.troubles.pop(name, None)  # the fault lies before the sink
             raise
         except BaseException:
             # Whoever looks at a pipeline that has stopped sees which sink it stopped for.
-            self._around.troubles[name] = "failed"
+            self._context.troubles[name] = "failed"
             raise
-        self._around.troubles.pop(name, None)
+        self._context.troubles.pop(name, None)
         return tries
 
     def _try(self, name: str, probe: Callable[[], None], attempt: Callable[[], None]) -> int:
@@ -61,19 +60,19 @@ class Persistence:
                 if (time.monotonic() - began) * 1000 + wait_ms > retry.deadline:
                     raise SinkFailed(name, tries, f"{short(error)} (for {retry.deadline} ms)") from error
                 log.warning("sink %s: attempt %d failed: %s; next in %d ms", name, tries, short(error), wait_ms)
-            if self._around.stopping.wait(wait_ms / 1000):
+            if self._context.stopping.wait(wait_ms / 1000):
                 raise StopRequested(
                     f"asked to stop while sink {name!r} was failing; the batch is replayed at the next start"
                 )
 
     def refuse_processors_fault(self, error: Exception, *, sink_involved: bool) -> None:
         """Raises ProcessorFailed where a processor has failed for good: no attempt of any sink can mend that."""
-        found = blame(error, (*self._plan.streaming, *self._plan.per_batch), sink_involved=sink_involved)
+        found = origin_of(error, (*self._plan.streaming, *self._plan.per_batch), sink_involved=sink_involved)
         if found is not None:
             raise ProcessorFailed(found.processor, found.why) from error
 
     def _tell_error(self, name: str, why: str, tries: int) -> None:
-        self._around.troubles[name] = "retrying"
-        self._around.observer(
+        self._context.troubles[name] = "retrying"
+        self._context.observer(
             "pipeline.sink_error", pipeline=self._plan.pipeline.name, sink=name, error=why, attempt=tries
         )

@@ -1,12 +1,18 @@
-"""Between Spark and a batch: lets a batch in or turns it away, so that stopping happens between batches."""
+"""What batches and deliverers of one pipeline share, from start to stop; and the gate between Spark and them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from millstream.model import Clock, Observer, SystemClock, quiet
 from millstream.pipelines.errors import StopRequested
+
+if TYPE_CHECKING:
+    from millstream.pipelines.spool import Spool
 
 
 class Gate:
@@ -43,3 +49,18 @@ class Gate:
         with self._lock:
             self.closing.set()
             return self._lock.wait_for(lambda: self._inside is None, timeout_s)
+
+
+@dataclass(slots=True)
+class RunContext:
+    """``troubles`` holds the gating sinks that have not taken the batch at hand, and what is done about it;
+    ``newest_ms`` is the time of the newest event that all of them have."""
+
+    application: str
+    addresses: dict[str, str] = field(default_factory=dict)
+    spools: dict[str, Spool] = field(default_factory=dict)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    observer: Observer = quiet
+    clock: Clock = field(default_factory=SystemClock)
+    troubles: dict[str, str] = field(default_factory=dict)
+    newest_ms: int | None = None

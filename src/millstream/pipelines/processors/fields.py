@@ -1,4 +1,4 @@
-"""Gives fields of ``before`` and ``after`` other names. A new name that is already there takes the old one's place."""
+"""Which fields of ``before`` and ``after`` stay, and what they are called: select, drop, rename."""
 
 from __future__ import annotations
 
@@ -8,11 +8,33 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.events import change_fields
-from millstream.pipelines.processors.processor import Processor, Stage
+from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+class Select(Processor):
+    type: Literal["select"]
+    renames = True
+    fields: Annotated[list[NonEmpty], Field(min_length=1)]
+
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return change_fields(events, lambda row: F.map_filter(row, lambda name, _: name.isin(*self.fields)))
+
+
+class Drop(Processor):
+    type: Literal["drop"]
+    renames = True
+    fields: Annotated[list[NonEmpty], Field(min_length=1)]
+
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return change_fields(events, lambda row: F.map_filter(row, lambda name, _: ~name.isin(*self.fields)))
 
 
 class Rename(Processor):
@@ -26,7 +48,7 @@ class Rename(Processor):
             raise PydanticCustomError("rename", "two fields would get the same name; give each its own")
         return self
 
-    def apply(self, events: DataFrame, stage: Stage) -> DataFrame:
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
         def renamed(row: Column) -> Column:

@@ -26,7 +26,7 @@ _METHOD = ("card", "transfer", "wallet")
 _CURRENCY = ("EUR", "EUR", "EUR", "USD", "GBP")
 
 
-class Step(NamedTuple):
+class ShopStep(NamedTuple):
     """One of a beat's ten rows. ``old`` and ``new`` are the status (or tier) before and after; None: no such row.
     ``order`` tells a customer's two orders apart. ``beats_back``: how long ago that customer's story began."""
 
@@ -39,16 +39,16 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step("customers", "c", None, "basic", 0),
-    Step("orders", "c", None, "new", 0),
-    Step("payments", "c", None, "authorized", 1),
-    Step("orders", "u", "new", "paid", 1),
-    Step("payments", "u", "authorized", "captured", 2),
-    Step("orders", "u", "paid", "shipped", 3),
-    Step("customers", "u", "basic", "gold", 5),
-    Step("orders", "c", None, "new", 2, order=1),
-    Step("orders", "d", "new", None, 4, order=1),
-    Step("orders", "u", "shipped", "delivered", 6),
+    ShopStep("customers", "c", None, "basic", 0),
+    ShopStep("orders", "c", None, "new", 0),
+    ShopStep("payments", "c", None, "authorized", 1),
+    ShopStep("orders", "u", "new", "paid", 1),
+    ShopStep("payments", "u", "authorized", "captured", 2),
+    ShopStep("orders", "u", "paid", "shipped", 3),
+    ShopStep("customers", "u", "basic", "gold", 5),
+    ShopStep("orders", "c", None, "new", 2, order=1),
+    ShopStep("orders", "d", "new", None, 4, order=1),
+    ShopStep("orders", "u", "shipped", "delivered", 6),
 )
 
 

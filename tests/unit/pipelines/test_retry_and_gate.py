@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from millstream.errors import AuthenticationFailed, BrokerUnavailable, MillstreamError, OutOfMemory
-from millstream.pipelines.backoff import delay_ms, is_fatal, short
+from millstream.pipelines.error_origin import delay_ms, is_fatal, short
 from millstream.pipelines.errors import StopRequested
-from millstream.pipelines.gate import Gate
+from millstream.pipelines.run_context import Gate
 from millstream.pipelines.spec.pipeline import RetrySettings
 from millstream.testing import wait_until
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from specs import planned
 
-from millstream.pipelines.backoff import is_fatal
-from millstream.pipelines.blame import Blame, blame
+from millstream.pipelines.error_origin import ErrorOrigin, is_fatal, origin_of
 from millstream.pipelines.errors import ProcessorFailed
 from millstream.pipelines.plan import Placed
 
@@ -26,23 +25,25 @@ BARE = "[CAST_INVALID_INPUT] The value 'x' cannot be cast. SQLSTATE: 22018\n== D
 
 
 def test_the_query_that_spark_quotes_is_to_blame() -> None:
-    found = blame(RuntimeError(ZERO), PLACED, sink_involved=True)
-    assert found == Blame("'shares' (sql)", "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`. SQLSTATE: 22012")
+    found = origin_of(RuntimeError(ZERO), PLACED, sink_involved=True)
+    assert found == ErrorOrigin(
+        "'shares' (sql)", "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`. SQLSTATE: 22012"
+    )
 
 
 def test_data_that_nobody_quotes_is_a_sink_s_where_one_was_involved() -> None:
-    assert blame(RuntimeError(BARE), PLACED, sink_involved=True) is None
+    assert origin_of(RuntimeError(BARE), PLACED, sink_involved=True) is None
     assert is_fatal(RuntimeError(BARE))
-    found = blame(RuntimeError(BARE), PLACED, sink_involved=False)
+    found = origin_of(RuntimeError(BARE), PLACED, sink_involved=False)
     assert found is not None
     assert found.processor == "(one of 'first' (sql), 'shares' (sql))"
-    assert blame(RuntimeError(BARE), (), sink_involved=False) is None
+    assert origin_of(RuntimeError(BARE), (), sink_involved=False) is None
 
 
 def test_a_function_in_a_task_names_itself() -> None:
     told = ProcessorFailed("'own' (python)", "ValueError: no.")
     trace = f"Traceback:\nmillstream.pipelines.errors.ProcessorFailed: {told}"
-    assert blame(RuntimeError(trace), PLACED, sink_involved=True) == Blame("'own' (python)", "ValueError: no")
+    assert origin_of(RuntimeError(trace), PLACED, sink_involved=True) == ErrorOrigin("'own' (python)", "ValueError: no")
 
 
 @pytest.mark.parametrize(
@@ -54,5 +55,5 @@ def test_a_function_in_a_task_names_itself() -> None:
     ],
 )
 def test_what_may_pass_is_nobody_s_fault(text: str) -> None:
-    assert blame(RuntimeError(text), PLACED, sink_involved=False) is None
+    assert origin_of(RuntimeError(text), PLACED, sink_involved=False) is None
     assert not is_fatal(RuntimeError(text))
