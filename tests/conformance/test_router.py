@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from millstream import Broker, open_broker
+from millstream.broker.context import Context
 from millstream.broker.keys import beside
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument, WrongKeyType
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
@@ -170,7 +170,7 @@ async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publish
         if name == "messaging.handler_failed" and facts["error_type"] == "CircuitOpen":
             refused[facts["id"]] += 1
 
-    watched = Broker(broker.link, Site(observer=observe))
+    watched = Broker(broker.link, Context(observer=observe))
     router = Router(watched, max_deliveries=2, claim_interval_ms=20, **QUICK)
     calls: list[tuple[bytes, int]] = []
     back_again = asyncio.Event()

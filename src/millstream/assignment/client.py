@@ -44,7 +44,7 @@ class AssignmentClient:
         self.settings = settings or Settings()
         self._broker = broker
         self._service = service
-        observer = observer or broker.site.observer
+        observer = observer or broker.context.observer
         self._waiting: deque[Notification] = deque()
         self._arrived = asyncio.Event()
         self._steps = AssignmentMember(

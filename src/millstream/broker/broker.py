@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from millstream.broker.context import Context
 from millstream.broker.drivers import asynchronous, blocking, with_short_way
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
 from millstream.broker.once import WEEK_MS, BlockingOnceWriter, Digest, OnceWriter
@@ -29,7 +30,6 @@ from millstream.broker.operations import (
 from millstream.broker.operations.arguments import Name, name_word, sequence
 from millstream.broker.operations.durable import Wanted
 from millstream.broker.scripts import Guard
-from millstream.broker.site import Site
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Conversation
 
@@ -44,9 +44,9 @@ class Broker:
     by the server; it never leaves a connection in disorder.
     """
 
-    def __init__(self, link: Link, site: Site, shown: str = "") -> None:
+    def __init__(self, link: Link, context: Context, shown: str = "") -> None:
         self.link = link
-        self.site = site
+        self.context = context
         self._shown = shown
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Broker:
         await self.link.close()
 
     async def run(
-        self, operation: Callable[Concatenate[Site, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs
+        self, operation: Callable[Concatenate[Context, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Runs an operation of your own, written as a conversation, as the ones below are."""
         return await asynchronous(operation)(self, *args, **kwargs)
@@ -90,7 +90,7 @@ class Broker:
 
         Otherwise it raises StaleOwner, and nothing is done, in the same atomic step. Close the original, not this.
         """
-        return type(self)(self.link, replace(self.site, guard=guard), self._shown)
+        return type(self)(self.link, replace(self.context, guard=guard), self._shown)
 
     def listen(self, patterns: Name | Iterable[Name]) -> Listener:
         """Messages of the channels that match the globs: ``async for channel, payload in broker.listen("news.*")``.
@@ -190,9 +190,9 @@ class Broker:
 class BlockingBroker:
     """Streams, wherever they live, for threads. Thread-safe, and usable after a fork."""
 
-    def __init__(self, link: BlockingLink, site: Site, shown: str = "") -> None:
+    def __init__(self, link: BlockingLink, context: Context, shown: str = "") -> None:
         self.link = link
-        self.site = site
+        self.context = context
         self._shown = shown
 
     def __repr__(self) -> str:
@@ -210,7 +210,9 @@ class BlockingBroker:
         """Idempotent. Calls that are under way, and all later ones, raise BrokerClosed."""
         self.link.close()
 
-    def run(self, operation: Callable[Concatenate[Site, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(
+        self, operation: Callable[Concatenate[Context, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Runs an operation of your own, written as a conversation, as the ones below are."""
         return blocking(operation)(self, *args, **kwargs)
 
@@ -233,7 +235,7 @@ class BlockingBroker:
 
     def behind(self, guard: Guard) -> Self:
         """As for Broker."""
-        return type(self)(self.link, replace(self.site, guard=guard), self._shown)
+        return type(self)(self.link, replace(self.context, guard=guard), self._shown)
 
     def listen(self, patterns: Name | Iterable[Name]) -> BlockingListener:
         """As ``Broker.listen``, with ``with`` and ``for``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from millstream.broker.site import Site
+from millstream.broker.context import Context as Site
 from millstream.errors import MillstreamError
 from millstream.wire.commands import Batch, Command, Conversation
 
@@ -22,7 +22,7 @@ def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P],
     """The operation as an ``async`` method."""
 
     async def method(broker: Broker, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        conversation = operation(broker.site, *args, **kwargs)
+        conversation = operation(broker.context, *args, **kwargs)
         send = conversation.send
         link = broker.link
         now = link.now
@@ -60,7 +60,7 @@ def with_short_way(
     async def method(broker: Broker, /, *args: P.args, **kwargs: P.kwargs) -> R:
         now = broker.link.now
         if now is not None and not kwargs:
-            result = short(broker.site, now, *args)
+            result = short(broker.context, now, *args)
             if result is not None:
                 return result
         return await long(broker, *args, **kwargs)
@@ -73,7 +73,7 @@ def blocking(operation: Operation[P, R]) -> Callable[Concatenate[BlockingBroker,
     """The operation as a plain method."""
 
     def method(broker: BlockingBroker, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        conversation = operation(broker.site, *args, **kwargs)
+        conversation = operation(broker.context, *args, **kwargs)
         send = conversation.send
         link = broker.link
         try:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from millstream.broker.compare_keys import counts_of_stream, fingerprint
 from millstream.broker.embedded import Embedded
 from millstream.broker.links.local import address_of
 from millstream.broker.open import open_blocking_broker
-from millstream.broker.sameness import counts_of_stream, fingerprint
 from millstream.engine.journal.snapshot import effects_of_key
 from millstream.engine.session import Session
 from millstream.engine.stream.stream import Stream

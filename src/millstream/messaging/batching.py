@@ -128,7 +128,7 @@ class Line:
         asyncio.gather(*pieces).add_done_callback(finished)
 
     async def _send_all(self) -> None:
-        observer = self._broker.site.observer
+        observer = self._broker.context.observer
         try:
             while self._parcels:
                 parcels, rows, size = self._next_batch()
@@ -211,7 +211,7 @@ class Line:
                     raise
                 self.failing = True
                 log.info("publishing to %s: %s; trying again", self._topic, error)
-                self._broker.site.observer("messaging.publish_retried", topic=self._topic, error=str(error))
+                self._broker.context.observer("messaging.publish_retried", topic=self._topic, error=str(error))
             else:
                 return await self._complete(appended.ids) if appended.skipped else appended.ids
             await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311 - spreads retries, hides nothing

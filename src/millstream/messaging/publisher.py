@@ -75,9 +75,9 @@ class Publisher:
         self._codec = codec_named(codec)
         self._durability = _level(durability)
         # A batch is one atomic step of the broker: half a batch stored could not be told from none.
-        self._max_entry_bytes = broker.site.limits.max_entry_bytes
-        self._max_batch = min(max_batch, broker.site.limits.script_entries)
-        self._max_batch_bytes = min(max_batch_bytes, broker.site.limits.script_bytes)
+        self._max_entry_bytes = broker.context.limits.max_entry_bytes
+        self._max_batch = min(max_batch, broker.context.limits.script_entries)
+        self._max_batch_bytes = min(max_batch_bytes, broker.context.limits.script_bytes)
         self._max_buffered = max_buffered
         self._max_buffered_bytes = max_buffered_bytes
         self._window_ms = idempotency_window_ms
@@ -207,7 +207,7 @@ class Publisher:
         return [None] * len(messages)
 
     def _tell(self, name: str, topic: str, **facts: int) -> None:
-        self._broker.site.observer(name, topic=topic, **facts)
+        self._broker.context.observer(name, topic=topic, **facts)
 
     # --- room -------------------------------------------------------------------------------------------------------
 

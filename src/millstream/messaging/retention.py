@@ -136,7 +136,7 @@ class Janitor:
         self._policies = dict(policies)
         self._interval = seconds(interval, "interval", allow_zero=False)
         self._dead_after_ms = round(seconds(dead_after, "dead_after") * 1000)
-        self._observer = observer or broker.site.observer
+        self._observer = observer or broker.context.observer
         self._task: asyncio.Task[None] | None = None
         self._named: set[tuple[str, str]] = set()
         """Dead groups that the log has named already."""

@@ -286,7 +286,7 @@ class Router:
 
     def _tell(self, name: str, **facts: Any) -> None:
         assert self._broker is not None
-        self._broker.site.observer(name, **facts)
+        self._broker.context.observer(name, **facts)
 
 
 async def _until_ready(subscriber: Subscriber) -> None:

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.broker.bulk import InBulk, Joined
+from millstream.broker.context import Context
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.once import ROW_WORDS, Once
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import script
-from millstream.broker.site import Site
 from millstream.spark.errors import RowsMiscounted
 from millstream.wire.commands import Args, Batch, Conversation
 from millstream.wire.replies import ErrorReply
@@ -133,10 +133,10 @@ def _bytes_of(packed: pa.Array) -> memoryview:
 class BulkOnce(Once):
     """A writer of ``append_once`` that also takes UniformRows. Ids are not told: a sink has no use for them."""
 
-    def append_uniform(self, site: Site, rows: UniformRows) -> Conversation[tuple[int, int]]:
+    def append_uniform(self, context: Context, rows: UniformRows) -> Conversation[tuple[int, int]]:
         """Rows added and rows skipped. Raises as ``append`` does."""
         if self._durability is not None or self._trim != NO_TRIM or 2 * len(rows.names) > ROW_WORDS:
-            appended = yield from self.append_rows(site, list(rows))
+            appended = yield from self.append_rows(context, list(rows))
             return appended.added, appended.skipped
         rows.packed_values()  # all of them at once: chunks are slices of it
         skipped = self._skip(rows, [])
@@ -144,7 +144,7 @@ class BulkOnce(Once):
         if todo:
             Appends(self._stream, todo).packed()  # likewise
         while todo:
-            chunk = _first_chunk(todo, site)
+            chunk = _first_chunk(todo, context)
             reply, ahead = yield from self._send(chunk)
             if reply[0] == b"OK":
                 self.position += len(chunk)
@@ -156,8 +156,8 @@ class BulkOnce(Once):
                 skipped += known
                 todo = todo[known:]
         new = len(rows) - skipped
-        if new and site.max_stream_len is not None:
-            yield from added(site, self._stream, new)
+        if new and context.max_stream_len is not None:
+            yield from added(context, self._stream, new)
         return new, skipped
 
     def _send(self, rows: UniformRows) -> Conversation[tuple[list[Any], Any]]:
@@ -185,11 +185,11 @@ class BulkOnce(Once):
             super()._move(rows)
 
 
-def _first_chunk(rows: UniformRows, site: Site) -> UniformRows:
+def _first_chunk(rows: UniformRows, context: Context) -> UniformRows:
     """As many rows as one transaction may carry."""
-    most = site.limits.script_entries
+    most = context.limits.script_entries
     chunk: UniformRows = rows[:most]
-    while len(chunk) > 1 and chunk.packed_values().nbytes > site.limits.script_bytes:
+    while len(chunk) > 1 and chunk.packed_values().nbytes > context.limits.script_bytes:
         chunk = chunk[: len(chunk) // 2]
     return chunk
 

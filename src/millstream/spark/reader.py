@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from millstream.broker.broker import BlockingBroker
-from millstream.broker.resting import collector_resting
+from millstream.broker.gc_pause import gc_paused
 from millstream.spark import data_loss, plan
 from millstream.spark.connection import broker_at, reached_broker
 from millstream.spark.data_loss import Gap
@@ -80,7 +80,7 @@ class _Reading:
             if partition.book is not None:
                 data_loss.note(broker, partition.book, stream, gap.lost)
 
-        with collector_resting():
+        with gc_paused():
             for wanted in partition.ranges:
                 for page in read_range(broker, wanted, self._options.page_size, on_gap):
                     batch = to_batch(wanted.stream, page)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from millstream.broker.broker import BlockingBroker
+from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.operations.info import stream_info
-from millstream.broker.site import Site
 from millstream.errors import NoSuchStream
 from millstream.model import EntryId, StreamInfo
 from millstream.spark import splits
@@ -19,7 +19,7 @@ from millstream.wire.commands import Args, Batch, Command
 from millstream.wire.names import to_bytes
 from millstream.wire.replies import ErrorReply
 
-_SITE = Site()
+_SITE = Context()
 LISTING_S = 1.0
 """A pattern costs a scan over all keys, and an idle query polls a hundred times a second: once in this time will do."""
 

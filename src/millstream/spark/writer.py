@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from millstream.broker.resting import collector_resting
+from millstream.broker.gc_pause import gc_paused
 from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for
 from millstream.spark.fan_out import WriteTarget, fan_out
@@ -58,7 +58,7 @@ class _Writing:
             for options, mapping in self._targets
         ]
         seen: list[Measured] = []
-        with collector_resting():
+        with gc_paused():
             fan_out(iterator if self._meter is None else self._meter.over(iterator, seen), targets)
         done = [target.finish() for target in targets]
         return Written(

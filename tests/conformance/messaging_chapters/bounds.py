@@ -14,10 +14,10 @@ from messaging_chapters.chapter import (
     running,
 )
 from millstream.broker.broker import Broker
+from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
 from millstream.broker.scripts import script
-from millstream.broker.site import Site
 from millstream.messaging import Ack, Message, Publisher
 from millstream.messaging.publisher import MAX_LINES
 from millstream.testing.faulty import FaultyLink
@@ -40,7 +40,7 @@ class BoundsChapter(Chapter):
         seen = Seen(blow_up)
         output = beside(topic, "out").decode()
         options: dict[str, Any] = {"max_in_flight": 50, "max_bytes_in_flight": 100_000, "count": 50}
-        async with running(Broker(held_back.link, Site()), topic, seen, publish_to=output, **options) as subscriber:
+        async with running(Broker(held_back.link, Context()), topic, seen, publish_to=output, **options) as subscriber:
             await eventually(lambda: held_back.words, what="outputs that wait")
             await eventually(lambda: len(seen.messages) >= 10, what="outputs that fill the room")
             for _ in range(100):
@@ -64,7 +64,7 @@ class BoundsChapter(Chapter):
         seen = Seen(blow_up)
         output = beside(topic, "out").decode()
         options: dict[str, Any] = {"max_in_flight": 1, "max_bytes_in_flight": 5_000}
-        async with running(Broker(held_back.link, Site()), topic, seen, publish_to=output, **options) as subscriber:
+        async with running(Broker(held_back.link, Context()), topic, seen, publish_to=output, **options) as subscriber:
             await eventually(lambda: held_back.words, what="output that waits")
             closing = asyncio.create_task(subscriber.close())
             await asyncio.sleep(0)
@@ -88,7 +88,7 @@ class BoundsChapter(Chapter):
 
         seen = Seen(put_out)
         output = beside(topic, "out").decode()
-        limited = Broker(held_back.link, Site(limits=Limits(script_entries=20)))
+        limited = Broker(held_back.link, Context(limits=Limits(script_entries=20)))
         async with running(limited, topic, seen, publish_to=output):
             await seen.have(30)
             await nothing_pending(broker, topic)
@@ -110,7 +110,7 @@ class BoundsChapter(Chapter):
             return await call(command)
 
         link.call = slow  # type: ignore[method-assign]
-        impatient = Publisher(Broker(link, Site()), max_buffered=5)
+        impatient = Publisher(Broker(link, Context()), max_buffered=5)
         for round_ in range(20):
             tasks = [asyncio.create_task(impatient.publish(topic, message)) for message in numbered(10, round_ * 10)]
             await asyncio.sleep(0)

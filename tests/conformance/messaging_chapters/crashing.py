@@ -9,8 +9,8 @@ import pytest
 
 from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
 from millstream.broker.broker import Broker
+from millstream.broker.context import Context
 from millstream.broker.keys import beside
-from millstream.broker.site import Site
 from millstream.messaging import Message, Publisher, RetryLater, Subscriber, read_burial
 from millstream.testing.faulty import Fault, FaultyLink
 from millstream.testing.waiting import eventually
@@ -147,14 +147,14 @@ class CrashingChapter(Chapter):
                 raise ValueError("not yet")
 
         seen = Seen(fails_once)
-        async with running(Broker(broker.link, Site(observer=fails)), topic, seen):
+        async with running(Broker(broker.link, Context(observer=fails)), topic, seen):
             await seen.have(10)
             await nothing_pending(broker, topic)
 
     async def test_without_a_group_closing_does_not_wait_for_a_broker_that_is_away(
         self, broker: Broker, topic: str
     ) -> None:
-        away = Broker(FaultyLink(broker.link, lambda request: Fault.refused()), Site())
+        away = Broker(FaultyLink(broker.link, lambda request: Fault.refused()), Context())
         subscriber = Subscriber(away, group=None)
         task = asyncio.create_task(subscriber.consume(topic, Seen()))
         await asyncio.sleep(0)

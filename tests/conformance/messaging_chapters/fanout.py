@@ -80,7 +80,7 @@ class FanoutChapter(Chapter):
                 raise ValueError("no")
 
         seen = Seen(fails)
-        cut = Broker(FaultyLink(broker.link, sometimes), broker.site)
+        cut = Broker(FaultyLink(broker.link, sometimes), broker.context)
         async with running(cut, topic, seen, group=None) as subscriber:
             await eventually(lambda: subscriber.ready)
             for message in numbered(5):

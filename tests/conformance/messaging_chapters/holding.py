@@ -17,9 +17,9 @@ from messaging_chapters.chapter import (
     running,
 )
 from millstream.broker.broker import Broker
+from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.broker.scripts import script
-from millstream.broker.site import Site
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber import subscription
 from millstream.testing.waiting import eventually
@@ -214,7 +214,7 @@ class HoldingChapter(Chapter):
                 await message.nack(delay_ms=0)
 
         seen = Seen(handle)
-        async with running(Broker(asked.link, Site()), topic, seen, close_timeout_ms=600_000) as subscriber:
+        async with running(Broker(asked.link, Context()), topic, seen, close_timeout_ms=600_000) as subscriber:
             await seen.have(2)
             await eventually(lambda: asked.words, what="the question for what is due")
             if not still_handling:
@@ -243,7 +243,7 @@ class HoldingChapter(Chapter):
         await publisher.publish(topic, *numbered(10))
         acks = HeldBack(broker, script("settle").sha, sent=False)
         seen = Seen()
-        subscriber = Subscriber(Broker(acks.link, Site()), group="g", **patient)
+        subscriber = Subscriber(Broker(acks.link, Context()), group="g", **patient)
         task = asyncio.create_task(subscriber.consume(topic, seen))
         await seen.have(10)
         await eventually(lambda: acks.words, what="acknowledgements under way")

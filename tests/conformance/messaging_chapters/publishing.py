@@ -28,7 +28,7 @@ async def stored(broker: Broker, topic: str) -> list[bytes]:
 
 def faulty(broker: Broker, faults: Any) -> Broker:
     """The same streams through a link that fails as told."""
-    return Broker(FaultyLink(broker.link, faults), broker.site)
+    return Broker(FaultyLink(broker.link, faults), broker.context)
 
 
 def writes(request: Command | Batch) -> bool:
@@ -84,7 +84,7 @@ class PublishingChapter(Chapter):
 
     async def test_publishes_travel_together(self, broker: Broker, topic: str) -> None:
         link = FaultyLink(broker.link)
-        async with Publisher(Broker(link, broker.site)) as publisher:
+        async with Publisher(Broker(link, broker.context)) as publisher:
             await asyncio.gather(*(publisher.publish(topic, message) for message in numbered(100)))
 
         assert len([request for request in link.plan.requests if writes(request)]) <= 10
@@ -248,7 +248,7 @@ class PublishingChapter(Chapter):
             return await call(command)
 
         link.call = held_back  # type: ignore[method-assign]
-        publisher = Publisher(Broker(link, broker.site), max_buffered=10, max_batch=5)
+        publisher = Publisher(Broker(link, broker.context), max_buffered=10, max_batch=5)
         tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(40)]
         await asyncio.wait(tasks, timeout=0.05)
         assert publisher.buffered <= 10
@@ -289,7 +289,7 @@ class PublishingChapter(Chapter):
             await asyncio.Event().wait()
 
         link.call = never  # type: ignore[method-assign]  # this is what the broker calls
-        publisher = Publisher(Broker(link, broker.site), max_buffered=5, max_batch=2)
+        publisher = Publisher(Broker(link, broker.context), max_buffered=5, max_batch=2)
         tasks = [asyncio.create_task(publisher.publish(topic, message)) for message in numbered(5)]
         tasks += [asyncio.create_task(publisher.publish(topic, *numbered(6)))]
         await eventually(lambda: publisher.buffered == 5 and publisher.waiting == 1)
@@ -317,7 +317,7 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"in the next loop"]
 
     async def test_a_message_that_is_too_large_is_its_own_error(self, broker: Broker, topic: str) -> None:
-        small = Broker(broker.link, type(broker.site)(limits=Limits(max_entry_bytes=1000)))
+        small = Broker(broker.link, type(broker.context)(limits=Limits(max_entry_bytes=1000)))
         async with Publisher(small) as publisher:
             good, bad = await asyncio.gather(
                 publisher.publish(topic, Message(b"small")),

@@ -102,7 +102,7 @@ class RecoveryChapter(Chapter):
                 return Fault.answer_lost() if len(lost) in (1, 3) else None
             return None
 
-        cut = Broker(FaultyLink(broker.link, third_read), broker.site)
+        cut = Broker(FaultyLink(broker.link, third_read), broker.context)
         seen = Seen()
         async with running(cut, topic, seen, count=10, claim_min_idle_ms=3_600_000):
             await seen.have(30)
@@ -119,7 +119,7 @@ class RecoveryChapter(Chapter):
             settles = isinstance(request, Command) and request.args[0] == b"EVALSHA" and b"ack" in request.args
             return Fault.refused() if settles and away else None
 
-        flaky = Broker(FaultyLink(broker.link, scripts_fail), broker.site)
+        flaky = Broker(FaultyLink(broker.link, scripts_fail), broker.context)
         seen = Seen()
         async with running(flaky, topic, seen):
             await seen.have(20)
@@ -146,7 +146,7 @@ class RecoveryChapter(Chapter):
             return (await broker.xpending(topic, "g")).count == 1
 
         seen = Seen(rejects)
-        async with running(Broker(FaultyLink(broker.link, refuses), broker.site), topic, seen):
+        async with running(Broker(FaultyLink(broker.link, refuses), broker.context), topic, seen):
             await seen.have(30)
             await eventually(one_left)
             full = False

@@ -321,7 +321,7 @@ async def test_metrics_cost_a_subscriber_no_message(redis_broker: Broker) -> Non
     def tells_nonsense(name: str, /, **facts: object) -> None:
         monitor(name, **dict.fromkeys(facts))
 
-    redis_broker.site.observer = tells_nonsense
+    redis_broker.context.observer = tells_nonsense
     seen: list[bytes] = []
 
     async def handle(message: Message) -> None:

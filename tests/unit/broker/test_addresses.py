@@ -116,9 +116,9 @@ def test_max_stream_len(bad: object) -> None:
 
 
 def test_defaults() -> None:
-    assert open_blocking_broker("local://defaults").site.max_stream_len == 10_000
-    assert open_blocking_broker("local://defaults", max_stream_len=None).site.max_stream_len is None
-    assert open_blocking_broker("redis://h").site.max_stream_len is None
+    assert open_blocking_broker("local://defaults").context.max_stream_len == 10_000
+    assert open_blocking_broker("local://defaults", max_stream_len=None).context.max_stream_len is None
+    assert open_blocking_broker("redis://h").context.max_stream_len is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from millstream.broker import Broker, open_broker
+from millstream.broker.context import Context
 from millstream.broker.operations import (
     groups,
     info,
@@ -30,7 +31,6 @@ from millstream.broker.operations import (
     writing,
 )
 from millstream.broker.operations.settling import Output
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId, TrimPolicy
 from millstream.model.durability import Durability, replicated
@@ -211,7 +211,7 @@ def takes_more(operation: Any) -> bool:
 
 
 def first_request(operation: Any, arguments: dict[str, Any]) -> Command | Batch:
-    return operation(Site(), **arguments).send(None)  # type: ignore[no-any-return]
+    return operation(Context(), **arguments).send(None)  # type: ignore[no-any-return]
 
 
 def refusal(name: str, arguments: dict[str, Any]) -> InvalidArgument:
@@ -235,7 +235,9 @@ def test_the_good_arguments_of_this_test_are_good(name: str) -> None:
     """Otherwise the test below would see refusals that prove nothing."""
     operation, given = operations()[name], good_arguments(name)
     request = (
-        operation(Site(), *given.values(), "k").send(None) if takes_more(operation) else first_request(operation, given)
+        operation(Context(), *given.values(), "k").send(None)
+        if takes_more(operation)
+        else first_request(operation, given)
     )
 
     words = request.args if isinstance(request, Command) else [word for words in request.commands for word in words]

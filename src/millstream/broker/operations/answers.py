@@ -7,7 +7,7 @@ from itertools import repeat
 from json import loads
 from typing import Any
 
-from millstream.broker.resting import collector_resting
+from millstream.broker.gc_pause import gc_paused
 from millstream.model.entries import Delivery, Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.names import to_name
@@ -31,7 +31,7 @@ def entry_ids(raws: Sequence[bytes]) -> list[EntryId]:
     made = map(_new, repeat(EntryId), zip(numbers, numbers, strict=True))
     if len(raws) < MANY:
         return list(made)
-    with collector_resting():
+    with gc_paused():
         return list(made)
 
 

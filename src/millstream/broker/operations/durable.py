@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.broker.context import Context
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
 from millstream.broker.scripts import TRIES, Script, load_script, run_script
-from millstream.broker.site import Site
 from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
 from millstream.model.durability import Durability
 from millstream.wire.commands import Args, Batch, Command, Conversation, Reading, as_they_are
@@ -31,11 +31,11 @@ def durability_of(wanted: Wanted) -> Durability | None:
     return None if level.level == "memory" else level
 
 
-def require(site: Site, key: bytes, wanted: Durability) -> Conversation[None]:
+def require(context: Context, key: bytes, wanted: Durability) -> Conversation[None]:
     """Raises DurabilityUnavailable, before anything is written, where the node of ``key`` cannot give it."""
     if wanted.level == "replicated":
         return
-    given = yield from _settings(site, key)
+    given = yield from _settings(context, key)
     if given == "unknown":
         raise DurabilityUnavailable(
             str(wanted), "CONFIG GET is not allowed here, so nobody can tell. Allow it, or ask for less."
@@ -48,11 +48,11 @@ def require(site: Site, key: bytes, wanted: Durability) -> Conversation[None]:
         raise DurabilityUnavailable(str(wanted), f"appendfsync is {given!r}. Set it to 'always'.")
 
 
-def _settings(site: Site, key: bytes) -> Conversation[str]:
+def _settings(context: Context, key: bytes) -> Conversation[str]:
     """``no``: no append-only file; else what appendfsync says; ``unknown`` where it cannot be read."""
-    place = slot_of(key) if site.cluster else 0
-    now_ms = site.clock.monotonic_ms()
-    seen = site.durability_seen.get(place)
+    place = slot_of(key) if context.cluster else 0
+    now_ms = context.clock.monotonic_ms()
+    seen = context.durability_seen.get(place)
     if seen is not None and now_ms - seen[0] < REMEMBER_MS:
         return seen[1]
     facts: dict[bytes, Any] = {}
@@ -64,12 +64,12 @@ def _settings(site: Site, key: bytes) -> Conversation[str]:
     given = "unknown"
     if len(facts) == 2:
         given = facts[b"appendfsync"].decode() if facts[b"appendonly"] == b"yes" else "no"
-    site.durability_seen[place] = now_ms, given
+    context.durability_seen[place] = now_ms, given
     return given
 
 
 def send_durably(
-    site: Site,
+    context: Context,
     key: bytes,
     commands: Sequence[Args],
     wanted: Durability,
@@ -79,7 +79,7 @@ def send_durably(
     reading: Reading = as_they_are,
 ) -> Conversation[tuple[list[Any], DurabilityUnavailable | None]]:
     """The replies, and what to raise once they are read: the write is stored, but not confirmed."""
-    yield from require(site, key, wanted)
+    yield from require(context, key, wanted)
     if wanted.level != "replicated":
         replies = yield Batch(commands, key, atomic, repeatable, reading=reading)
         return replies, None
@@ -97,7 +97,7 @@ def send_durably(
 
 
 def run_script_durably(
-    site: Site,
+    context: Context,
     chosen: Script,
     keys: Sequence[bytes],
     argv: Sequence[bytes],
@@ -110,7 +110,7 @@ def run_script_durably(
         return (yield from run_script(chosen, keys, argv, repeatable=repeatable))
     for _ in range(TRIES + 1):
         (reply,), unconfirmed = yield from send_durably(
-            site, keys[0], [chosen.words(keys, argv)], wanted, repeatable=repeatable
+            context, keys[0], [chosen.words(keys, argv)], wanted, repeatable=repeatable
         )
         if not isinstance(reply, ErrorReply):
             break

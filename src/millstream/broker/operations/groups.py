@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from millstream.broker.context import Context
 from millstream.broker.operations.answers import by_stream, deliveries
 from millstream.broker.operations.arguments import (
     Id,
@@ -18,7 +19,6 @@ from millstream.broker.operations.arguments import (
     sequence,
 )
 from millstream.broker.scripts import run_script, script
-from millstream.broker.site import Site
 from millstream.errors import ConsumerHasPending, GroupExists, InvalidArgument
 from millstream.model.entries import Delivery
 from millstream.wire.commands import Command, Conversation
@@ -26,7 +26,7 @@ from millstream.wire.names import to_name
 
 
 def create_group(
-    site: Site, stream: Name, group: Name, *, start: Id, exist_ok: bool = True, entries_read: int | None = None
+    context: Context, stream: Name, group: Name, *, start: Id, exist_ok: bool = True, entries_read: int | None = None
 ) -> Conversation[bool]:
     """Makes the group, and the stream where there is none. ``start``: "0" everything, "$" from now on, or an id.
 
@@ -50,7 +50,7 @@ def create_group(
     return True
 
 
-def delete_group(site: Site, stream: Name, group: Name) -> Conversation[bool]:
+def delete_group(context: Context, stream: Name, group: Name) -> Conversation[bool]:
     """Destroys the group and its pending list. False where there was none."""
     key = name_word(stream, "stream")
     gone: int = yield Command((b"XGROUP", b"DESTROY", key, name_word(group, "group")), key)
@@ -58,7 +58,7 @@ def delete_group(site: Site, stream: Name, group: Name) -> Conversation[bool]:
 
 
 def set_group_position(
-    site: Site, stream: Name, group: Name, position: Id, *, entries_read: int | None = None
+    context: Context, stream: Name, group: Name, position: Id, *, entries_read: int | None = None
 ) -> Conversation[None]:
     """Moves the group: the next read starts after ``position`` ("$": the end). Pending entries stay pending.
 
@@ -70,7 +70,7 @@ def set_group_position(
     yield Command((b"XGROUP", b"SETID", key, name_word(group, "group"), place, *read), key, repeatable=place != b"$")
 
 
-def create_consumer(site: Site, stream: Name, group: Name, consumer: Name) -> Conversation[bool]:
+def create_consumer(context: Context, stream: Name, group: Name, consumer: Name) -> Conversation[bool]:
     """Makes the consumer known before it reads. False if it was known."""
     key = name_word(stream, "stream")
     words = (b"XGROUP", b"CREATECONSUMER", key, name_word(group, "group"), name_word(consumer, "consumer"))
@@ -79,7 +79,7 @@ def create_consumer(site: Site, stream: Name, group: Name, consumer: Name) -> Co
 
 
 def delete_consumer(
-    site: Site, stream: Name, group: Name, consumer: Name, *, to: Name | None = None
+    context: Context, stream: Name, group: Name, consumer: Name, *, to: Name | None = None
 ) -> Conversation[int]:
     """Removes a consumer without losing what it holds. Atomic.
 
@@ -98,7 +98,7 @@ def delete_consumer(
 
 
 def xreadgroup(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -126,7 +126,7 @@ def xreadgroup(
 
 
 def xreadgroup_many(
-    site: Site,
+    context: Context,
     streams: Iterable[Name],
     group: Name,
     consumer: Name,
@@ -151,7 +151,7 @@ def xreadgroup_many(
 
 
 def read_history(
-    site: Site, stream: Name, group: Name, consumer: Name, *, after: Id = "0", count: int = 100
+    context: Context, stream: Name, group: Name, consumer: Name, *, after: Id = "0", count: int = 100
 ) -> Conversation[list[Delivery]]:
     """This consumer's own pending entries after ``after``. Raises the delivery count of each: it counts as delivery."""
     key = name_word(stream, "stream")
@@ -164,7 +164,13 @@ def read_history(
 
 
 def xack(
-    site: Site, stream: Name, group: Name, ids: Sequence[Id] | Id, *, fenced: bool = False, consumer: Name | None = None
+    context: Context,
+    stream: Name,
+    group: Name,
+    ids: Sequence[Id] | Id,
+    *,
+    fenced: bool = False,
+    consumer: Name | None = None,
 ) -> Conversation[int]:
     """Takes entries off the pending list; returns how many were on it. Atomic.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from millstream.broker.context import Context
 from millstream.broker.links.nodes import NodeName
 from millstream.broker.operations.answers import entries, entry_id, mapping
 from millstream.broker.operations.arguments import Name, name_word
-from millstream.broker.site import Site
 from millstream.model.entries import Entry
 from millstream.model.info import ConsumerInfo, GroupInfo, StreamInfo
 from millstream.wire.commands import Batch, Command, Conversation
@@ -21,7 +21,7 @@ def _one_entry(item: Any) -> Entry | None:
     return entries([item])[0] if item else None
 
 
-def stream_info(site: Site, stream: Name) -> Conversation[StreamInfo]:
+def stream_info(context: Context, stream: Name) -> Conversation[StreamInfo]:
     """XINFO STREAM. Raises NoSuchStream."""
     key = name_word(stream, "stream")
     facts = mapping((yield Command((b"XINFO", b"STREAM", key), key, repeatable=True)))
@@ -38,7 +38,7 @@ def stream_info(site: Site, stream: Name) -> Conversation[StreamInfo]:
     )
 
 
-def group_info(site: Site, stream: Name) -> Conversation[list[GroupInfo]]:
+def group_info(context: Context, stream: Name) -> Conversation[list[GroupInfo]]:
     """The stream's groups, each with its consumers. Raises NoSuchStream.
 
     Two steps: a group that is deleted between them is left out; counts may be a moment apart.
@@ -63,7 +63,7 @@ def group_info(site: Site, stream: Name) -> Conversation[list[GroupInfo]]:
     ]
 
 
-def consumer_info(site: Site, stream: Name, group: Name) -> Conversation[list[ConsumerInfo]]:
+def consumer_info(context: Context, stream: Name, group: Name) -> Conversation[list[ConsumerInfo]]:
     """The consumers of one group. Raises NoSuchGroup, NoSuchStream."""
     key = name_word(stream, "stream")
     reply = yield Command((b"XINFO", b"CONSUMERS", key, name_word(group, "group")), key, repeatable=True)
@@ -74,14 +74,14 @@ def _consumer(facts: dict[bytes, Any]) -> ConsumerInfo:
     return ConsumerInfo(name=to_name(facts[b"name"]), pending=facts[b"pending"], idle_ms=facts[b"idle"])
 
 
-def list_streams(site: Site, pattern: str = "*") -> Conversation[list[str]]:
+def list_streams(context: Context, pattern: str = "*") -> Conversation[list[str]]:
     """Names of all streams that match the glob, sorted; on a cluster those of all nodes.
 
     Not a snapshot: a stream that is made or deleted meanwhile may or may not be there.
     """
     glob = name_word(pattern, "pattern")
     nodes: list[bytes | None] = [None]
-    if site.cluster:
+    if context.cluster:
         slots = yield Command((b"CLUSTER", b"SLOTS"), repeatable=True)
         nodes = [*{NodeName(b"%s:%d" % (primary[0], primary[1])) for _, _, primary, *_ in slots}]
     found: set[bytes] = set()
@@ -96,31 +96,31 @@ def list_streams(site: Site, pattern: str = "*") -> Conversation[list[str]]:
     return sorted(map(to_name, found))
 
 
-def ping(site: Site) -> Conversation[None]:
+def ping(context: Context) -> Conversation[None]:
     """Returns when the server has answered."""
     yield Command((b"PING",), repeatable=True)
 
 
-def server_time_ms(site: Site) -> Conversation[int]:
+def server_time_ms(context: Context) -> Conversation[int]:
     """The server's wall clock."""
     seconds, micros = yield Command((b"TIME",), repeatable=True)
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def server_info(site: Site, section: str = "default") -> Conversation[dict[str, str]]:
+def server_info(context: Context, section: str = "default") -> Conversation[dict[str, str]]:
     """INFO's lines as names and values."""
     reply: bytes = yield Command((b"INFO", name_word(section, "section")), repeatable=True)
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if line and line[0] != "#")
     return {name: value for name, _, value in lines}
 
 
-def server_version(site: Site) -> Conversation[tuple[int, ...]]:
+def server_version(context: Context) -> Conversation[tuple[int, ...]]:
     """Such as (7, 0, 15)."""
-    facts = yield from server_info(site, "server")
+    facts = yield from server_info(context, "server")
     return tuple(int(part) for part in facts["redis_version"].split(".") if part.isdigit())
 
 
-def server_setting(site: Site, name: str) -> Conversation[str | None]:
+def server_setting(context: Context, name: str) -> Conversation[str | None]:
     """CONFIG GET of one setting; None where the server has none of that name. Raises PermissionDenied."""
     reply = yield Command((b"CONFIG", b"GET", name_word(name, "name")), repeatable=True)
     return to_name(reply[1]) if reply else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from millstream.broker.context import Context
 from millstream.broker.keys import LEGEND, beside
 from millstream.broker.operations.answers import mapping
 from millstream.broker.operations.arguments import Name, Value, count_word, field_value, name_word, value_word
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.wire.commands import Command, Conversation
 
 SCAN_STEP = b"1000"
 
 
-def get(site: Site, key: Name) -> Conversation[bytes | None]:
+def get(context: Context, key: Name) -> Conversation[bytes | None]:
     """The string at ``key``."""
     word = name_word(key, "key")
     value: bytes | None = yield Command((b"GET", word), word, repeatable=True)
@@ -22,7 +22,7 @@ def get(site: Site, key: Name) -> Conversation[bytes | None]:
 
 
 def set(
-    site: Site, key: Name, value: Value, *, px: int | None = None, nx: bool = False, xx: bool = False
+    context: Context, key: Name, value: Value, *, px: int | None = None, nx: bool = False, xx: bool = False
 ) -> Conversation[bool]:
     """Sets a string that lives ``px`` ms. False where ``nx`` (only if absent) or ``xx`` (only if there) refused."""
     if nx and xx:
@@ -40,12 +40,12 @@ def set(
     return bool(reply)
 
 
-def delete(site: Site, *keys: Name) -> Conversation[int]:
+def delete(context: Context, *keys: Name) -> Conversation[int]:
     """Removes keys of any type; returns how many were there. Atomic for each key."""
     words = [name_word(key, "keys") for key in keys]
     if not words:
         return 0
-    if not site.cluster:
+    if not context.cluster:
         gone: int = yield Command((b"DEL", *words), words[0])
         return gone
     total = 0
@@ -54,36 +54,36 @@ def delete(site: Site, *keys: Name) -> Conversation[int]:
     return total
 
 
-def exists(site: Site, key: Name) -> Conversation[bool]:
+def exists(context: Context, key: Name) -> Conversation[bool]:
     word = name_word(key, "key")
     return bool((yield Command((b"EXISTS", word), word, repeatable=True)))
 
 
-def expire_ms(site: Site, key: Name, ms: int) -> Conversation[bool]:
+def expire_ms(context: Context, key: Name, ms: int) -> Conversation[bool]:
     """Gives a key ``ms`` milliseconds to live. False where there is no such key."""
     word = name_word(key, "key")
     return bool((yield Command((b"PEXPIRE", word, count_word(ms, "ms")), word, repeatable=True)))
 
 
-def ttl_ms(site: Site, key: Name) -> Conversation[int | None]:
+def ttl_ms(context: Context, key: Name) -> Conversation[int | None]:
     """How long the key still lives; None: for ever, or it is not there."""
     word = name_word(key, "key")
     left: int = yield Command((b"PTTL", word), word, repeatable=True)
     return left if left >= 0 else None
 
 
-def hget(site: Site, key: Name, field: Name) -> Conversation[bytes | None]:
+def hget(context: Context, key: Name, field: Name) -> Conversation[bytes | None]:
     word = name_word(key, "key")
     value: bytes | None = yield Command((b"HGET", word, name_word(field, "field")), word, repeatable=True)
     return value
 
 
-def hgetall(site: Site, key: Name) -> Conversation[dict[bytes, bytes]]:
+def hgetall(context: Context, key: Name) -> Conversation[dict[bytes, bytes]]:
     word = name_word(key, "key")
     return mapping((yield Command((b"HGETALL", word), word, repeatable=True)))
 
 
-def hset(site: Site, key: Name, fields: Mapping[str, Value]) -> Conversation[int]:
+def hset(context: Context, key: Name, fields: Mapping[str, Value]) -> Conversation[int]:
     """Sets fields; returns how many are new."""
     word = name_word(key, "key")
     words: list[bytes] = []
@@ -96,7 +96,7 @@ def hset(site: Site, key: Name, fields: Mapping[str, Value]) -> Conversation[int
     return new
 
 
-def hdel(site: Site, key: Name, *fields: Name) -> Conversation[int]:
+def hdel(context: Context, key: Name, *fields: Name) -> Conversation[int]:
     word = name_word(key, "key")
     if not fields:
         return 0
@@ -104,26 +104,26 @@ def hdel(site: Site, key: Name, *fields: Name) -> Conversation[int]:
     return gone
 
 
-def publish(site: Site, channel: Name, payload: Value) -> Conversation[int]:
+def publish(context: Context, channel: Name, payload: Value) -> Conversation[int]:
     """Sends a message to whoever listens now; returns how many that were (on this node)."""
     word = name_word(channel, "channel")
     heard: int = yield Command((b"PUBLISH", word, value_word(payload, "payload")))
     return heard
 
 
-def delete_stream(site: Site, stream: Name, *, companions: bool = False) -> Conversation[bool]:
+def delete_stream(context: Context, stream: Name, *, companions: bool = False) -> Conversation[bool]:
     """Removes the stream with its groups; with ``companions`` every key that lies beside it too. False: none was there.
 
     The companions go first, one by one: a crash in between leaves the stream, and calling again finishes the work.
     """
     key = name_word(stream, "stream")
     if companions:
-        for companion in (yield from companion_keys(site, key)):
+        for companion in (yield from companion_keys(context, key)):
             yield Command((b"DEL", companion), companion, repeatable=True)
     return bool((yield Command((b"DEL", key), key)))
 
 
-def companion_keys(site: Site, stream: Name) -> Conversation[list[bytes]]:
+def companion_keys(context: Context, stream: Name) -> Conversation[list[bytes]]:
     """The keys that may lie beside the stream, after the legend. Scans the stream's node for those with free names."""
     key = name_word(stream, "stream")
     found: dict[bytes, None] = {}

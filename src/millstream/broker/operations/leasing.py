@@ -24,7 +24,7 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import Guard, Script, load_script, run_script, script
-from millstream.broker.site import Site
+from millstream.broker.context import Context as Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId

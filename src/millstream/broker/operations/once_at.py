@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.broker.context import Context
 from millstream.broker.once import UNKNOWN, Digest
 from millstream.broker.operations.durable import run_script_durably
 from millstream.broker.operations.once import Once
 from millstream.broker.scripts import script
-from millstream.broker.site import Site
 from millstream.errors import IdTooSmall
 from millstream.wire.commands import Conversation
 from millstream.wire.names import to_name
@@ -21,7 +21,7 @@ class OnceAt(Once):
     Raises IdTooSmall, having written nothing of the step, where an id is not greater than the one before it.
     """
 
-    def _step(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[tuple[list[Any], Digest | None]]:
+    def _step(self, context: Context, rows: Sequence[list[bytes]]) -> Conversation[tuple[list[Any], Digest | None]]:
         ahead = self.digest.copy() if self.digest is not None else None
         if ahead is not None:
             ahead.add(rows)
@@ -34,7 +34,7 @@ class OnceAt(Once):
             argv.append(b"%d" % (len(row) - 1))
             argv += row
         reply: list[Any] = yield from run_script_durably(
-            site, script("append_once_at"), (self._stream, self._markers), argv, self._durability, repeatable=True
+            context, script("append_once_at"), (self._stream, self._markers), argv, self._durability, repeatable=True
         )
         return reply, ahead
 

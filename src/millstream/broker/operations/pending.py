@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.broker.context import Context
 from millstream.broker.operations.answers import deliveries, entry_id, entry_ids, fields_of
 from millstream.broker.operations.arguments import Id, Name, bound_word, count_word, id_word, name_word, sequence
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Claimed, Delivery, PendingEntry, PendingSummary
 from millstream.model.entry_id import EntryId
@@ -15,7 +15,7 @@ from millstream.wire.commands import Args, Command, Conversation
 from millstream.wire.names import to_name
 
 
-def xpending(site: Site, stream: Name, group: Name) -> Conversation[PendingSummary]:
+def xpending(context: Context, stream: Name, group: Name) -> Conversation[PendingSummary]:
     """How many entries are pending, the smallest and the greatest id, and the count of each consumer that has any."""
     key = name_word(stream, "stream")
     count, low, high, owners = yield Command((b"XPENDING", key, name_word(group, "group")), key, repeatable=True)
@@ -28,7 +28,7 @@ def xpending(site: Site, stream: Name, group: Name) -> Conversation[PendingSumma
 
 
 def xpending_range(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     *,
@@ -88,7 +88,7 @@ def _claim_words(
 
 
 def xclaim(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -122,7 +122,7 @@ def xclaim(
 
 
 def xclaim_ids(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -164,7 +164,7 @@ def _deleted(reply: Any) -> list[EntryId]:
 
 
 def xautoclaim(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -184,7 +184,7 @@ def xautoclaim(
 
 
 def xautoclaim_ids(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from millstream.broker.context import Context
 from millstream.broker.operations.arguments import Id, Name, counter_word, id_word, name_word
 from millstream.broker.scripts import run_script, script
-from millstream.broker.site import Site
 from millstream.wire.commands import Conversation
 
 
 def advance_group(
-    site: Site, stream: Name, group: Name, position: Id, *, entries_read: int | None = None
+    context: Context, stream: Name, group: Name, position: Id, *, entries_read: int | None = None
 ) -> Conversation[bool]:
     """Moves the group to ``position`` unless it is there or beyond; makes it where it is missing.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from millstream.broker.context import Context
 from millstream.broker.operations.answers import by_stream, entries
 from millstream.broker.operations.arguments import (
     Id,
@@ -14,13 +15,12 @@ from millstream.broker.operations.arguments import (
     name_word,
     position_word,
 )
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Entry
 from millstream.wire.commands import Command, Conversation
 
 
-def xlen(site: Site, stream: Name) -> Conversation[int]:
+def xlen(context: Context, stream: Name) -> Conversation[int]:
     """How many entries the stream holds; 0 where there is no stream."""
     key = name_word(stream, "stream")
     length: int = yield Command((b"XLEN", key), key, repeatable=True)
@@ -28,7 +28,7 @@ def xlen(site: Site, stream: Name) -> Conversation[int]:
 
 
 def xrange(
-    site: Site, stream: Name, start: Id = "-", end: Id = "+", *, count: int | None = None
+    context: Context, stream: Name, start: Id = "-", end: Id = "+", *, count: int | None = None
 ) -> Conversation[list[Entry]]:
     """Entries from ``start`` to ``end``, both included unless "(" stands before them."""
     key = name_word(stream, "stream")
@@ -40,7 +40,7 @@ def xrange(
 
 
 def xrevrange(
-    site: Site, stream: Name, end: Id = "+", start: Id = "-", *, count: int | None = None
+    context: Context, stream: Name, end: Id = "+", start: Id = "-", *, count: int | None = None
 ) -> Conversation[list[Entry]]:
     """As ``xrange``, the newest first."""
     key = name_word(stream, "stream")
@@ -52,7 +52,7 @@ def xrevrange(
 
 
 def xread(
-    site: Site, streams: Mapping[str, Id], *, count: int | None = None, block_ms: int | None = None
+    context: Context, streams: Mapping[str, Id], *, count: int | None = None, block_ms: int | None = None
 ) -> Conversation[dict[str, list[Entry]]]:
     """Entries after the given ids; "$" means those that arrive from now on. Streams without news are left out.
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import entry_id, mapping
 from millstream.broker.operations.arguments import Name, count_word, name_word
 from millstream.broker.scripts import run_script, script
-from millstream.broker.site import Site
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Command, Conversation
 from millstream.wire.names import to_name
@@ -47,7 +47,7 @@ class Retained:
 
 
 def retain(
-    site: Site,
+    context: Context,
     stream: Name,
     *,
     max_age_ms: int | None = None,
@@ -103,7 +103,7 @@ def retain(
     )
 
 
-def retention_losses(site: Site, stream: Name) -> Conversation[dict[str, int]]:
+def retention_losses(context: Context, stream: Name) -> Conversation[dict[str, int]]:
     """Group to the number of entries that a hard cap has ever taken from it before it was done with them."""
     name_word(stream, "stream")
     key = beside(stream, "dropped")
@@ -111,7 +111,7 @@ def retention_losses(site: Site, stream: Name) -> Conversation[dict[str, int]]:
     return {to_name(group): int(count) for group, count in mapping(reply).items()}
 
 
-def stream_bytes(site: Site, stream: Name) -> Conversation[int]:
+def stream_bytes(context: Context, stream: Name) -> Conversation[int]:
     """The memory that a stream takes, groups included, as the server estimates it; 0 where there is no such stream."""
     key = name_word(stream, "stream")
     _, used = yield from _size(key)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from millstream.broker.context import Context
 from millstream.broker.keys import beside, slot_of
 from millstream.broker.operations.answers import entry_id, entry_ids, fields_of
 from millstream.broker.operations.arguments import (
@@ -30,7 +31,6 @@ from millstream.broker.operations.durable import Wanted, durability_of, run_scri
 from millstream.broker.operations.once import ROW_WORDS
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import run_script, script
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Delivery
 from millstream.model.entry_id import EntryId
@@ -86,7 +86,7 @@ def due_key(stream: Name, group: Name) -> bytes:
 
 
 def _settle(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -108,7 +108,7 @@ def _settle(
         # Repeatable: after a broken connection a second ack finds nothing to do, and says "refused" for what the
         # first one did; a second start or hand-back finds another count and is refused too.
         reply = yield from run_script(
-            script("settle"), keys, (*head, *words[at : at + CHUNK]), repeatable=True, guard=site.guard
+            script("settle"), keys, (*head, *words[at : at + CHUNK]), repeatable=True, guard=context.guard
         )
         if reply[0]:
             refused += entry_ids(reply[0])
@@ -119,28 +119,28 @@ def _settle(
 
 
 def ack_held(
-    site: Site, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
+    context: Context, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
 ) -> Conversation[Settled]:
     """Acknowledges what the consumer still holds. Atomic for each thousand; idempotent. Raises NoSuchGroup."""
-    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"ack")
+    return _settle(context, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"ack")
 
 
 def touch(
-    site: Site, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
+    context: Context, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
 ) -> Conversation[Settled]:
     """A sign of life: resets the idle time of what the consumer still holds, and takes nothing back. Idempotent."""
-    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"touch")
+    return _settle(context, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"touch")
 
 
 def charge(
-    site: Site, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
+    context: Context, stream: Name, group: Name, consumer: Name, ids: Sequence[EntryId], *, times_delivered: int
 ) -> Conversation[Settled]:
     """Counts one more delivery: said before a handler starts on an entry that was delivered before."""
-    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"start")
+    return _settle(context, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"start")
 
 
 def hand_back(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -151,11 +151,11 @@ def hand_back(
 ) -> Conversation[Settled]:
     """Lets go: the next sweep of any member takes them, without waiting. The delivery count becomes ``leaving``."""
     count_word(leaving, "leaving", least=0)
-    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"back", number=leaving)
+    return _settle(context, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"back", number=leaving)
 
 
 def delay(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -166,11 +166,13 @@ def delay(
 ) -> Conversation[Settled]:
     """Not before ``delay_ms`` from now: then ``take_due`` delivers them, to any member. No sweep takes them earlier."""
     count_word(delay_ms, "delay_ms", least=0)
-    return _settle(site, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"delay", number=delay_ms)
+    return _settle(
+        context, stream, group, consumer, ids, times_delivered=times_delivered, verb=b"delay", number=delay_ms
+    )
 
 
 def bury(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -192,18 +194,18 @@ def bury(
     if len(words) > ROW_WORDS:
         return (
             yield from _bury_wide(
-                site, key, group, consumer, id, times_delivered=times_delivered, target=target, words=words
+                context, key, group, consumer, id, times_delivered=times_delivered, target=target, words=words
             )
         )
     times = count_word(times_delivered, "times_delivered", least=0)
     argv = (name_word(group, "group"), name_word(consumer, "consumer"), times, id_word(id), *words)
     # Repeatable: once the entry is acknowledged, a second call writes nothing.
-    reply = yield from run_script(script("settle_bury"), (key, target), argv, repeatable=True, guard=site.guard)
+    reply = yield from run_script(script("settle_bury"), (key, target), argv, repeatable=True, guard=context.guard)
     return None if reply is None else entry_id(reply)
 
 
 def _bury_wide(
-    site: Site,
+    context: Context,
     key: bytes,
     group: Name,
     consumer: Name,
@@ -220,12 +222,12 @@ def _bury_wide(
     if not held or held[0][3] != times_delivered:
         return None
     letter = yield Command((b"XADD", target, b"*", *words), target)
-    yield from ack_held(site, key, group, consumer, [id], times_delivered=times_delivered)
+    yield from ack_held(context, key, group, consumer, [id], times_delivered=times_delivered)
     return entry_id(letter)
 
 
 def ack_with_outputs(
-    site: Site, stream: Name, group: Name, consumer: Name, outputs: Sequence[Output]
+    context: Context, stream: Name, group: Name, consumer: Name, outputs: Sequence[Output]
 ) -> Conversation[list[list[EntryId] | None]]:
     """Publishes and acknowledges, for each message in one atomic step; the ids of its outputs.
 
@@ -244,25 +246,25 @@ def ack_with_outputs(
         argv += (id_word(one.id, "outputs"), times, b"%d" % len(entries))
         for name, fields in entries:
             target = name_word(name, "topic")
-            words = field_words(fields, site.limits)
+            words = field_words(fields, context.limits)
             place = targets.setdefault(target, len(targets) + 2)
             written[target] = written.get(target, 0) + 1
             argv += (b"%d" % place, b"%d" % len(words), *words)
-    reply = yield from run_script(script("settle_outputs"), (key, *targets), argv, repeatable=True, guard=site.guard)
-    if site.max_stream_len is not None:
+    reply = yield from run_script(script("settle_outputs"), (key, *targets), argv, repeatable=True, guard=context.guard)
+    if context.max_stream_len is not None:
         for target, count in written.items():
-            yield from added(site, target, count)
+            yield from added(context, target, count)
     return [None if ids is None else entry_ids(ids) for ids in reply]
 
 
-def shares_slot(site: Site, stream: Name, *others: Name) -> bool:
+def shares_slot(context: Context, stream: Name, *others: Name) -> bool:
     """Whether one script may touch all of them. Off a cluster, always."""
     slot = slot_of(name_word(stream, "stream"))
-    return not site.cluster or all(slot_of(name_word(other, "topic")) == slot for other in others)
+    return not context.cluster or all(slot_of(name_word(other, "topic")) == slot for other in others)
 
 
 def sweep(
-    site: Site,
+    context: Context,
     stream: Name,
     group: Name,
     consumer: Name,
@@ -292,12 +294,12 @@ def sweep(
         *(count_word(scan, "scan"), count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
         *(b"" if owner is None else name_word(owner, "owner"), *id_words(but, "but")),
     )
-    reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv, guard=site.guard)
+    reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv, guard=context.guard)
     return Swept(bytes(reply[0]), reply[0] == b"0-0", _counted(reply[1]), entry_ids(reply[2]))
 
 
 def take_due(
-    site: Site, stream: Name, group: Name, consumer: Name, *, room: int = 100, max_bytes: int = 1 << 40
+    context: Context, stream: Name, group: Name, consumer: Name, *, room: int = 100, max_bytes: int = 1 << 40
 ) -> Conversation[Due]:
     """Delivers again what was delayed and is due; each counts as one more delivery. Raises NoSuchGroup.
 
@@ -309,12 +311,12 @@ def take_due(
         *(name, name_word(consumer, "consumer")),
         *(count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
     )
-    reply = yield from run_script(script("due_take"), (key, due_key(key, name)), argv, guard=site.guard)
+    reply = yield from run_script(script("due_take"), (key, due_key(key, name)), argv, guard=context.guard)
     return Due(_counted(reply[0]), None if reply[1] < 0 else int(reply[1]), entry_ids(reply[2]))
 
 
 def publish_later(
-    site: Site,
+    context: Context,
     stream: Name,
     messages: Sequence[tuple[Name, Fields]],
     *,
@@ -333,30 +335,30 @@ def publish_later(
     window = 0 if unique_for_ms is None else int(count_word(unique_for_ms, "unique_for_ms")) + delay_ms
     argv = [count_word(window, "unique_for_ms", least=0), delay]
     for token, fields in pairs(messages, "messages", "pairs of a token and fields"):
-        word, words = name_word(token, "token"), field_words(fields, site.limits)
+        word, words = name_word(token, "token"), field_words(fields, context.limits)
         if len(words) > ROW_WORDS:  # when it is due a script could not add it, nor any message behind it
             raise InvalidArgument("messages", "a message", f"at most {ROW_WORDS // 2} fields a message")
         argv += (word, b"".join(b"%d:%b" % (len(part), part) for part in (word, *words)))
     keys = tuple(beside(key, suffix) for suffix in ("later", "later.done", "seen.a", "seen.b", "seen.t"))
     wanted = durability_of(durability)
-    kept: int = yield from run_script_durably(site, script("later_add"), keys, argv, wanted, repeatable=True)
+    kept: int = yield from run_script_durably(context, script("later_add"), keys, argv, wanted, repeatable=True)
     return kept
 
 
 def publish_due(
-    site: Site, stream: Name, *, limit: int = 100, remember_ms: int = 3_600_000
+    context: Context, stream: Name, *, limit: int = 100, remember_ms: int = 3_600_000
 ) -> Conversation[tuple[int, int | None]]:
     """Adds what is due to the stream, oldest first: how many, and the milliseconds until the next (None: nothing)."""
     key = name_word(stream, "stream")
     keys = (key, beside(key, "later"), beside(key, "later.done"))
     argv = (count_word(limit, "limit"), count_word(remember_ms, "remember_ms"))
     reply = yield from run_script(script("later_move"), keys, argv)
-    if reply[0] and site.max_stream_len is not None:
-        yield from added(site, key, len(reply[0]))
+    if reply[0] and context.max_stream_len is not None:
+        yield from added(context, key, len(reply[0]))
     return len(reply[0]), None if reply[1] < 0 else int(reply[1])
 
 
-def put_group_back(site: Site, stream: Name, group: Name, point: Id) -> Conversation[str]:
+def put_group_back(context: Context, stream: Name, group: Name, point: Id) -> Conversation[str]:
     """Makes the group so that it reads after ``point``, or moves it back there; never forward. Atomic, idempotent.
 
     Where delayed entries vanished with the group, it reads from before the oldest of them. Answers ``made``, ``moved``

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from millstream.broker.context import Context
 from millstream.broker.operations.answers import entry_id, mapping
 from millstream.broker.operations.arguments import Name, name_word, sequence
-from millstream.broker.site import Site
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Args, Batch, Conversation
 from millstream.wire.names import to_name
@@ -34,7 +34,7 @@ class StreamSurvey(NamedTuple):
     groups: list[GroupSurvey]
 
 
-def survey(site: Site, streams: Sequence[Name], *, memory: bool = True) -> Conversation[list[StreamSurvey]]:
+def survey(context: Context, streams: Sequence[Name], *, memory: bool = True) -> Conversation[list[StreamSurvey]]:
     """Length, memory and groups of each stream that exists. Reads only; not a snapshot."""
     keys = [name_word(stream, "streams") for stream in sequence(streams, "streams", "streams")]
     infos = yield from _each([(b"XINFO", b"STREAM", key) for key in keys], keys)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from millstream.broker.context import Context
 from millstream.broker.operations.arguments import Id, Name, count_word, id_word, name_word
 from millstream.broker.scripts import run_script, script
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.wire.commands import Conversation
 from millstream.wire.names import to_name
@@ -13,7 +13,9 @@ REMEMBERED_STREAMS = 10_000
 """Streams whose adds are counted. Beyond that counting starts afresh: streams are then trimmed sooner, never later."""
 
 
-def trim_safely(site: Site, stream: Name, *, max_len: int | None = None, min_id: Id | None = None) -> Conversation[int]:
+def trim_safely(
+    context: Context, stream: Name, *, max_len: int | None = None, min_id: Id | None = None
+) -> Conversation[int]:
     """Drops what is beyond ``max_len`` entries or older than ``min_id``, but nothing that a group still needs.
 
     Needed is every pending entry, what follows it, and what a group has not read. With no group only the bounds
@@ -30,22 +32,22 @@ def trim_safely(site: Site, stream: Name, *, max_len: int | None = None, min_id:
     return gone
 
 
-def added(site: Site, key: bytes, count: int) -> Conversation[None]:
+def added(context: Context, key: bytes, count: int) -> Conversation[None]:
     """Counts what was added, and trims when enough has come together: at the first add, then each tenth of the limit.
 
     The first add counts, so that writers which live for a few entries keep a stream short too.
     """
-    assert site.max_stream_len is not None
-    until_trim = site.until_trim
+    assert context.max_stream_len is not None
+    until_trim = context.until_trim
     left = until_trim.get(key, 0) - count
     if left > 0:
         until_trim[key] = left
         return
     if len(until_trim) >= REMEMBERED_STREAMS:
         until_trim.clear()
-    until_trim[key] = max(1, min(site.max_stream_len // 10, 1000))
+    until_trim[key] = max(1, min(context.max_stream_len // 10, 1000))
     try:
-        yield from trim_safely(site, key, max_len=site.max_stream_len)
+        yield from trim_safely(context, key, max_len=context.max_stream_len)
     except MillstreamError as error:
         # The entry is stored: a trim that fails must not make its writer believe otherwise.
-        site.observer("broker.trim_failed", stream=to_name(key), error=str(error))
+        context.observer("broker.trim_failed", stream=to_name(key), error=str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.broker.once import Appended
 from millstream.broker.operations.answers import entry_id
@@ -12,7 +13,6 @@ from millstream.broker.operations.durable import Wanted, durability_of, run_scri
 from millstream.broker.operations.once import ROW_WORDS, chunks
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import script
-from millstream.broker.site import Site
 from millstream.errors import InvalidArgument
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
@@ -22,7 +22,7 @@ DAY_MS = 24 * 3600 * 1000
 
 
 def append_unique(
-    site: Site,
+    context: Context,
     stream: Name,
     entries: Sequence[tuple[str | bytes, Fields]],
     *,
@@ -40,21 +40,21 @@ def append_unique(
     words = trim_words(trim)
     head = [count_word(window_ms, "window_ms"), b"%d" % len(words), *words]
     rows = [
-        [name_word(event, "entries"), *field_words(fields, site.limits)]
+        [name_word(event, "entries"), *field_words(fields, context.limits)]
         for event, fields in pairs(entries, "entries", "pairs of event id and fields")
     ]
     if any(len(row) > ROW_WORDS for row in rows):
         raise InvalidArgument("entries", "an entry", f"at most {ROW_WORDS // 2} fields an entry")
     wanted = durability_of(durability)
     ids: list[EntryId | None] = []
-    for chunk in chunks(rows, site.limits):
+    for chunk in chunks(rows, context.limits):
         argv = list(head)
         for event, *fields in chunk:
             argv += (event, b"%d" % len(fields))
             argv += fields
-        reply = yield from run_script_durably(site, script("append_unique"), keys, argv, wanted, repeatable=True)
+        reply = yield from run_script_durably(context, script("append_unique"), keys, argv, wanted, repeatable=True)
         ids += [entry_id(raw) if raw else None for raw in reply]
     new = len(ids) - ids.count(None)
-    if new and site.max_stream_len is not None:
-        yield from added(site, key, new)
+    if new and context.max_stream_len is not None:
+        yield from added(context, key, new)
     return Appended(ids, new, len(ids) - new)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.broker.bulk import SameShape, same_shape
+from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
 from millstream.broker.operations.answers import entry_id, ids_or_errors
@@ -25,7 +26,6 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.operations.durable import Wanted, durability_of, send_durably
 from millstream.broker.operations.trimming import added
-from millstream.broker.site import Site
 from millstream.errors import DurabilityUnavailable, InvalidArgument, MillstreamError, OutOfMemory, PayloadTooLarge
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
@@ -36,7 +36,7 @@ _new = tuple.__new__
 
 
 def xadd(
-    site: Site,
+    context: Context,
     stream: Name,
     fields: Fields,
     *,
@@ -51,48 +51,48 @@ def xadd(
     does not exist is not made, and the answer is None. A call that is cancelled or broken off may have been stored.
     """
     if trim is None and create and isinstance(id, str) and id == "*":
-        command = plain_add(site, stream, fields)
+        command = plain_add(context, stream, fields)
     else:
         key = name_word(stream, "stream")
         options = (*(() if create else (b"NOMKSTREAM",)), *trim_words(trim))
         head = [b"XADD", key, *options, new_id_word(id)]
-        command = Command(tuple(add_fields(head, fields, site.limits.max_entry_bytes)), key)
-    reply = (yield command) if durability is None else (yield from _one_durably(site, command, durability))
+        command = Command(tuple(add_fields(head, fields, context.limits.max_entry_bytes)), key)
+    reply = (yield command) if durability is None else (yield from _one_durably(context, command, durability))
     if reply is None:
         return None  # type: ignore[return-value]  # only with create=False: typed as the common case, where it cannot be
-    if site.max_stream_len is not None:
-        yield from added(site, command.key, 1)  # type: ignore[arg-type]  # it has a key
+    if context.max_stream_len is not None:
+        yield from added(context, command.key, 1)  # type: ignore[arg-type]  # it has a key
     return entry_id(reply)
 
 
-def plain_add(site: Site, stream: Name, fields: Fields) -> Command:
+def plain_add(context: Context, stream: Name, fields: Fields) -> Command:
     """XADD with no options."""
     key = name_word(stream, "stream")
-    words = tuple(add_fields([b"XADD", key, b"*"], fields, site.limits.max_entry_bytes))
+    words = tuple(add_fields([b"XADD", key, b"*"], fields, context.limits.max_entry_bytes))
     return _new(Command, (words, key, False, None))  # as Command(words, key), at half the cost
 
 
-def xadd_at_once(site: Site, now: Callable[[Command], Any], stream: Name, fields: Fields) -> EntryId | None:
+def xadd_at_once(context: Context, now: Callable[[Command], Any], stream: Name, fields: Fields) -> EntryId | None:
     """``xadd`` without options where the answer comes at once: no conversation is needed for one question.
 
     None, and nothing was done, when the stream is due to be trimmed: that takes the long way.
     """
-    command = plain_add(site, stream, fields)
-    if site.max_stream_len is not None:
+    command = plain_add(context, stream, fields)
+    if context.max_stream_len is not None:
         key: bytes = command[1]  # type: ignore[assignment]  # it has one
-        left = site.until_trim.get(key, 0) - 1
+        left = context.until_trim.get(key, 0) - 1
         if left <= 0:
             return None
-        site.until_trim[key] = left
+        context.until_trim[key] = left
     return entry_id(now(command))
 
 
-def _one_durably(site: Site, command: Command, durability: Wanted) -> Conversation[Any]:
+def _one_durably(context: Context, command: Command, durability: Wanted) -> Conversation[Any]:
     wanted = durability_of(durability)
     if wanted is None:
         return (yield command)
     assert command.key is not None
-    (reply,), unconfirmed = yield from send_durably(site, command.key, [command.args], wanted)
+    (reply,), unconfirmed = yield from send_durably(context, command.key, [command.args], wanted)
     if isinstance(reply, ErrorReply):
         raise typed(reply)
     if unconfirmed is not None and reply is not None:
@@ -101,7 +101,7 @@ def _one_durably(site: Site, command: Command, durability: Wanted) -> Conversati
 
 
 def xadd_many(
-    site: Site,
+    context: Context,
     stream: Name,
     entries: Sequence[Fields],
     *,
@@ -116,26 +116,26 @@ def xadd_many(
     """
     key = name_word(stream, "stream")
     head = (b"XADD", key, *trim_words(trim), b"*")
-    commands = entry_commands(head, sequence(entries, "entries", "mappings from field names to values"), site.limits)
+    commands = entry_commands(head, sequence(entries, "entries", "mappings from field names to values"), context.limits)
     if not commands:
         return []
     if atomic:
         size = commands.size() if isinstance(commands, SameShape) else sum(sum(map(len, words)) for words in commands)
-        if size > site.limits.max_atomic_bytes:
-            raise PayloadTooLarge("entries", size, site.limits.max_atomic_bytes)
+        if size > context.limits.max_atomic_bytes:
+            raise PayloadTooLarge("entries", size, context.limits.max_atomic_bytes)
     wanted = durability_of(durability)
     ids: list[Any]
     unconfirmed: DurabilityUnavailable | None = None
     if wanted is None:
         ids = yield Batch(commands, key, atomic, reading=ids_or_errors)
     else:
-        ids, unconfirmed = yield from send_durably(site, key, commands, wanted, atomic=atomic, reading=ids_or_errors)
+        ids, unconfirmed = yield from send_durably(context, key, commands, wanted, atomic=atomic, reading=ids_or_errors)
     if ErrorReply in set(map(type, ids)):
         raise _with_ids(*_first_failure(ids))
     if unconfirmed is not None:
         raise _with_ids(unconfirmed, ids)
-    if site.max_stream_len is not None:
-        yield from added(site, key, len(ids))
+    if context.max_stream_len is not None:
+        yield from added(context, key, len(ids))
     return ids
 
 
@@ -163,7 +163,7 @@ def _with_ids(error: MillstreamError, ids: Sequence[EntryId | None]) -> Millstre
     return error
 
 
-def xdel(site: Site, stream: Name, ids: Sequence[Id] | Id) -> Conversation[int]:
+def xdel(context: Context, stream: Name, ids: Sequence[Id] | Id) -> Conversation[int]:
     """Deletes entries; returns how many were there. Pending lists keep their ids."""
     key = name_word(stream, "stream")
     words = id_words(ids)
@@ -173,7 +173,7 @@ def xdel(site: Site, stream: Name, ids: Sequence[Id] | Id) -> Conversation[int]:
     return gone
 
 
-def xtrim(site: Site, stream: Name, policy: TrimPolicy) -> Conversation[int]:
+def xtrim(context: Context, stream: Name, policy: TrimPolicy) -> Conversation[int]:
     """Cuts the stream as told, whether or not a group still needs the entries: see ``trim_safely``."""
     key = name_word(stream, "stream")
     if not isinstance(policy, TrimPolicy):
@@ -183,7 +183,7 @@ def xtrim(site: Site, stream: Name, policy: TrimPolicy) -> Conversation[int]:
 
 
 def xsetid(
-    site: Site, stream: Name, last_id: Id, *, entries_added: int | None = None, max_deleted: Id | None = None
+    context: Context, stream: Name, last_id: Id, *, entries_added: int | None = None, max_deleted: Id | None = None
 ) -> Conversation[None]:
     """Sets the stream's last id (and its counters): for copies and repairs. Raises NoSuchStream, IdTooSmall."""
     key = name_word(stream, "stream")

@@ -68,7 +68,7 @@ class Desk:
 
     def tell_outputs(self, topic: str, messages: int) -> None:
         if messages:
-            self.broker.site.observer("messaging.outputs_published", topic=topic, messages=messages)
+            self.broker.context.observer("messaging.outputs_published", topic=topic, messages=messages)
 
     def tell_gone(self, ids: Sequence[EntryId]) -> None:
         """Entries left their stream before this group was done with them: nobody can deliver them again."""
@@ -78,6 +78,6 @@ class Desk:
 
     def tell(self, name: str, **facts: Any) -> None:
         try:
-            self.broker.site.observer(name, topic=self.topic, group=self.group, consumer=self.consumer, **facts)
+            self.broker.context.observer(name, topic=self.topic, group=self.group, consumer=self.consumer, **facts)
         except Exception:  # it must not raise; where it does, no message may pay for it with its outcome
             log.exception("the observer failed on %s", name)

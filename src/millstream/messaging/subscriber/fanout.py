@@ -101,7 +101,7 @@ class Fanout:
         if output is not None and publish_to is not None:
             outputs = (output,) if isinstance(output, Message) else output
             await self._broker.xadd_many(publish_to, [self._codec.encode(one) for one in outputs])
-            self._broker.site.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
+            self._broker.context.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
 
     def _failed(self, message: Message, error: Exception) -> None:
         log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
@@ -192,4 +192,4 @@ class Fanout:
         return message.receive(self, entry.id, 1, entry.fields)
 
     def _tell(self, name: str, **facts: Any) -> None:
-        self._broker.site.observer(name, topic=self.topic, **facts)
+        self._broker.context.observer(name, topic=self.topic, **facts)

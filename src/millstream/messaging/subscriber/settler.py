@@ -283,11 +283,11 @@ class Settler:
             error=text,
             error_type=kind,
             traceback=trace,
-            buried_at_ms=desk.broker.site.clock.now_ms(),
+            buried_at_ms=desk.broker.context.clock.now_ms(),
         )
         letter = bury_with(message.fields or {}, burial)
         dlq, times = desk.settings.dlq, message.times_delivered
-        if dlq is None or shares_slot(desk.broker.site, desk.topic, dlq):
+        if dlq is None or shares_slot(desk.broker.context, desk.topic, dlq):
             buried = await desk.broker.bury(
                 desk.topic, desk.group, desk.consumer, message.id, times_delivered=times, letter=letter, dlq=dlq
             )
@@ -303,7 +303,7 @@ class Settler:
     async def _publish(self, outputs: Mapping[Message, Sequence[Message]], messages: Sequence[Message]) -> None:
         """In steps that hold nobody up for long. One message's outputs are never divided: they are one atomic step."""
         held = self._desk.held.entries
-        limits = self._desk.broker.site.limits
+        limits = self._desk.broker.context.limits
         some: list[Message] = []
         count = size = 0
         for message in messages:
@@ -323,7 +323,7 @@ class Settler:
         if self.publish_to is None:
             raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
         target, encode = self.publish_to, desk.codec.encode
-        if shares_slot(desk.broker.site, desk.topic, target):
+        if shares_slot(desk.broker.context, desk.topic, target):
             step = [
                 Output(message.id, message.times_delivered, [(target, encode(one)) for one in outputs[message]])
                 for message in messages

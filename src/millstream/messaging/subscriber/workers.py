@@ -164,7 +164,7 @@ class Workers:
         """What the handler put out, and its bytes. Encoded here to see that it can be: what cannot is this handler's
         error, and not one of all messages that are settled together with it."""
         outputs = _messages(output)
-        limits = self._desk.broker.site.limits
+        limits = self._desk.broker.context.limits
         size = 0
         for one in outputs:
             words = field_words(self._desk.codec.encode(one), limits)

@@ -14,7 +14,7 @@ from millstream.broker import BlockingBroker, BlockingOnceWriter
 class Unblocked:
     def __init__(self, broker: BlockingBroker) -> None:
         self.blocking = broker
-        self.site = broker.site
+        self.context = broker.context
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.blocking, name)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_resting() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """For whoever makes thousands of small objects, none of them garbage: searching them again and again costs more
     than making them. For moments, or in processes that are ours: it rests for everybody."""
     was_on = gc.isenabled()

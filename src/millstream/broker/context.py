@@ -11,7 +11,7 @@ from millstream.model.observer import Observer, quiet
 
 
 @dataclass(slots=True)
-class Site:
+class Context:
     """One for each open broker. Operations receive it first; tests make one with no arguments."""
 
     max_stream_len: int | None = None
