@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from millstream.broker.broker import BlockingBroker, Broker
+from millstream.broker.context import Context as Site
 from millstream.broker.limits import DEFAULT_LIMITS, Limits
 from millstream.broker.links.link import BlockingLink, Link
-from millstream.broker.context import Context as Site
 from millstream.errors import InvalidArgument
 from millstream.model.clock import Clock, SystemClock
 from millstream.model.observer import Observer, quiet

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.broker.context import Context as Site
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import entries, entry_id
@@ -24,7 +25,6 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import Guard, Script, load_script, run_script, script
-from millstream.broker.context import Context as Site
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId

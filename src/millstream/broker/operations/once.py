@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from millstream.broker.context import Context as Site
 from millstream.broker.errors import RowsMissing
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
@@ -23,7 +24,6 @@ from millstream.broker.operations.arguments import (
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.trimming import added
 from millstream.broker.scripts import script
-from millstream.broker.context import Context as Site
 from millstream.errors import InvalidArgument, NonDeterministicReplay, StaleWriter
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
