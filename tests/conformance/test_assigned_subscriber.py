@@ -228,9 +228,8 @@ async def test_a_stream_is_not_left_unread_by_what_nobody_foresaw(broker_url: st
     async with open_broker(broker_url) as broker:
         await announce(broker, "svc", "s")
         await Publisher(broker).publish("s", Message(b"x"))
-        running = assigned_subscriber(
-            Broker(FaultyLink(broker.link, strike), broker.context), "svc", handle, group="g", member="a", settings=QUICK
-        )
+        struck = Broker(FaultyLink(broker.link, strike), broker.context)
+        running = assigned_subscriber(struck, "svc", handle, group="g", member="a", settings=QUICK)
         task = asyncio.create_task(running.run())
         await eventually(lambda: handled == [b"x"], what="the stream to be read after all", timeout_s=60)
         await running.close()
