@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -89,6 +90,11 @@ async def member(
             else:
                 await running.client.close()
                 await asyncio.wait_for(task, 60)
+
+
+async def drained(client: AssignmentClient) -> None:
+    async for _ in client.start():
+        pass
 
 
 async def test_two_streams_over_two_members_one_each(broker_url: str) -> None:
@@ -300,6 +306,88 @@ async def test_a_stream_locked_by_a_go_member_is_left_alone(broker_url: str) -> 
             await broker.delete(lock_key("s", lbs_id))
             await eventually(lambda: sorted(a.client.owned) == ["other", "s"], what="the Go member has let go")
             assert await broker.get(lock_key("s", lbs_id)) == b"a"
+
+
+async def test_a_stream_that_cannot_be_answered_for_costs_the_others_nothing(broker_url: str) -> None:
+    """Its owner record is somebody else's hash. The streams beside it are placed, and stay renewed."""
+    told: Counter[str] = Counter()
+    async with open_broker(broker_url) as broker:
+        await broker.hset(beside("spoilt", "owner"), {"not": "ours"})
+        client = AssignmentClient(
+            broker, "svc", member="a", settings=QUICK, observer=lambda name, /, **_: told.update([name])
+        )
+        for stream in ("s1", "spoilt", "s2", "s3"):
+            await client.announce(stream)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(drained(client))
+            await eventually(lambda: set(client.owned) == {"s1", "s2", "s3"}, what="the others are placed")
+            await broker.delete(beside("s2", "owner"))
+            await broker.hset(beside("s2", "owner"), {"not": "ours"})
+            seen = told["assignment.unanswered"], told["assignment.renewed"]
+            await eventually(
+                lambda: told["assignment.unanswered"] > seen[0] + 3 and told["assignment.renewed"] > seen[1] + 3,
+                what="renewals go on beside the one that cannot be answered for",
+            )
+            assert set(client.owned) == {"s1", "s2", "s3"}
+            assert told["assignment.step_failed"] == 0
+            assert client.ready
+            await client.close()
+
+
+async def test_a_member_beats_on_while_a_step_of_its_takes_long(broker_url: str) -> None:
+    """Giving a stream back waits for the application, for three leases: the rival takes none of the others."""
+    held_up = asyncio.Event()
+
+    async def finish_first(streams: Sequence[str]) -> None:
+        held_up.set()
+        await asyncio.sleep(3 * QUICK.lease_ms / 1000)
+
+    async with open_broker(broker_url) as broker:
+        slow = AssignmentClient(broker, "svc", member="slow", settings=QUICK, before_release=finish_first)
+        for n in range(4):
+            await slow.announce(f"s{n}")
+        task = asyncio.create_task(drained(slow))
+        await eventually(lambda: len(slow.owned) == 4, what="all are placed")
+        tokens = slow.owned
+        async with member(broker_url, "rival", QUICK) as rival:
+            await held_up.wait()
+            await eventually(lambda: len(rival.client.owned) == 2, what="what was handed over", timeout_s=60)
+            assert {stream: slow.owned[stream] for stream in slow.owned} == {
+                stream: token for stream, token in tokens.items() if stream not in rival.client.owned
+            }
+        await slow.close()
+        await task
+
+
+async def test_dead_consumers_that_hold_nothing_are_removed_and_those_that_hold_something_are_not(
+    broker_url: str,
+) -> None:
+    brief = Settings(lease_ms=400, renew_interval_ms=100, sweep_interval_ms=50)
+    async with open_broker(broker_url) as broker:
+        for n in range(3):
+            async with member(broker_url, f"left-{n}", brief) as leaver:
+                await leaver.client.announce(f"s{n}")
+                await eventually(lambda who=leaver: f"s{n}" in who.client.owned, what="it has read")  # noqa: B023
+        names = {one.name for one in await broker.consumer_info("svc-input", "svc-group")}
+        assert names == {"millstream:unowned"}, "who leaves in good order takes its consumer along"
+        for n in range(3):
+            async with member(broker_url, f"dead-{n}", brief) as victim:
+                await eventually(lambda who=victim: len(who.client.owned) == 3, what="it has taken them")
+                await victim.crash()
+        # A Go member of which no table knows: it holds an announcement, under its lock, for as long as it lives.
+        await broker.xadd("svc-input", {"lbs-input": json.dumps({"DataStreamName": "go", "Info": {}})})
+        [theirs] = await broker.xreadgroup("svc-input", "svc-group", "redis-consumer-go", count=1)
+        await broker.lock_keys([lock_key("go", theirs.id)], "redis-consumer-go", ttl_ms=60_000)
+        await broker.create_consumer("svc-input", "svc-group", "long-gone")
+
+        async def only_those_that_count() -> bool:
+            found = {one.name for one in await broker.consumer_info("svc-input", "svc-group")}
+            return found <= {"millstream:unowned", "alive", "redis-consumer-go"} and "redis-consumer-go" in found
+
+        async with member(broker_url, "alive", brief) as alive:
+            await eventually(lambda: len(alive.client.owned) == 3, what="the dead are taken over")
+            await eventually(only_those_that_count, what="the dead and empty are gone")
+            assert (await broker.xpending("svc-input", "svc-group")).consumers["redis-consumer-go"] == 1
 
 
 async def test_bad_input_changes_nothing(broker_url: str) -> None:

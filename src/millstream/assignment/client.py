@@ -97,6 +97,8 @@ class AssignmentClient:
             raise MemberClosed("this member was started or closed before. Make a new AssignmentClient.")
         self._started_at = asyncio.get_running_loop().time()
         self._tasks = [
+            # By itself, behind no lock: whatever the other steps wait for, the others must know that this one lives.
+            asyncio.create_task(self._repeat(self._beat, self.settings.renew_interval_ms, self._stop)),
             asyncio.create_task(self._repeat(self._renew_step, self.settings.renew_interval_ms, self._stop)),
             asyncio.create_task(self._repeat(self._place_step, self.settings.sweep_interval_ms, self._look_now)),
         ]
@@ -173,6 +175,7 @@ class AssignmentClient:
         async with self._changes:
             await self._beat()
             await self._steps.renew()
+            await self._steps.forget_consumers()
 
     async def _place_step(self) -> None:
         # Here and nowhere else: a call that comes while the step runs, close()'s above all, must be found after it.

@@ -26,7 +26,7 @@ from millstream.assignment.placement import living, targets
 from millstream.assignment.settings import Settings
 from millstream.assignment.tokens import OwnerRecord, Token
 from millstream.broker.broker import Broker
-from millstream.errors import InvalidArgument, NoSuchGroup
+from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import Entry, EntryId, Observer, quiet
 from millstream.wire.names import to_name
 
@@ -79,6 +79,7 @@ class AssignmentMember:
         self.before_release: BeforeRelease = release_at_once
         self._expired_told: set[tuple[EntryId, int]] = set()
         self._renewals = 0
+        self._look_at_consumers_at = 0.0
 
     # --- being a member ---
 
@@ -93,7 +94,7 @@ class AssignmentMember:
         # Judged by when the answer came: a beat that was sent in time may have waited on its way past the lease.
         if time.monotonic() > self._alive_until:
             self.run += 1
-        self._alive_until = asked_at + self.settings.lease_ms / 1000
+        self._alive_until = max(self._alive_until, asked_at + self.settings.lease_ms / 1000)
 
     def certain_until(self, token: Token) -> float:
         """Until then (monotonic seconds) nobody else can have taken the stream; 0 where it is not certain now."""
@@ -113,6 +114,35 @@ class AssignmentMember:
         for start in range(0, len(leases := list(self.owned.values())), STEP):
             await self._give_back(leases[start : start + STEP])
         await self._beat(0)
+        await self._delete_consumer(self.name)
+
+    async def forget_consumers(self) -> None:
+        """Removes consumers that are dead and hold nothing: every restart under a new name leaves one behind.
+
+        Only what is empty goes, checked in the same atomic step; a consumer that was deleted in error (a Go member's,
+        of which the table does not know) is made again by its next read.
+        """
+        if time.monotonic() < self._look_at_consumers_at:
+            return
+        self._look_at_consumers_at = time.monotonic() + 4 * self.settings.lease_ms / 1000
+        alive = living(self.view.members, self.view.now_ms)
+        consumers = await self.broker.consumer_info(self.stream, self.group)
+        dead = [
+            one.name
+            for one in consumers
+            if not one.pending
+            and one.idle_ms > 2 * self.settings.lease_ms
+            and one.name not in alive
+            and one.name != NOBODY
+        ]
+        for name in dead[:STEP]:
+            await self._delete_consumer(name)
+
+    async def _delete_consumer(self, name: str) -> None:
+        try:
+            await self.broker.delete_consumer(self.stream, self.group, name)
+        except (ConsumerHasPending, NoSuchGroup, NoSuchStream):
+            pass  # what it holds is taken over first, by whoever lives
 
     # --- keeping what one owns ---
 
@@ -129,6 +159,9 @@ class AssignmentMember:
         for lease, record, lock in zip(leases, records, locks, strict=True):
             if self.owned.get(lease.stream) is not lease:
                 continue  # finished or released while the answer was on its way
+            if isinstance(record, MillstreamError) or isinstance(lock, MillstreamError):
+                self._unanswered(lease.stream, record if isinstance(record, MillstreamError) else lock)
+                continue  # nobody takes it while this member beats: ask again in the next round
             if record != lease.token.record():
                 self._disown(lease)
                 if record is None:
@@ -151,6 +184,11 @@ class AssignmentMember:
             await self._keep_announced()
         self._tell("assignment.renewed", leases=len(leases), seconds=time.perf_counter() - began)
 
+    def _unanswered(self, stream: str, error: object) -> None:
+        """One stream's server refused, while the others answered: said, and left for the next round."""
+        log.warning("stream %r gave no answer: %s", stream, error)
+        self._tell("assignment.unanswered", stream=stream, error=str(error))
+
     def _disown(self, lease: Lease) -> None:
         del self.owned[lease.stream]
         self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
@@ -159,14 +197,18 @@ class AssignmentMember:
     async def _take_again(self, leases: Sequence[Lease]) -> None:
         """This member was silent for longer than its lease, and the records are still its own. A rival who saw it dead
         may be about to take them: so they are taken anew, by the same step that lets one of two rivals win."""
+        run = self.run  # before the answer, as heartbeats go on meanwhile
         numbers = await self.broker.take_leases(self.name, [(one.stream, one.token.record()) for one in leases])
         for lease, number in zip(leases, numbers, strict=True):
             if self.owned.get(lease.stream) is not lease:
                 continue
+            if isinstance(number, MillstreamError):
+                self._unanswered(lease.stream, number)
+                continue  # doubtful still: the next renewal tries again
             self._disown(lease)
             if number is not None:
                 token = Token(lease.stream, self.name, number)
-                self.owned[lease.stream] = Lease(token, lease.lbs_id, lease.info, self.run)
+                self.owned[lease.stream] = Lease(token, lease.lbs_id, lease.info, run)
                 self._emit(StreamAdded(lease.stream, lease.lbs_id, lease.info, token, self.name))
                 self._tell("assignment.taken", stream=lease.stream, taken_from=self.name)
 
@@ -306,6 +348,10 @@ class AssignmentMember:
         records, locks = await self._read([c.announcement.stream for c in wanted], [c.lbs_id for c in wanted], False)
         free: list[tuple[Candidate, bytes | None]] = []
         for candidate, record, lock in zip(wanted, records, locks, strict=True):
+            if isinstance(record, MillstreamError) or isinstance(lock, MillstreamError):
+                error = record if isinstance(record, MillstreamError) else lock
+                self._unanswered(candidate.announcement.stream, error)
+                continue
             if not is_free(record, lock, self.name, alive):
                 continue
             if self.settings.takeover == "notify" and candidate.holder not in (self.name, NOBODY):
@@ -339,11 +385,14 @@ class AssignmentMember:
         began = time.perf_counter()
         run = self.run  # before the answer: a lease that a late answer tells of is no surer than the beat before it
         numbers = await self.broker.take_leases(self.name, [(c.announcement.stream, record) for c, record in free])
-        won = [
-            (c, Lease(Token(c.announcement.stream, self.name, number), c.lbs_id, c.announcement.info, run), record)
-            for (c, record), number in zip(free, numbers, strict=True)
-            if number is not None
-        ]
+        won: list[tuple[Candidate, Lease, bytes | None]] = []
+        for (candidate, record), number in zip(free, numbers, strict=True):
+            if isinstance(number, MillstreamError):
+                # Perhaps it was taken all the same: then the record names this member, whose next sweep takes it anew.
+                self._unanswered(candidate.announcement.stream, number)
+            elif number is not None:
+                token = Token(candidate.announcement.stream, self.name, number)
+                won.append((candidate, Lease(token, candidate.lbs_id, candidate.announcement.info, run), record))
         if self.settings.go_locks:
             refused = set(await self._lock([lease for _, lease, _ in won]))
             won = [item for item in won if item[1].stream not in refused]
@@ -365,9 +414,19 @@ class AssignmentMember:
         """Takes the Go client's locks; gives back, and names, the streams that a Go member holds."""
         keys = [lock_key(lease.stream, lease.lbs_id) for lease in leases]
         granted = await self.broker.lock_keys(keys, self.name, ttl_ms=self.settings.lease_ms)
-        refused = [lease for lease, ok in zip(leases, granted, strict=True) if not ok]
-        for lease in refused:
-            await self.broker.release_lease(lease.stream, lease.token.record())
+        refused = []
+        for lease, ok in zip(leases, granted, strict=True):
+            mine = self.owned.get(lease.stream) is lease
+            if isinstance(ok, MillstreamError):
+                self._unanswered(lease.stream, ok)
+                if mine:
+                    continue  # the next renewal asks again
+            if ok is not True:
+                refused.append(lease)
+        released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in refused])
+        for lease, gone in zip(refused, released, strict=True):
+            if isinstance(gone, MillstreamError):
+                self._unanswered(lease.stream, gone)
             if self.owned.get(lease.stream) is lease:
                 self._disown(lease)
         return [lease.stream for lease in refused]
@@ -380,12 +439,15 @@ class AssignmentMember:
         released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in leases])
         if self.settings.go_locks:
             await self.broker.unlock_keys([lock_key(lease.stream, lease.lbs_id) for lease in leases], self.name)
-        mine = [lease for lease, ok in zip(leases, released, strict=True) if ok]
+        mine = [lease for lease, ok in zip(leases, released, strict=True) if ok is True]
         self._tell("assignment.released", streams=[lease.stream for lease in leases])
         parked = await self._park([lease.lbs_id for lease in mine])
         # What the server does not know of any more was known to its owner alone: say it once more. A record that is
         # another's, or was released, means the opposite: the stream went its way while this member slept.
-        others = [lease for lease, ok in zip(leases, released, strict=True) if not ok]
+        for lease, ok in zip(leases, released, strict=True):
+            if isinstance(ok, MillstreamError):
+                self._unanswered(lease.stream, ok)
+        others = [lease for lease, ok in zip(leases, released, strict=True) if ok is not True]
         records, _ = await self._read([lease.stream for lease in others], [lease.lbs_id for lease in others], False)
         unknown = [lease for lease in mine if lease.lbs_id not in parked]
         unknown += [lease for lease, record in zip(others, records, strict=True) if record is None]
@@ -393,13 +455,21 @@ class AssignmentMember:
 
     async def _read(
         self, streams: Sequence[str], ids: Sequence[EntryId], renew: bool
-    ) -> tuple[list[bytes | None], list[bytes | None]]:
+    ) -> tuple[list[bytes | MillstreamError | None], list[bytes | MillstreamError | None]]:
         """Owner records and locks; with ``renew``, their times to live start anew in the same round trip."""
         locks = [lock_key(s, i) for s, i in zip(streams, ids, strict=True)] if self.settings.go_locks else []
         records, values = await self.broker.read_leases(
             streams, locks, lock_ttl_ms=self.settings.lease_ms if renew else None
         )
         return records, values or [None] * len(records)
+
+    async def _read_one(self, stream: str, lbs_id: EntryId) -> tuple[bytes | None, bytes | None]:
+        [record], [lock] = await self._read([stream], [lbs_id], False)
+        if isinstance(record, MillstreamError):
+            raise record
+        if isinstance(lock, MillstreamError):
+            raise lock
+        return record, lock
 
     # --- what the application asks for ---
 
@@ -412,15 +482,15 @@ class AssignmentMember:
         [entry] = await self.broker.entries_at(self.stream, [lbs_id])
         if entry is None:
             raise NotTheOwner(stream)
-        [records, locks] = await self._read([stream], [lbs_id], False)
-        owner = OwnerRecord.parse(records[0]).member
-        if not is_free(records[0], locks[0], self.name, alive):
-            raise StreamIsOwned(stream, owner if owner in alive else to_name(locks[0] or b""))
+        record, lock = await self._read_one(stream, lbs_id)
+        owner = OwnerRecord.parse(record).member
+        if not is_free(record, lock, self.name, alive):
+            raise StreamIsOwned(stream, owner if owner in alive else to_name(lock or b""))
         candidate = Candidate(lbs_id, Announcement.parse(entry.fields), "")
-        won = await self._win([(candidate, records[0])])
+        won = await self._win([(candidate, record)])
         if not won:
-            [records, _] = await self._read([stream], [lbs_id], False)
-            raise StreamIsOwned(stream, OwnerRecord.parse(records[0]).member)
+            record, _ = await self._read_one(stream, lbs_id)
+            raise StreamIsOwned(stream, OwnerRecord.parse(record).member)
         lease = won[0][1]
         return StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, owner or None)
 
@@ -448,8 +518,8 @@ class AssignmentMember:
         self._emit(StreamDisowned(stream, lease.lbs_id, lease.info, lease.token))
 
     async def _still_mine(self, lease: Lease) -> bool:
-        [records, _] = await self._read([lease.stream], [lease.lbs_id], False)
-        return records[0] == lease.token.record()
+        record, _ = await self._read_one(lease.stream, lease.lbs_id)
+        return record == lease.token.record()
 
     def _lease(self, stream: str) -> Lease:
         if stream not in self.owned:

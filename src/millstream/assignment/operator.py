@@ -11,7 +11,7 @@ from millstream.assignment.member import NOBODY
 from millstream.assignment.placement import Member, living
 from millstream.assignment.tokens import OwnerRecord
 from millstream.broker.broker import BlockingBroker
-from millstream.errors import NoSuchStream
+from millstream.errors import MillstreamError, NoSuchStream
 from millstream.model import EntryId
 
 
@@ -38,11 +38,17 @@ def assignments(broker: BlockingBroker, service: str, *, most: int = 100_000) ->
     now_ms, _, rows = broker.members(name)
     alive = living({member: Member.parse(row) for member, row in rows.items()}, now_ms)
     records, _ = broker.read_leases([one.stream for _, one in found])
-    owners = [OwnerRecord.parse(record) for record in records]
+    owners = [OwnerRecord.parse(_known(record)) for record in records]
     return [
         Assignment(one.stream, lbs_id, one.info, owner.member, owner.number, owner.member in alive)
         for (lbs_id, one), owner in zip(found, owners, strict=True)
     ]
+
+
+def _known(record: bytes | MillstreamError | None) -> bytes | None:
+    if isinstance(record, MillstreamError):
+        raise record
+    return record
 
 
 def announce_stream(broker: BlockingBroker, service: str, announcement: Announcement) -> EntryId:
@@ -56,10 +62,11 @@ def force_release(broker: BlockingBroker, service: str, stream: str) -> str:
     found = [one for one in assignments(broker, service) if one.stream == stream]
     if not found:
         raise NoSuchStream(f"stream {stream!r} is not announced. `millstream assignments ls {service}` lists what is.")
-    records, _ = broker.read_leases([stream])
-    owner = OwnerRecord.parse(records[0])
-    if records[0] is not None and owner.member:
-        broker.release_lease(stream, records[0])
+    [record], _ = broker.read_leases([stream])
+    held = _known(record)
+    owner = OwnerRecord.parse(held)
+    if held is not None and owner.member:
+        broker.release_lease(stream, held)
     name, group = balancer_stream(service), balancer_group(service)
     broker.xclaim_ids(name, group, NOBODY, [one.lbs_id for one in found], min_idle_ms=0)
     return owner.member

@@ -158,6 +158,7 @@ MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
     "assignment.disowned": (Count("assignment_streams_disowned_total", "Streams found to be others' by now.", MEMBER),),
     "assignment.finished": (Count("assignment_streams_finished_total", "Streams whose work is done.", MEMBER),),
     "assignment.malformed": (Count("assignment_malformed_total", "Announcements that were buried.", MEMBER),),
+    "assignment.unanswered": (Count("assignment_unanswered_total", "Streams whose server refused an answer.", MEMBER),),
     "assignment.step_failed": (
         Count("assignment_step_failures_total", "Beats or sweeps that failed.", (*MEMBER, "step")),
     ),

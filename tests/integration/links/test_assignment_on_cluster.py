@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from millstream import open_broker
 from millstream.assignment import AssignmentClient
 from millstream.assignment.settings import Settings
+from millstream.broker.keys import slot_of
 from millstream.testing import ClusterSetup, eventually
+from millstream.testing.topologies import ask
 
 SETTINGS = Settings(lease_ms=3_000, renew_interval_ms=300, sweep_interval_ms=50)
 
@@ -35,3 +38,39 @@ async def test_streams_in_many_slots_are_placed_guarded_and_taken_over(cluster: 
         await b.close()
         await a.close()
         await asyncio.wait(tasks, timeout=60)
+
+
+async def test_a_slot_that_moves_costs_a_member_nothing(cluster: ClusterSetup) -> None:
+    """Half moved, to a node that has never seen our scripts: the member beats on, and loses none of its streams."""
+    told: Counter[str] = Counter()
+    async with open_broker(cluster.url) as broker:
+        client = AssignmentClient(
+            broker, "moving", member="a", settings=SETTINGS, observer=lambda name, /, **_: told.update([name])
+        )
+
+        async def drain() -> None:
+            async for _ in client.start():
+                pass
+
+        task = asyncio.create_task(drain())
+        for n in range(20):
+            await client.announce(f"moving-data-{n}")
+        await eventually(lambda: len(client.owned) == 20, what="all are placed", timeout_s=60)
+        tokens = client.owned
+        slot = slot_of(b"moving-new")
+        source = cluster.owner(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+        ask(target, "SCRIPT", "FLUSH")
+        cluster.begin_move(slot, target)
+        await client.announce("moving-new")
+        seen = told["assignment.renewed"]
+        await eventually(lambda: told["assignment.renewed"] > seen + 3, what="renewals go on", timeout_s=60)
+        assert {name: client.owned[name] for name in tokens} == tokens
+        assert client.ready
+        cluster.end_move(slot, target)
+        await eventually(lambda: "moving-new" in client.owned, what="what was on its way is taken", timeout_s=60)
+        assert told["assignment.disowned"] == 0
+        await client.close()
+        await asyncio.wait([task], timeout=60)
+        cluster.begin_move(slot, source)
+        cluster.end_move(slot, source)

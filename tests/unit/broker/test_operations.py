@@ -9,10 +9,10 @@ import pytest
 from millstream.broker.context import Context
 from millstream.broker.limits import Limits
 from millstream.broker.once import Digest
-from millstream.broker.operations import groups, reading, trimming, writing
+from millstream.broker.operations import groups, leasing, reading, trimming, writing
 from millstream.broker.operations.durable import REMEMBER_MS
 from millstream.broker.operations.once import Once
-from millstream.broker.scripts import script
+from millstream.broker.scripts import TRIES, script
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, Conversation
@@ -193,3 +193,17 @@ def test_a_batch_that_was_stored_in_part_says_how_much() -> None:
     with pytest.raises(OutOfMemory, match="2 of 3 entries were stored") as caught:
         talk(writing.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
     assert caught.value.ids == [EntryId(1, 0), EntryId(1, 1), None]  # type: ignore[attr-defined]  # a fact of this one
+
+
+def test_a_node_that_never_learns_a_script_is_asked_a_few_times_and_the_other_streams_have_their_answers() -> None:
+    """A slot on its way to a node without our scripts: the script is loaded on the old owner, and asked of the new."""
+    unknown = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
+    again = [b"sha", [unknown]] * TRIES
+
+    answers, asked = talk(
+        leasing.take_leases(Context(), "me", [("a", None), ("b", None)]), [[1, b"7"], unknown], *again
+    )
+
+    assert answers[0] == 7
+    assert isinstance(answers[1], ServerError)
+    assert len(asked) == 1 + 2 * TRIES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.broker.context import Context as Site
+from millstream.broker.context import Context
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import entries, entry_id
@@ -24,8 +24,8 @@ from millstream.broker.operations.arguments import (
     value_word,
 )
 from millstream.broker.operations.trimming import added
-from millstream.broker.scripts import Guard, Script, load_script, run_script, script
-from millstream.errors import InvalidArgument
+from millstream.broker.scripts import TRIES, Guard, Script, load_script, run_script, script
+from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Args, Batch, Conversation
@@ -41,7 +41,7 @@ OWNER_TTL_MS = 7 * 86_400_000
 
 
 def member_beat(
-    site: Site, stream: Name, member: Name, *, lease_ms: int, owned: int, capacity: int
+    context: Context, stream: Name, member: Name, *, lease_ms: int, owned: int, capacity: int
 ) -> Conversation[tuple[int, int, dict[str, bytes]]]:
     """A member of the load-balancer ``stream`` is alive for ``lease_ms`` more; 0 takes it off the table.
 
@@ -59,7 +59,7 @@ def member_beat(
     return now_ms, announced, {to_name(name): row for name, row in zip(rows[::2], rows[1::2], strict=True)}
 
 
-def members(site: Site, stream: Name) -> Conversation[tuple[int, int, dict[str, bytes]]]:
+def members(context: Context, stream: Name) -> Conversation[tuple[int, int, dict[str, bytes]]]:
     """What a beat tells, for somebody who is no member. Reads only."""
     key, table = name_word(stream, "stream"), beside(stream, "members")
     time, announced, rows = yield Batch(((b"TIME",), (b"XLEN", key), (b"HGETALL", table)), key, repeatable=True)
@@ -69,11 +69,12 @@ def members(site: Site, stream: Name) -> Conversation[tuple[int, int, dict[str, 
 
 
 def read_leases(
-    site: Site, streams: Sequence[Name], locks: Sequence[bytes] = (), *, lock_ttl_ms: int | None = None
-) -> Conversation[tuple[list[bytes | None], list[bytes | None]]]:
+    context: Context, streams: Sequence[Name], locks: Sequence[bytes] = (), *, lock_ttl_ms: int | None = None
+) -> Conversation[tuple[list[bytes | MillstreamError | None], list[bytes | MillstreamError | None]]]:
     """The owner records of ``streams`` and the values of ``locks``, in one round trip a node.
 
-    With ``lock_ttl_ms`` the records' and the locks' times to live start anew as they are read.
+    With ``lock_ttl_ms`` the records' and the locks' times to live start anew as they are read. Each answers for itself:
+    where a server refused one (its slot is on the way to another node), that one's answer is the error.
     """
     records = [_owner_key(stream, "streams") for stream in sequence(streams, "streams", "streams")]
     locks = [name_word(key, "locks") for key in sequence(locks, "locks", "keys")]
@@ -83,16 +84,19 @@ def read_leases(
         commands = [(b"GETEX", key, b"PX", b"%d" % OWNER_TTL_MS) for key in records]
         ttl = count_word(lock_ttl_ms, "lock_ttl_ms")
         commands += [(b"GETEX", key, b"PX", ttl) for key in locks]
-    replies = yield from _each(commands, [*records, *locks])
+    if not commands:
+        return [], []
+    replies = _answers((yield Batch(commands, keys=[*records, *locks], repeatable=True)))
     return replies[: len(records)], replies[len(records) :]
 
 
 def take_leases(
-    site: Site, member: Name, wanted: Sequence[tuple[Name, bytes | None]]
-) -> Conversation[list[int | None]]:
+    context: Context, member: Name, wanted: Sequence[tuple[Name, bytes | None]]
+) -> Conversation[list[int | MillstreamError | None]]:
     """Takes each stream whose owner record still is the one given with it: the new token's number, else None.
 
-    Each stream is one atomic step of its own: of two rivals one wins. Not safe to repeat: a repeat may find itself.
+    Each stream is one atomic step of its own, and answers for itself: of two rivals one wins, and what a server refused
+    is an error in its place. Not safe to repeat: a repeat may find itself.
     """
     word = name_word(member, "member")
     calls = [
@@ -100,47 +104,60 @@ def take_leases(
         for stream, record in pairs(wanted, "wanted", "pairs of a stream and its owner record")
     ]
     replies = yield from _run_each(script("lease_take"), calls)
-    return [int(answer) if won else None for won, answer in replies]
+    return [reply if isinstance(reply, MillstreamError) else int(reply[1]) if reply[0] else None for reply in replies]
 
 
-def release_leases(site: Site, held: Sequence[tuple[Name, bytes]]) -> Conversation[list[bool]]:
-    """Gives each stream back whose owner record still is the one given with it."""
+def release_leases(context: Context, held: Sequence[tuple[Name, bytes]]) -> Conversation[list[bool | MillstreamError]]:
+    """Gives each stream back whose owner record still is the one given with it. Each answers for itself."""
     calls = [
         ((_owner_key(stream, "held"),), (_record(record, "held"), b"%d" % OWNER_TTL_MS))
         for stream, record in pairs(held, "held", "pairs of a stream and its owner record")
     ]
-    return [bool(reply) for reply in (yield from _run_each(script("lease_release"), calls))]
+    replies = yield from _run_each(script("lease_release"), calls)
+    return [reply if isinstance(reply, MillstreamError) else bool(reply) for reply in replies]
 
 
-def release_lease(site: Site, stream: Name, record: bytes) -> Conversation[bool]:
-    [released] = yield from release_leases(site, [(name_word(stream, "stream"), _record(record, "record"))])
+def release_lease(context: Context, stream: Name, record: bytes) -> Conversation[bool]:
+    """Gives the stream back if its owner record still is ``record``."""
+    [released] = yield from release_leases(context, [(name_word(stream, "stream"), _record(record, "record"))])
+    if isinstance(released, MillstreamError):
+        raise released
     return released
 
 
-def lock_keys(site: Site, keys: Sequence[bytes], value: Name, *, ttl_ms: int) -> Conversation[list[bool]]:
-    """SET NX for each key: True where the lock is this value's now, or was already."""
+def lock_keys(
+    context: Context, keys: Sequence[bytes], value: Name, *, ttl_ms: int
+) -> Conversation[list[bool | MillstreamError]]:
+    """SET NX for each key: True where the lock is this value's now, or was already. Each answers for itself."""
     word, ttl = name_word(value, "value"), count_word(ttl_ms, "ttl_ms")
     keys = [name_word(key, "keys") for key in sequence(keys, "keys", "keys")]
-    replies = yield from _each([(b"SET", key, word, b"NX", b"GET", b"PX", ttl) for key in keys], keys)
-    return [reply is None or reply == word for reply in replies]
+    if not keys:
+        return []
+    commands = [(b"SET", key, word, b"NX", b"GET", b"PX", ttl) for key in keys]
+    replies = _answers((yield Batch(commands, keys=keys, repeatable=True)))
+    return [reply if isinstance(reply, MillstreamError) else reply is None or reply == word for reply in replies]
 
 
-def unlock_keys(site: Site, keys: Sequence[bytes], value: Name) -> Conversation[int]:
-    """Removes those of the locks that still hold this value."""
+def unlock_keys(context: Context, keys: Sequence[bytes], value: Name) -> Conversation[int]:
+    """Removes those of the locks that still hold this value; returns how many. The others run out by themselves."""
     word = name_word(value, "value")
     keys = [name_word(key, "keys") for key in sequence(keys, "keys", "keys")]
-    return sum((yield from _run_each(script("lock_release"), [((key,), (word,)) for key in keys])))
+    replies = yield from _run_each(script("lock_release"), [((key,), (word,)) for key in keys])
+    return sum(reply for reply in replies if not isinstance(reply, MillstreamError))
 
 
-def entries_at(site: Site, stream: Name, ids: Sequence[Id]) -> Conversation[list[Entry | None]]:
+def entries_at(context: Context, stream: Name, ids: Sequence[Id]) -> Conversation[list[Entry | None]]:
     """The entries with these ids, None for one that is gone, in one round trip."""
     key = name_word(stream, "stream")
     words = id_words(ids)
-    replies = yield from _each([(b"XRANGE", key, word, word) for word in words], [key] * len(words))
+    if not words:
+        return []
+    replies = yield Batch([(b"XRANGE", key, word, word) for word in words], key, repeatable=True)
+    _raise_first(replies)
     return [entries(reply)[0] if reply else None for reply in replies]
 
 
-def finish_announcement(site: Site, stream: Name, group: Name, member: Name, id: Id) -> Conversation[bool]:
+def finish_announcement(context: Context, stream: Name, group: Name, member: Name, id: Id) -> Conversation[bool]:
     """Acknowledges and deletes an entry, if it is still handed to this member. One atomic step."""
     key = name_word(stream, "stream")
     argv = [name_word(group, "group"), name_word(member, "member"), id_word(id)]
@@ -148,7 +165,7 @@ def finish_announcement(site: Site, stream: Name, group: Name, member: Name, id:
 
 
 def bury_announcement(
-    site: Site, stream: Name, group: Name, id: Id, fields: Mapping[bytes, bytes], reason: str
+    context: Context, stream: Name, group: Name, id: Id, fields: Mapping[bytes, bytes], reason: str
 ) -> Conversation[None]:
     """Moves an entry that cannot be understood to the dead letters beside the stream. One atomic step."""
     key, word, letters = name_word(stream, "stream"), id_word(id), beside(stream, "dlq")
@@ -160,7 +177,7 @@ def bury_announcement(
     described: dict[bytes, bytes | str] = {b"error": reason, b"original_id": word, b"original_stream": key, **fields}
     replies = yield Batch(
         (
-            (b"XADD", letters, b"MAXLEN", b"~", b"10000", b"*", *field_words(described, site.limits)),
+            (b"XADD", letters, b"MAXLEN", b"~", b"10000", b"*", *field_words(described, context.limits)),
             (b"XACK", key, name_word(group, "group"), word),
             (b"XDEL", key, word),
         ),
@@ -171,18 +188,18 @@ def bury_announcement(
 
 
 def guarded_xadd(
-    site: Site, stream: Name, fields: Fields, *, owned: Name, record: bytes, id: str = "*"
+    context: Context, stream: Name, fields: Fields, *, owned: Name, record: bytes, id: str = "*"
 ) -> Conversation[EntryId]:
     """XADD, refused with StaleOwner unless the owner record beside ``owned`` equals ``record``. One atomic step."""
-    words = (new_id_word(id), *field_words(fields, site.limits))
+    words = (new_id_word(id), *field_words(fields, context.limits))
     reply = yield from _guarded(stream, owned, record, b"XADD", words)
-    if site.max_stream_len is not None:
-        yield from added(site, name_word(stream, "stream"), 1)
+    if context.max_stream_len is not None:
+        yield from added(context, name_word(stream, "stream"), 1)
     return entry_id(reply)
 
 
 def guarded_xack(
-    site: Site, stream: Name, group: Name, ids: Sequence[Id] | Id, *, owned: Name, record: bytes
+    context: Context, stream: Name, group: Name, ids: Sequence[Id] | Id, *, owned: Name, record: bytes
 ) -> Conversation[int]:
     """XACK, refused with StaleOwner unless the owner record beside ``owned`` equals ``record``. One atomic step."""
     words = (name_word(group, "group"), *id_words(ids))
@@ -209,27 +226,32 @@ def _record(record: bytes | None, argument: str) -> bytes:
 # --- many at once ---
 
 
-def _each(commands: Sequence[Args], keys: Sequence[bytes]) -> Conversation[list[Any]]:
-    """One round trip a node for commands that are safe to repeat; the first error is raised."""
-    if not commands:
-        return []
-    replies = yield Batch(commands, keys=keys, repeatable=True)
-    _raise_first(replies)
-    return list(replies)
+def _answers(replies: Sequence[Any]) -> list[Any]:
+    """Each stream's answer, or its error. Where nobody has answered anything else, the first error is everybody's."""
+    answers = [typed(reply) if isinstance(reply, ErrorReply) else reply for reply in replies]
+    if all(isinstance(answer, MillstreamError) for answer in answers):
+        raise answers[0]
+    return answers
 
 
 def _run_each(chosen: Script, calls: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> Conversation[list[Any]]:
-    """One script for many keys, one round trip a node; a node that does not know it is given it, and asked again."""
+    """One script for many keys, one round trip a node; a node that does not know it is given it, and asked again.
+
+    A node that still does not know it after a few times is believed: its streams' answers are errors, for the caller's
+    next round, with a pause before it.
+    """
     if not calls:
         return []
     replies: list[Any] = list((yield _script_batch(chosen, calls)))
-    while unknown := [n for n, reply in enumerate(replies) if _is_unknown(reply)]:
+    for _ in range(TRIES):
+        unknown = [n for n, reply in enumerate(replies) if _is_unknown(reply)]
+        if not unknown:
+            break
         yield from load_script(chosen, calls[unknown[0]][0][0])
         again = yield _script_batch(chosen, [calls[n] for n in unknown])
         for n, reply in zip(unknown, again, strict=True):
             replies[n] = reply
-    _raise_first(replies)
-    return replies
+    return _answers(replies)
 
 
 def _is_unknown(reply: object) -> bool:
