@@ -23,7 +23,7 @@ from millstream.assignment.client import announce
 from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.tokens import OwnerRecord
 from millstream.broker.keys import beside
-from millstream.broker.scripts import Guard
+from millstream.broker.steps.script import Guard
 from millstream.errors import InvalidArgument, StaleOwner
 from millstream.messaging import Handler, Message, Publisher
 from millstream.testing import Fault, FaultyLink, eventually

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.broker.keys import beside
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.errors import MillstreamError
 from millstream.testing import RedisProcess
 from millstream.wire.commands import Command

@@ -17,7 +17,7 @@ import pytest
 from millstream.broker import BlockingBroker, open_blocking_broker
 from millstream.broker.embedded import Embedded
 from millstream.broker.keys import beside
-from millstream.broker.scripts import all_names, script
+from millstream.broker.steps.script import all_names, script
 from millstream.testing import RedisProcess
 from millstream.wire.commands import Args, Batch
 from millstream.wire.replies import NIL_ARRAY, ErrorReply

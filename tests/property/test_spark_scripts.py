@@ -12,7 +12,7 @@ import pytest
 
 from millstream import open_blocking_broker
 from millstream.broker.embedded import Embedded
-from millstream.broker.scripts import all_names, script
+from millstream.broker.steps.script import all_names, script
 from millstream.wire.commands import Args, Batch
 from millstream.wire.replies import NIL_ARRAY, ErrorReply
 

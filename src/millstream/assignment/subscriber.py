@@ -18,7 +18,7 @@ from millstream.assignment.settings import Settings
 from millstream.assignment.tokens import Token
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
-from millstream.broker.scripts import Guard
+from millstream.broker.steps.script import Guard
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging import Handler, Subscriber
 from millstream.model import Observer

@@ -29,7 +29,7 @@ from millstream.broker.operations import (
 )
 from millstream.broker.operations.arguments import Name, name_word, sequence
 from millstream.broker.operations.durable import Wanted
-from millstream.broker.scripts import Guard
+from millstream.broker.steps.script import Guard
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Conversation
 

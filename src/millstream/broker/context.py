@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millstream.broker.limits import DEFAULT_LIMITS, Limits
-from millstream.broker.scripts import Guard
+from millstream.broker.steps.script import Guard
 from millstream.model.clock import Clock, SystemClock
 from millstream.model.observer import Observer, quiet
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from millstream.broker.persistence import Persistence
-from millstream.broker.scripts import register_all
+from millstream.broker.steps.twins import register_twins
 from millstream.engine.admission import reject
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.engine import Engine
@@ -62,7 +62,7 @@ class Embedded:
         self._now_ms = self.clock.now_ms
         self._lock: threading.Lock | _Barred = threading.Lock()
         self.engine = Engine(password=password, debug_enabled=debug_enabled, recording=directory is not None)
-        register_all(self.engine)
+        register_twins(self.engine)
         self.on_configure: list[Callable[[str, str], Any]] = []
         """Told of every CONFIG SET, under the lock: name and value, both checked."""
         self.engine.hooks.configure = self._configure

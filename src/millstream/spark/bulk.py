@@ -17,7 +17,7 @@ from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.once import ROW_WORDS, Once
 from millstream.broker.operations.trimming import added
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.spark.errors import RowsMiscounted
 from millstream.wire.commands import Args, Batch, Conversation
 from millstream.wire.replies import ErrorReply

@@ -17,7 +17,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.messaging import Ack, Message, Publisher
 from millstream.messaging.publisher import MAX_LINES
 from millstream.testing.faulty import FaultyLink

@@ -19,7 +19,7 @@ from messaging_chapters.chapter import (
 from millstream.broker.broker import Broker
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber import subscription
 from millstream.testing.waiting import eventually

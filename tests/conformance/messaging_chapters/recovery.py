@@ -17,7 +17,7 @@ from messaging_chapters.chapter import (
 )
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.errors import OutOfMemory
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber.pace import MAX_SCAN

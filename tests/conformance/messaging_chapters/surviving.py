@@ -17,7 +17,7 @@ from messaging_chapters.chapter import (
     running,
 )
 from millstream.broker.broker import Broker
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.errors import WrongKeyType
 from millstream.messaging import Message, Publisher, Router
 from millstream.messaging.subscriber import Subscriber

@@ -12,7 +12,7 @@ from millstream.broker.once import Digest
 from millstream.broker.operations import groups, leasing, reading, trimming, writing
 from millstream.broker.operations.durable import REMEMBER_MS
 from millstream.broker.operations.once import Once
-from millstream.broker.scripts import TRIES, script
+from millstream.broker.steps.script import TRIES, script
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, Conversation

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from millstream import Broker, open_blocking_broker, open_broker
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.errors import BrokerUnavailable
 from millstream.testing import DeliveryLedger, Fault, FaultyBlockingLink, FaultyLink, eventually, free_port, wait_until
 from millstream.testing.conformance import AppendOnceChapter, GroupChapter, TrimmingChapter

@@ -9,7 +9,7 @@ from millstream.broker.context import Context
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
-from millstream.broker.scripts import TRIES, Script, load_script, run_script
+from millstream.broker.steps.script import TRIES, Script, load_script, run_script
 from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
 from millstream.model.durability import Durability
 from millstream.wire.commands import Args, Batch, Command, Conversation, Reading, as_they_are

@@ -18,7 +18,7 @@ from millstream.broker.operations.arguments import (
     read_words,
     sequence,
 )
-from millstream.broker.scripts import run_script, script
+from millstream.broker.steps.script import run_script, script
 from millstream.errors import ConsumerHasPending, GroupExists, InvalidArgument
 from millstream.model.entries import Delivery
 from millstream.wire.commands import Command, Conversation

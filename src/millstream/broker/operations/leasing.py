@@ -24,7 +24,7 @@ from millstream.broker.operations.arguments import (
     value_word,
 )
 from millstream.broker.operations.trimming import added
-from millstream.broker.scripts import TRIES, Guard, Script, load_script, run_script, script
+from millstream.broker.steps.script import TRIES, Guard, Script, load_script, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId

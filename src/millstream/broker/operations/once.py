@@ -23,7 +23,7 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.trimming import added
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument, NonDeterministicReplay, StaleWriter
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy

@@ -9,7 +9,7 @@ from millstream.broker.context import Context
 from millstream.broker.once import UNKNOWN, Digest
 from millstream.broker.operations.durable import run_script_durably
 from millstream.broker.operations.once import Once
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.errors import IdTooSmall
 from millstream.wire.commands import Conversation
 from millstream.wire.names import to_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.broker.context import Context
 from millstream.broker.operations.arguments import Id, Name, counter_word, id_word, name_word
-from millstream.broker.scripts import run_script, script
+from millstream.broker.steps.script import run_script, script
 from millstream.wire.commands import Conversation
 
 

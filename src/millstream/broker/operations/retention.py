@@ -10,7 +10,7 @@ from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import entry_id, mapping
 from millstream.broker.operations.arguments import Name, count_word, name_word
-from millstream.broker.scripts import run_script, script
+from millstream.broker.steps.script import run_script, script
 from millstream.model.entry_id import EntryId
 from millstream.wire.commands import Command, Conversation
 from millstream.wire.names import to_name

@@ -30,7 +30,7 @@ from millstream.broker.operations.arguments import (
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.once import ROW_WORDS
 from millstream.broker.operations.trimming import added
-from millstream.broker.scripts import run_script, script
+from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Delivery
 from millstream.model.entry_id import EntryId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.broker.context import Context
 from millstream.broker.operations.arguments import Id, Name, count_word, id_word, name_word
-from millstream.broker.scripts import run_script, script
+from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.wire.commands import Conversation
 from millstream.wire.names import to_name

@@ -12,7 +12,7 @@ from millstream.broker.operations.arguments import Fields, Name, count_word, fie
 from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.once import ROW_WORDS, chunks
 from millstream.broker.operations.trimming import added
-from millstream.broker.scripts import script
+from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy

@@ -1,0 +1,1 @@
+"""Dropping what nobody needs any more."""

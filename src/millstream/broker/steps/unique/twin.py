@@ -1,0 +1,71 @@
+"""The twins of the scripts in this folder: each function does what the script of its name does."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from millstream.broker.steps.twins import clock_ms, facts_of
+from millstream.engine.scripts import Call
+from millstream.wire.replies import ErrorReply, Reply
+
+_WINDOW: Final = re.compile(rb"(\d+) (\d+)")
+
+
+class Seen:
+    """The last three of KEYS: the open window's events, those of the window before, and when the open one began."""
+
+    def __init__(self, call: Call, keys: list[bytes], window: bytes, now_ms: int) -> None:
+        self._call = call
+        self._seen, self._before, self._began = keys[-3:]
+        known = _WINDOW.fullmatch(call(b"GET", self._began) or b"")
+        since, promised = (int(known[1]), int(known[2])) if known else (0, 0)
+        self._window = max(int(window), promised)
+        age = None if known is None else now_ms - since
+        if age is None or age >= self._window:
+            if age is not None and age < 2 * self._window and call(b"EXISTS", self._seen) == 1:
+                call(b"RENAME", self._seen, self._before)
+                call(b"PEXPIRE", self._before, b"%d" % self._window)
+            else:
+                call(b"DEL", self._seen, self._before)
+            call(b"SET", self._began, b"%d %d" % (now_ms, self._window))
+        elif self._window > promised:
+            call(b"SET", self._began, b"%d %d" % (since, self._window))
+
+    def is_new(self, event: bytes) -> bool:
+        return not self._call(b"SISMEMBER", self._before, event) and bool(self._call(b"SADD", self._seen, event))
+
+    def keep(self) -> None:
+        for key in (self._seen, self._began):
+            self._call(b"PEXPIRE", key, b"%d" % (2 * self._window))
+
+
+def append_unique(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
+    stream = keys[0]
+
+    # What could fail half-way is looked at before the first write: a script does not roll back.
+    kind = call(b"TYPE", stream)
+    if kind not in (b"none", b"stream"):
+        raise ErrorReply("WRONGTYPE Operation against a key holding the wrong kind of value")
+    if kind == b"stream":
+        facts = call(b"XINFO", b"STREAM", stream)
+        if facts_of(facts)[b"last-generated-id"].startswith(b"18446744073709551615-"):
+            raise ErrorReply("ERR The stream has exhausted the last possible ID, unable to add more items")
+
+    now = clock_ms(call)
+    seen = Seen(call, keys, argv[0], now)
+
+    words = int(argv[1])
+    at = 2 + words
+    answer: list[bytes | None] = []
+    while at < len(argv):
+        event, count = argv[at], int(argv[at + 1])
+        if seen.is_new(event):
+            answer.append(call(b"XADD", stream, b"*", *argv[at + 2 : at + 2 + count]))
+        else:
+            answer.append(None)
+        at += count + 2
+    seen.keep()
+    if words:
+        call(b"XTRIM", stream, *argv[2 : 2 + words])
+    return answer
