@@ -1,4 +1,8 @@
-"""The two ways to run a conversation: over an async link, and over a blocking one. All that differs is ``await``."""
+"""The two ways to run a conversation: over an async link, and over a blocking one. All that differs is ``await``.
+
+Whatever ends a call (an error, a cancellation, an interrupt), its conversation is closed before anybody else runs. Left
+to the garbage collector, it would set things straight at a moment when others already rely on them.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,9 @@ def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P],
                     request = send(reply)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except BaseException:
+            conversation.close()
+            raise
 
     _dress(method, operation)
     return method
@@ -87,6 +94,9 @@ def blocking(operation: Operation[P, R]) -> Callable[Concatenate[BlockingBroker,
                     request = send(reply)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except BaseException:
+            conversation.close()
+            raise
 
     _dress(method, operation)
     return method

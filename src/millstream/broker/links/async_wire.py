@@ -74,7 +74,10 @@ class AsyncWire(asyncio.Protocol):
             return False
         if self._places or self._descriptor is None:
             return True
-        return not readable(self._descriptor)
+        try:
+            return not readable(self._descriptor)
+        except Exception:  # the descriptor is nobody's any more
+            return False
 
     @property
     def idle_s(self) -> float:
@@ -84,15 +87,22 @@ class AsyncWire(asyncio.Protocol):
     async def exchange(
         self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool, reading: Reading = as_they_are
     ) -> list[Any]:
-        """Raises NotSent or NoAnswer. Cancelling leaves the connection usable."""
+        """Raises NotSent or NoAnswer, and nothing else. Cancelling leaves the connection usable."""
         wait_s = None if wait_ms is None else wait_ms / 1000
-        if self._writable is not None:
-            await self._drained()
-        if len(requests) > 1 and not whole:
-            return await self._send_in_chunks(requests, wait_s, reading)
-        data = pack(requests[0]) if len(requests) == 1 else pack_all(requests)
-        replies = await self._send(data, len(requests), wait_s)
-        return reading(replies)
+        try:
+            if self._writable is not None:
+                await self._drained()
+            if len(requests) > 1 and not whole:
+                return await self._send_in_chunks(requests, wait_s, reading)
+            data = pack(requests[0]) if len(requests) == 1 else pack_all(requests)
+            replies = await self._send(data, len(requests), wait_s)
+            return reading(replies)
+        except (NotSent, NoAnswer):
+            raise
+        except Exception as error:
+            # Nobody has foreseen it, so nobody knows what was sent, and whose the next reply is.
+            self._fail(f"{type(error).__name__}: {error}")
+            raise NoAnswer(f"{type(error).__name__}: {error}") from error
 
     async def _send_in_chunks(self, requests: Sequence[Args], wait_s: float | None, reading: Reading) -> list[Any]:
         """A few chunks under way: the server works while the next is packed and the replies before it are read, and
@@ -171,6 +181,8 @@ class AsyncWire(asyncio.Protocol):
                     place.future.set_result(replies)
         except hiredis.ProtocolError as error:
             self._fail(f"the server sent what is not RESP: {error}")
+        except Exception as error:
+            self._fail(f"an answer could not be read: {type(error).__name__}: {error}")
 
     def _unasked(self, reply: Any) -> None:
         if self.on_push is not None:
@@ -217,7 +229,10 @@ class AsyncWire(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._transport.abort()
+        try:
+            self._transport.abort()
+        except Exception:  # noqa: S110 - it is given up either way, and whoever waits for it must hear
+            pass
         places, self._places = self._places, deque()
         for place in places:
             if not place.future.done():

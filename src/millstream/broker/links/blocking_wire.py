@@ -45,21 +45,22 @@ class BlockingWire:
         """False when something came unasked: the server has closed the connection, or is out of step."""
         if not self.alive:
             return False
-        if not isinstance(self._sock, ssl.SSLSocket):
-            return not readable(self._sock.fileno())
-        try:  # bytes may be there that are TLS's own (session tickets): only reading tells
+        try:
+            if not isinstance(self._sock, ssl.SSLSocket):
+                return not readable(self._sock.fileno())
+            # Bytes may be there that are TLS's own (session tickets): only reading tells.
             self._sock.settimeout(0)
             self._sock.recv(1)
         except ssl.SSLWantReadError:
             return True
-        except OSError:
+        except Exception:  # noqa: S110 - whatever it is, nothing can be trusted to this connection
             pass
         return False
 
     def exchange(
         self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool, reading: Reading = as_they_are
     ) -> list[Any]:
-        """Raises NotSent or NoAnswer; after either the connection is closed."""
+        """Raises NoAnswer, and nothing else; then the connection is closed."""
         replies: list[Any] = []
         try:
             # While sending, and for the answer to begin: the usual silence on top of what the server may wait.
@@ -73,17 +74,17 @@ class BlockingWire:
                 self._read(replies, len(requests))
             else:
                 return self._send_in_chunks(requests, replies, reading)
+            return reading(replies)
         except TimeoutError as error:
             self.close()
             raise NoAnswer("no answer in time", replies) from error
-        except (OSError, hiredis.ProtocolError) as error:
+        except Exception as error:
             self.close()
             raise NoAnswer(str(error) or type(error).__name__, replies) from error
         except BaseException:
             # An interrupt in the middle: the next reply would be another's.
             self.close()
             raise
-        return reading(replies)
 
     def _send_in_chunks(self, requests: Sequence[Args], results: list[Any], reading: Reading) -> list[Any]:
         """A few chunks under way: the server works while the next is packed and the replies before it are read, and
@@ -126,7 +127,7 @@ class BlockingWire:
         """For a subscriber: nothing is read."""
         try:
             self._sock.sendall(pack_all(requests))
-        except OSError as error:
+        except Exception as error:
             self.close()
             raise NotSent(str(error)) from error
 
@@ -138,7 +139,7 @@ class BlockingWire:
             self._read(replies, 1)
         except TimeoutError:
             raise
-        except (OSError, hiredis.ProtocolError) as error:
+        except Exception as error:
             self.close()
             raise NoAnswer(str(error)) from error
         return replies[0]
@@ -153,16 +154,20 @@ class BlockingWire:
             data = self._sock.recv(READ_SIZE)
         except (TimeoutError, BlockingIOError):
             return []
-        except OSError as error:
+        except Exception as error:
             self.close()
             raise NoAnswer(str(error)) from error
         if not data:
             self.close()
             raise NoAnswer("the server closed the connection")
-        self._reader.feed(data)
         replies = []
-        while (reply := self._reader.gets()) is not _MISSING:
-            replies.append(reply)
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _MISSING:
+                replies.append(reply)
+        except Exception as error:
+            self.close()
+            raise NoAnswer(str(error)) from error
         return replies
 
     def interrupt(self) -> None:
@@ -176,5 +181,5 @@ class BlockingWire:
         self.alive = False
         try:
             self._sock.close()
-        except (OSError, ssl.SSLError):
-            pass  # it is gone either way
+        except Exception:  # noqa: S110 - it is gone either way
+            pass

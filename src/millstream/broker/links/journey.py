@@ -15,7 +15,7 @@ from millstream.broker.failures import REPLACED, TRANSIENT, backoff_s, code_of, 
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
 from millstream.broker.links.nodes import Node
 from millstream.broker.links.routes import Route
-from millstream.errors import AuthenticationFailed, BrokerUnavailable, PermissionDenied
+from millstream.errors import BrokerUnavailable
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer
 from millstream.wire.commands import Args, Batch, Command, Reading, as_they_are
@@ -240,5 +240,6 @@ def unanswered(reason: str, replies: Sequence[Any]) -> BrokerUnavailable:
     return error
 
 
-FATAL = (AuthenticationFailed, PermissionDenied)
-"""What opening a connection can raise that no second try will mend."""
+def unforeseen(error: Exception) -> BrokerUnavailable:
+    """What nobody has thought of, below the link or in an answer: nobody knows what the server has done."""
+    return unanswered(f"{type(error).__name__}: {error}", ())

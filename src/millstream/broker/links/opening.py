@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
 from typing import Any
 
 from redis import connection as blocking_connections
@@ -18,7 +17,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from millstream.broker.failures import typed
+from millstream.broker.failures import code_of, typed
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NotSent
 from millstream.broker.links.nodes import Node, Target
@@ -29,6 +28,7 @@ from millstream.errors import (
     MillstreamError,
     PermissionDenied,
 )
+from millstream.wire.commands import Args
 from millstream.wire.replies import ErrorReply
 
 
@@ -64,44 +64,55 @@ def _close(opening: asyncio.Future[asyncio.StreamWriter]) -> None:
 
 
 async def _opened(target: Target, node: Node, limits: Limits) -> asyncio.StreamWriter:
-    connection = _make(async_connections, target, node, limits, AsyncRetry(NoBackoff(), 0))
     try:
+        connection = _make(async_connections, target, node, limits, AsyncRetry(NoBackoff(), 0))
         await connection.connect()
-        if _login_is_unproved(connection):
-            with suppress(*_NO_MATTER_OF_LOGIN):
-                await connection.send_command("PING")
-                await connection.read_response()
-    except redis_errors.RedisError as error:
-        raise _why(node, error) from error
-    writer: asyncio.StreamWriter = connection._writer
+    except MillstreamError:
+        raise
+    except Exception as error:
+        raise why_not_connected(target, node, error) from error
+    writer: asyncio.StreamWriter | None = connection._writer
+    if writer is None:
+        raise NotSent(f"{node}: the connection was closed while it was opened")
     connection._writer = connection._reader = None  # it is ours now: redis-py must not close it when it is collected
     return writer
 
 
 def open_socket(target: Target, node: Node, limits: Limits) -> socket.socket:
     """The same as a plain socket."""
-    connection = _make(blocking_connections, target, node, limits, Retry(NoBackoff(), 0))
     try:
+        connection = _make(blocking_connections, target, node, limits, Retry(NoBackoff(), 0))
         connection.connect()
-        if _login_is_unproved(connection):
-            with suppress(*_NO_MATTER_OF_LOGIN):
-                connection.send_command("PING")
-                connection.read_response()
-    except redis_errors.RedisError as error:
-        raise _why(node, error) from error
-    sock: socket.socket = connection._sock
+    except MillstreamError:
+        raise
+    except Exception as error:
+        raise why_not_connected(target, node, error) from error
+    sock: socket.socket | None = connection._sock
+    if sock is None:
+        raise NotSent(f"{node}: the connection was closed while it was opened")
     connection._sock = None  # it is ours now: redis-py must not close it when it is collected
     return sock
 
 
-_NO_MATTER_OF_LOGIN = (redis_errors.ResponseError, redis_errors.BusyLoadingError)
-"""Other refusals of a PING. Whoever sends a command hears them too, and knows what to do then."""
+PING: Args = (b"PING",)
 
 
-def _login_is_unproved(connection: Any) -> bool:
-    """Without a password nothing was sent yet. A server that wants one closes the connection on a large request, and
-    its reason can be lost with it: so it is asked with a small one."""
-    return connection.password is None and connection.credential_provider is None
+def check_first_answer(target: Target, node: Node, reply: Any) -> None:
+    """Judges the answer to the PING that is the first command on every new connection.
+
+    A server that wants a password, or speaks another protocol, or has no room for one more client, may close the
+    connection on a large request, and its reason can be lost with it: so it is asked with a small one. What it refuses
+    for any other reason (it loads, a script runs, PING is not allowed) whoever sends a command hears too.
+    """
+    if not isinstance(reply, ErrorReply):
+        if reply != b"PONG":
+            raise NotSent(f"{node}: what answers there is no Redis")
+        return
+    code = code_of(reply)
+    if code == "NOAUTH":
+        raise typed(reply)
+    if code == "DENIED" or reply.text.startswith("ERR max number of clients"):
+        raise NotSent(f"{node}: {reply.text}")
 
 
 def _make(module: Any, target: Target, node: Node, limits: Limits, retry: Any) -> Any:
@@ -112,9 +123,9 @@ def _make(module: Any, target: Target, node: Node, limits: Limits, retry: Any) -
         raise InvalidArgument("url", str(error), "ssl_ options that redis-py understands") from error
 
 
-def _why(node: Node, error: redis_errors.RedisError) -> MillstreamError | NotSent:
+def why_not_connected(target: Target, node: Node, error: BaseException) -> MillstreamError | NotSent:
     """A refusal that no second try will mend, or NotSent. Texts are the server's or the system's: no secret."""
-    text = str(error)
+    text = str(error) or type(error).__name__
     if isinstance(error, (redis_errors.AuthenticationError, redis_errors.NoPermissionError)):
         # redis-py takes the code away from a text that it knows.
         known = typed(ErrorReply(f"NOAUTH {text}" if text.startswith("Authentication required") else text))

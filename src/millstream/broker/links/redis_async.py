@@ -11,10 +11,10 @@ from millstream.broker.limits import Limits
 from millstream.broker.links.async_listener import AsyncListener
 from millstream.broker.links.async_wire import AsyncWire
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
-from millstream.broker.links.journey import Traveller
+from millstream.broker.links.journey import Traveller, unforeseen
 from millstream.broker.links.link import Features
 from millstream.broker.links.nodes import Node, Target
-from millstream.broker.links.opening import open_stream
+from millstream.broker.links.opening import PING, check_first_answer, open_stream, why_not_connected
 from millstream.broker.links.routes import route_to
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.model.clock import Clock
@@ -22,7 +22,6 @@ from millstream.model.observer import Observer
 from millstream.wire.commands import Batch, Command
 
 R = TypeVar("R")
-PING = (b"PING",)
 
 
 class _Wires:
@@ -83,7 +82,7 @@ class _Wires:
             try:
                 await wire.exchange([PING], 0, whole=False)
             except (NotSent, NoAnswer):
-                pass
+                return False
         return wire.in_order()
 
     def give_back(self, node: Node, wire: AsyncWire) -> None:
@@ -99,11 +98,23 @@ class _Wires:
         wire.close("given up")
 
     async def open(self, node: Node) -> AsyncWire:
+        """A new connection whose server has answered. Raises NotSent, or what no second try will mend."""
         try:
             async with asyncio.timeout(self._limits.connect_ms / 1000):
-                return AsyncWire(await open_stream(self._target, node, self._limits), self._limits)
+                wire = AsyncWire(await open_stream(self._target, node, self._limits), self._limits)
+                try:
+                    (reply,) = await wire.exchange([PING], 0, whole=False)
+                    check_first_answer(self._target, node, reply)
+                except BaseException:
+                    wire.close()
+                    raise
         except TimeoutError as error:
             raise NotSent(f"{node}: no connection within {self._limits.connect_ms} ms") from error
+        except (NotSent, MillstreamError):
+            raise
+        except Exception as error:
+            raise why_not_connected(self._target, node, error) from error
+        return wire
 
     def close(self) -> None:
         for wire in [*self._shared.values(), *(one for many in self._spare.values() for one in many), *self._out]:
@@ -154,6 +165,12 @@ class RedisLink:
                     step = journey.send(result)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except MillstreamError:
+            raise
+        except Exception as error:
+            raise unforeseen(error) from error
+        finally:
+            journey.close()
 
     def wires(self) -> _Wires:
         """This loop's connections."""

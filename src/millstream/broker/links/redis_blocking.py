@@ -10,11 +10,11 @@ from millstream.broker.limits import Limits
 from millstream.broker.links.blocking_listener import BlockingWireListener
 from millstream.broker.links.blocking_wire import BlockingWire
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
-from millstream.broker.links.journey import Traveller
+from millstream.broker.links.journey import Traveller, unforeseen
 from millstream.broker.links.link import Features
 from millstream.broker.links.nodes import Node, Target
-from millstream.broker.links.opening import open_socket
-from millstream.broker.links.redis_async import PING, closed
+from millstream.broker.links.opening import PING, check_first_answer, open_socket, why_not_connected
+from millstream.broker.links.redis_async import closed
 from millstream.broker.links.routes import route_to
 from millstream.errors import MillstreamError
 from millstream.model.clock import Clock
@@ -70,6 +70,12 @@ class BlockingRedisLink:
                     step = journey.send(result)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except MillstreamError:
+            raise
+        except Exception as error:
+            raise unforeseen(error) from error
+        finally:
+            journey.close()
 
     def exchange(self, trip: Exchange) -> list[Any]:
         wire = self._take(trip.node)
@@ -84,7 +90,7 @@ class BlockingRedisLink:
                 spare = self._spare.get(node)
                 wire = spare.pop() if spare else None
             if wire is None:
-                wire = BlockingWire(open_socket(self.target, node, self._limits), self._limits)
+                wire = self.open_own(node)
             elif not self._well(wire):
                 wire.close()
                 continue
@@ -124,8 +130,21 @@ class BlockingRedisLink:
                 wire.close()  # closes this process's copy of the descriptor; the parent's connection lives on
 
     def open_own(self, node: Node) -> BlockingWire:
-        """A connection outside the stock, for a listener."""
-        return BlockingWire(open_socket(self.target, node, self._limits), self._limits)
+        """A new connection, outside the stock, whose server has answered. Raises NotSent, or what no second try will
+        mend."""
+        try:
+            wire = BlockingWire(open_socket(self.target, node, self._limits), self._limits)
+            try:
+                (reply,) = wire.exchange([PING], 0, whole=False)
+                check_first_answer(self.target, node, reply)
+            except BaseException:
+                wire.close()
+                raise
+        except (NotSent, MillstreamError):
+            raise
+        except Exception as error:
+            raise why_not_connected(self.target, node, error) from error
+        return wire
 
     def primaries(self) -> list[Node]:
         return self._travel(self._traveller.route.primaries())

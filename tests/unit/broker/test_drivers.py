@@ -1,0 +1,175 @@
+"""Whatever ends a call, its conversation is closed before anybody else runs, and says nothing while it is closed."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream import open_blocking_broker, open_broker
+from millstream.broker.site import Site
+from millstream.testing import Fault, FaultyLink
+from millstream.wire.commands import Command, Conversation
+
+OUTSIDERS = [RuntimeError, OSError, AttributeError, KeyboardInterrupt, SystemExit, asyncio.CancelledError]
+
+
+class Story:
+    """A conversation that tells when it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def conversation(self, site: Site) -> Conversation[None]:
+        try:
+            yield Command((b"PING",))
+        finally:
+            self.closed = True
+
+
+class BrokenLink:
+    """Every call raises the same."""
+
+    now = None
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
+
+    async def call(self, command: Command) -> Any:
+        raise self._error("planted")
+
+
+class BrokenBlockingLink(BrokenLink):
+    def call(self, command: Command) -> Any:  # type: ignore[override]  # the same without await
+        raise self._error("planted")
+
+
+@pytest.mark.parametrize("outsider", OUTSIDERS)
+def test_a_conversation_is_closed_before_the_caller_hears(outsider: type[BaseException]) -> None:
+    story = Story()
+    held: list[BaseException] = []
+
+    async def call() -> None:
+        async with open_broker("local://") as broker:
+            broker.link = BrokenLink(outsider)  # type: ignore[assignment]
+            try:
+                await broker.run(story.conversation)
+            except BaseException as error:
+                held.append(error)  # with its frames: so the garbage collector has no part in what follows
+                assert story.closed
+
+    try:
+        asyncio.run(call())
+    except BaseException as error:
+        held.append(error)
+    assert type(held[0]) is outsider, "it passes unchanged"
+    assert story.closed
+
+
+@pytest.mark.parametrize("outsider", OUTSIDERS)
+def test_the_same_for_threads(outsider: type[BaseException]) -> None:
+    story = Story()
+    with open_blocking_broker("local://") as broker:
+        own, broker.link = broker.link, BrokenBlockingLink(outsider)  # type: ignore[assignment]
+        with pytest.raises(outsider) as held:
+            broker.run(story.conversation)
+        assert story.closed, held
+        broker.link = own
+
+
+async def test_a_cancelled_append_can_be_given_again() -> None:
+    """Whether it was executed or not: the same rows are appended once."""
+    for lost in (Fault(delay_s=30), None):
+        async with open_broker(f"local://cancelled-{lost is None}") as broker:
+            own = broker.link
+            writer = broker.once_writer("s", "w", 1)
+            await writer.append([{"n": 0}])
+
+            executed = asyncio.Event()
+
+            class Hanging(FaultyLink):
+                async def call(self, command: Command) -> Any:
+                    if lost is None:
+                        await own.call(command)
+                    executed.set()  # noqa: B023 - read in this turn of the loop only
+                    await asyncio.Event().wait()
+
+            broker.link = Hanging(own)
+            held: list[BaseException] = []
+
+            async def append() -> None:
+                try:
+                    await writer.append([{"n": 1}, {"n": 2}])  # noqa: B023
+                except BaseException as error:
+                    held.append(error)  # noqa: B023 - a traceback that somebody keeps keeps the conversation alive
+                    raise
+
+            task = asyncio.create_task(append())
+            await executed.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            broker.link = own
+            await writer.append([{"n": 1}, {"n": 2}])
+            del task
+            held.clear()
+            gc.collect()  # now at the latest the conversation that was broken off is gone
+            await writer.append([{"n": 3}])
+            await writer.finish()
+            assert [int(entry.fields[b"n"]) for entry in await broker.xrange("s")] == [0, 1, 2, 3]
+
+
+# --- a conversation never yields while it is being closed ---
+
+
+def conversations() -> Iterator[tuple[Path, ast.FunctionDef]]:
+    """Every generator function of the package that says it is a conversation."""
+    for path in Path(millstream.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and "Conversation[" in ast.unparse(node.returns or ast.Constant(0)):
+                yield path, node
+
+
+def yields_in(nodes: list[ast.stmt]) -> list[int]:
+    return [n.lineno for stmt in nodes for n in ast.walk(stmt) if isinstance(n, (ast.Yield, ast.YieldFrom))]
+
+
+def catches_closing(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or bool({"BaseException", "GeneratorExit"} & set(ast.unparse(handler.type).split()))
+
+
+def says_something_at_the_end(function: ast.FunctionDef) -> list[int]:
+    found: list[int] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Try):
+            found += yields_in(node.finalbody)
+            for handler in node.handlers:
+                if catches_closing(handler):
+                    found += yields_in(handler.body)
+    return found
+
+
+def test_no_conversation_yields_while_it_is_being_closed() -> None:
+    seen = list(conversations())
+    assert len(seen) > 80, "the search itself is broken"
+    talkers = [f"{path}:{line}" for path, function in seen for line in says_something_at_the_end(function)]
+    assert not talkers, "close() would raise, or hang on a server"
+
+
+def test_the_search_finds_what_it_looks_for() -> None:
+    def talks_on(site: Site) -> Conversation[None]:
+        try:
+            yield Command((b"PING",))
+        finally:
+            yield Command((b"PING",))
+
+    source = inspect.cleandoc("\n" + inspect.getsource(talks_on))
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    assert says_something_at_the_end(function)
