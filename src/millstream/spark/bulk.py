@@ -134,7 +134,10 @@ class BulkOnce(Once):
     """A writer of ``append_once`` that also takes UniformRows. Ids are not told: a sink has no use for them."""
 
     def append_uniform(self, context: Context, rows: UniformRows) -> Conversation[tuple[int, int]]:
-        """Rows added and rows skipped. Raises as ``append`` does."""
+        """Rows added and rows skipped. Raises as ``append`` does; then the same rows may be given again."""
+        return (yield from self.whole(lambda ahead: ahead._append_uniform(context, rows)))
+
+    def _append_uniform(self, context: Context, rows: UniformRows) -> Conversation[tuple[int, int]]:
         if self._durability is not None or self._trim != NO_TRIM or 2 * len(rows.names) > ROW_WORDS:
             appended = yield from self.append_rows(context, list(rows))
             return appended.added, appended.skipped

@@ -14,8 +14,8 @@ import pytest
 
 import millstream
 from millstream import open_blocking_broker, open_broker
-from millstream.broker.site import Site
-from millstream.testing import Fault, FaultyLink
+from millstream.broker.context import Context
+from millstream.testing import FaultyLink
 from millstream.wire.commands import Command, Conversation
 
 OUTSIDERS = [RuntimeError, OSError, AttributeError, KeyboardInterrupt, SystemExit, asyncio.CancelledError]
@@ -27,7 +27,7 @@ class Story:
     def __init__(self) -> None:
         self.closed = False
 
-    def conversation(self, site: Site) -> Conversation[None]:
+    def conversation(self, context: Context) -> Conversation[None]:
         try:
             yield Command((b"PING",))
         finally:
@@ -84,45 +84,49 @@ def test_the_same_for_threads(outsider: type[BaseException]) -> None:
         broker.link = own
 
 
-async def test_a_cancelled_append_can_be_given_again() -> None:
-    """Whether it was executed or not: the same rows are appended once."""
-    for lost in (Fault(delay_s=30), None):
-        async with open_broker(f"local://cancelled-{lost is None}") as broker:
-            own = broker.link
-            writer = broker.once_writer("s", "w", 1)
-            await writer.append([{"n": 0}])
+class HangingLink(FaultyLink):
+    """Executes a command or not, and never answers."""
 
-            executed = asyncio.Event()
+    def __init__(self, link: Any, *, executes: bool) -> None:
+        super().__init__(link)
+        self._executes = executes
+        self.asked = asyncio.Event()
 
-            class Hanging(FaultyLink):
-                async def call(self, command: Command) -> Any:
-                    if lost is None:
-                        await own.call(command)
-                    executed.set()  # noqa: B023 - read in this turn of the loop only
-                    await asyncio.Event().wait()
+    async def call(self, command: Command) -> Any:
+        if self._executes:
+            await super().call(command)
+        self.asked.set()
+        await asyncio.Event().wait()
 
-            broker.link = Hanging(own)
-            held: list[BaseException] = []
 
-            async def append() -> None:
-                try:
-                    await writer.append([{"n": 1}, {"n": 2}])  # noqa: B023
-                except BaseException as error:
-                    held.append(error)  # noqa: B023 - a traceback that somebody keeps keeps the conversation alive
-                    raise
+@pytest.mark.parametrize("executes", [True, False])
+async def test_a_cancelled_append_can_be_given_again(executes: bool) -> None:
+    async with open_broker("local://") as broker:
+        own, hanging = broker.link, HangingLink(broker.link, executes=executes)
+        writer = broker.once_writer("s", "w", 1)
+        await writer.append([{"n": 0}])
+        held: list[BaseException] = []
 
-            task = asyncio.create_task(append())
-            await executed.wait()
-            task.cancel()
-            await asyncio.wait([task])
-            broker.link = own
-            await writer.append([{"n": 1}, {"n": 2}])
-            del task
-            held.clear()
-            gc.collect()  # now at the latest the conversation that was broken off is gone
-            await writer.append([{"n": 3}])
-            await writer.finish()
-            assert [int(entry.fields[b"n"]) for entry in await broker.xrange("s")] == [0, 1, 2, 3]
+        async def append() -> None:
+            try:
+                await writer.append([{"n": 1}, {"n": 2}])
+            except BaseException as error:
+                held.append(error)  # a traceback that somebody keeps keeps the conversation alive
+                raise
+
+        broker.link = hanging
+        task = asyncio.create_task(append())
+        await hanging.asked.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        broker.link = own
+        await writer.append([{"n": 1}, {"n": 2}])
+        del task
+        held.clear()
+        gc.collect()  # now at the latest the conversation that was broken off is gone
+        await writer.append([{"n": 3}])
+        await writer.finish()
+        assert [int(entry.fields[b"n"]) for entry in await broker.xrange("s")] == [0, 1, 2, 3]
 
 
 # --- a conversation never yields while it is being closed ---
@@ -163,7 +167,7 @@ def test_no_conversation_yields_while_it_is_being_closed() -> None:
 
 
 def test_the_search_finds_what_it_looks_for() -> None:
-    def talks_on(site: Site) -> Conversation[None]:
+    def talks_on(context: Context) -> Conversation[None]:
         try:
             yield Command((b"PING",))
         finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from itertools import chain
-from typing import Any
+from typing import Any, Self, TypeVar
 
-from millstream.broker.context import Context as Site
+from millstream.broker.context import Context as Context
 from millstream.broker.errors import RowsMissing
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
@@ -30,6 +31,7 @@ from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Command, Conversation
 from millstream.wire.names import to_name
 
+R = TypeVar("R")
 GREATEST = 2**53 - 1
 """Versions and positions beyond this do not fit into a script's numbers."""
 ROW_WORDS = 7000
@@ -37,7 +39,7 @@ ROW_WORDS = 7000
 
 
 def append_once(
-    site: Site,
+    context: Context,
     stream: Name,
     writer: Name,
     epoch: int,
@@ -71,14 +73,104 @@ def append_once(
         trim=trim,
         durability=durability,
     )
-    appended = yield from once.append(site, entries)
+    appended = yield from once.append(context, entries)
     if digest is not None and once.digest is not None:
         digest.adopt(once.digest)
     return appended
 
 
-class Once:
-    """A writer's side of append_once: where it is, and what it knows of the stream's marker. Pure but for ``yield``."""
+class Writer:
+    """Names one partition of one writer, and knows what its marker may say."""
+
+    def __init__(
+        self, stream: Name, writer: Name, epoch: int, *, partition: Name, forget_after_ms: int, durability: Wanted
+    ) -> None:
+        self._stream = name_word(stream, "stream")
+        self._writer = name_word(writer, "writer")
+        self._markers = beside(self._stream, b"once:" + self._writer)
+        self._partition = name_word(partition, "partition")
+        self._version = _number(epoch, "epoch")
+        self._ttl = count_word(forget_after_ms, "forget_after_ms")
+        self._durability = durability_of(durability)
+        self.position = 0
+
+    @property
+    def _name(self) -> str:
+        return f"{to_name(self._writer)!r} (partition {to_name(self._partition)!r})"
+
+    def _stale(self, version: int) -> StaleWriter:
+        return StaleWriter(
+            f"writer {self._name} has version {int(self._version)}, but version {version} has written since. "
+            "This one was replaced: stop it.",
+            version=int(self._version),
+            recorded=version,
+        )
+
+    def _different(self) -> NonDeterministicReplay:
+        return NonDeterministicReplay(
+            f"writer {self._name} repeats version {int(self._version)} with other rows than the stored ones, "
+            f"at or before row {self.position}. Make the source repeat its rows exactly, or use append_unique.",
+            position=self.position,
+        )
+
+
+class BatchWriter(Writer):
+    """A writer of batches that are stored whole or not at all, each under a token of its own.
+
+    The token stands in the marker in the digest's place. So a batch that is given again is known by its token, and by
+    nothing else: a marker that stands where it should, but tells another token, proves nothing about these rows.
+    """
+
+    def __init__(
+        self, stream: Name, writer: Name, epoch: int, *, partition: Name, forget_after_ms: int, durability: Wanted
+    ) -> None:
+        super().__init__(
+            stream, writer, epoch, partition=partition, forget_after_ms=forget_after_ms, durability=durability
+        )
+        self._before = UNKNOWN
+        """The token of the batch before."""
+
+    def append(self, context: Context, rows: Sequence[list[bytes]], token: bytes) -> Conversation[Appended]:
+        """Stores the batch, or finds that it is stored. This writer moves on only with evidence for one of the two.
+
+        Atomic. Found stored, only the last row's id is known. Raises NonDeterministicReplay where the marker tells of
+        other rows, RowsMissing where it has forgotten some, StaleWriter.
+        """
+        argv = [self._partition, self._version, b"%d" % self.position, self._before, token, self._ttl, b"0"]
+        for row in rows:
+            argv.append(b"%d" % len(row))
+            argv += row
+        keys = (self._stream, self._markers)
+        reply: list[Any] = yield from run_script_durably(
+            context, script("append_once"), keys, argv, self._durability, repeatable=True
+        )
+        if reply[0] == b"OK" and len(reply) == len(rows) + 1:
+            appended = Appended([*entry_ids(reply[1:])], len(rows), 0)
+            if context.max_stream_len is not None:
+                yield from added(context, self._stream, len(rows))
+        else:
+            last = self._proved(reply, len(rows), token)
+            appended = Appended([*[None] * (len(rows) - 1), last], 0, len(rows))
+        # Nothing may fail from here on: given again, the batch would be stored twice.
+        self.position += len(rows)
+        self._before = token
+        return appended
+
+    def _proved(self, reply: list[Any], count: int, token: bytes) -> EntryId:
+        """The last row's id, where the refusal proves that the batch is stored. Everything else is an error."""
+        if reply[0] == b"STALE":
+            raise self._stale(int(reply[1]))
+        if reply[0] == b"ROWS":
+            rows, digest, last = int(reply[1]), reply[2], reply[3]
+            if rows < self.position:
+                raise RowsMissing(to_name(self._writer), rows=rows, position=self.position)
+            if rows == self.position + count and digest == token:
+                return entry_id(last)
+        raise self._different()
+
+
+class Once(Writer):
+    """One writer: where it is, and what it knows of the stream's marker. Pure but for ``yield``."""
 
     def __init__(
         self,
@@ -93,46 +185,46 @@ class Once:
         trim: TrimPolicy | None = None,
         durability: Wanted = None,
     ) -> None:
-        self._stream = name_word(stream, "stream")
-        self._writer = name_word(writer, "writer")
-        self._markers = beside(self._stream, b"once:" + self._writer)
-        self._partition = name_word(partition, "partition")
-        self._version = _number(epoch, "epoch")
+        super().__init__(
+            stream, writer, epoch, partition=partition, forget_after_ms=forget_after_ms, durability=durability
+        )
         _number(position, "position")
-        self._ttl = count_word(forget_after_ms, "forget_after_ms")
         words = trim_words(trim)
         self._trim = (b"%d" % len(words), *words)
-        self._durability = durability_of(durability)
         self.position = position
         self.digest = digest
         self._known: tuple[int, bytes, bytes] | None = None
         """Rows, digest and last id of the marker, as the stream last told."""
 
-    def append(self, site: Site, entries: Sequence[Fields]) -> Conversation[Appended]:
+    def append(self, context: Context, entries: Sequence[Fields]) -> Conversation[Appended]:
         many = sequence(entries, "entries", "mappings from field names to values")
-        return (yield from self.append_rows(site, [field_words(fields, site.limits) for fields in many]))
+        return (yield from self.append_rows(context, [field_words(fields, context.limits) for fields in many]))
 
-    def append_rows(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
-        """``append`` for bulk writers, who have each row as words already: names and values in turn.
+    def append_rows(self, context: Context, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
+        """``append`` for bulk writers, who have each row as words already: names and values in turn."""
+        return (yield from self.whole(lambda ahead: ahead._append_rows(context, rows)))
 
-        After an error the same rows may be given again: the writer stands where it stood before them.
+    def whole(self, append: Callable[[Self], Conversation[R]]) -> Conversation[R]:
+        """Lets a copy of this writer go ahead, which takes its place when everything is stored.
+
+        Whatever ends it before (an error, a cancellation, nobody who goes on), this writer stands where it stood, and
+        the same rows may be given again.
         """
-        position, digest = self.position, self.digest.copy() if self.digest is not None else None
-        try:
-            return (yield from self._append_rows(site, rows))
-        except BaseException:
-            self.position, self.digest = position, digest
-            raise
+        ahead = copy(self)
+        ahead.digest = self.digest.copy() if self.digest is not None else None
+        result = yield from append(ahead)
+        self.position, self.digest, self._known = ahead.position, ahead.digest, ahead._known
+        return result
 
-    def _append_rows(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
+    def _append_rows(self, context: Context, rows: Sequence[list[bytes]]) -> Conversation[Appended]:
         if max(map(len, rows), default=0) > ROW_WORDS:
             raise InvalidArgument("entries", "a row", f"at most {ROW_WORDS // 2} fields a row")
         ids: list[EntryId | None] = []
         skipped = self._skip(rows, ids)
-        for chunk in chunks(rows[skipped:], site.limits):
+        for chunk in chunks(rows[skipped:], context.limits):
             todo = chunk
             while todo:
-                reply, ahead = yield from self._step(site, todo)
+                reply, ahead = yield from self._step(context, todo)
                 if reply[0] == b"OK":
                     ids += entry_ids(reply[1:])
                     self.position += len(todo)
@@ -143,11 +235,11 @@ class Once:
                 skipped += skipped_now
                 todo = todo[skipped_now:]
         new = len(rows) - skipped
-        if new and site.max_stream_len is not None:
-            yield from added(site, self._stream, new)
+        if new and context.max_stream_len is not None:
+            yield from added(context, self._stream, new)
         return Appended(ids, new, skipped)
 
-    def finish(self, site: Site) -> Conversation[None]:
+    def finish(self, context: Context) -> Conversation[None]:
         """All rows were given. Raises NonDeterministicReplay where the stream holds more rows of this version."""
         marker: bytes | None = yield Command((b"HGET", self._markers, self._partition), self._stream, repeatable=True)
         version, rows = map(int, marker.split(b" ")[:2]) if marker else (0, 0)
@@ -166,7 +258,7 @@ class Once:
 
     # --- the steps --------------------------------------------------------------------------------------------------
 
-    def _step(self, site: Site, rows: Sequence[list[bytes]]) -> Conversation[tuple[list[Any], Digest | None]]:
+    def _step(self, context: Context, rows: Sequence[list[bytes]]) -> Conversation[tuple[list[Any], Digest | None]]:
         """The script's answer, and the digest after these rows."""
         ahead = self.digest.copy() if self.digest is not None else None
         if ahead is not None:
@@ -180,7 +272,7 @@ class Once:
             argv.append(b"%d" % len(row))
             argv += row
         reply: list[Any] = yield from run_script_durably(
-            site, script("append_once"), (self._stream, self._markers), argv, self._durability, repeatable=True
+            context, script("append_once"), (self._stream, self._markers), argv, self._durability, repeatable=True
         )
         return reply, ahead
 
@@ -213,27 +305,6 @@ class Once:
         self.position += len(rows)
         if self.digest is not None:
             self.digest.add(rows)
-
-    # --- what can be wrong ------------------------------------------------------------------------------------------
-
-    @property
-    def _name(self) -> str:
-        return f"{to_name(self._writer)!r} (partition {to_name(self._partition)!r})"
-
-    def _stale(self, version: int) -> StaleWriter:
-        return StaleWriter(
-            f"writer {self._name} has version {int(self._version)}, but version {version} has written since. "
-            "This one was replaced: stop it.",
-            version=int(self._version),
-            recorded=version,
-        )
-
-    def _different(self) -> NonDeterministicReplay:
-        return NonDeterministicReplay(
-            f"writer {self._name} repeats version {int(self._version)} with other rows than the stored ones, "
-            f"at or before row {self.position}. Make the source repeat its rows exactly, or use append_unique.",
-            position=self.position,
-        )
 
 
 def chunks(rows: Sequence[list[bytes]], limits: Limits) -> Iterator[Sequence[list[bytes]]]:
