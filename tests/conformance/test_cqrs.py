@@ -18,7 +18,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.middleware import correlation, retry
 from millstream.messaging.publisher import Publisher
 from millstream.messaging.router import Router
-from millstream.messaging.settings import Backoff
+from millstream.model import Backoff
 from millstream.testing import eventually
 
 QUICK: dict[str, Any] = {"backoff": Backoff(initial_ms=1, max_ms=5)}

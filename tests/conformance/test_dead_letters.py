@@ -17,8 +17,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.middleware import deduplicate
 from millstream.messaging.publisher import Publisher
 from millstream.messaging.router import Router
-from millstream.messaging.settings import Backoff
-from millstream.model import EntryId
+from millstream.model import Backoff, EntryId
 from millstream.testing import eventually
 
 QUICK: dict[str, Any] = {"group_start": "0", "backoff": Backoff(initial_ms=1, max_ms=5), "max_deliveries": 1}

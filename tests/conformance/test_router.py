@@ -30,7 +30,7 @@ from millstream.messaging.publisher import Publisher
 from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import DuplicateRoute
 from millstream.messaging.router import AlreadyRunning, Router
-from millstream.messaging.settings import Backoff
+from millstream.model import Backoff
 from millstream.testing import eventually
 from millstream.wire.commands import Command
 

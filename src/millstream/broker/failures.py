@@ -90,9 +90,3 @@ def typed(error: ErrorReply) -> MillstreamError:
     if code == "CROSSSLOT":
         return InvalidArgument("streams", text, "streams with one hash tag, such as {orders}.a and {orders}.b")
     return ServerError(text, retryable=code in TRANSIENT)
-
-
-def backoff_s(attempt: int, chance: float) -> float:
-    """How long to wait before try number ``attempt`` (from 1): doubling from 25 ms to 1 s, the upper half by chance."""
-    ceiling = min(0.025 * 2.0 ** min(attempt - 1, 10), 1.0)
-    return ceiling * (0.5 + 0.5 * chance)

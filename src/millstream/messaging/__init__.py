@@ -41,9 +41,10 @@ from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.retention import Janitor, RetentionPolicy
 from millstream.messaging.route import DuplicateRoute
 from millstream.messaging.router import AlreadyRunning, Router
-from millstream.messaging.settings import Backoff, SubscriberSettings
+from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
+from millstream.model import Backoff
 
 __all__ = [
     "Ack",

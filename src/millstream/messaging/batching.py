@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.broker.drivers import asynchronous
 from millstream.broker.errors import RowsMissing
-from millstream.broker.once import Appended
-from millstream.broker.operations.once import Once
+from millstream.broker.operations.once import BatchWriter
 from millstream.errors import MillstreamError
-from millstream.messaging.ground import log, monotonic_ms
-from millstream.model import Durability, EntryId
+from millstream.messaging.ground import monotonic_ms
+from millstream.messaging.outage import Outage
+from millstream.model import Backoff, Durability, EntryId
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
 
 FORGET_AFTER_MS = 3_600_000
 """A publisher that was silent for an hour is forgotten: no retry of its last batch can come that late."""
-PAUSE_S = (0.02, 1.0)
+BACKOFF = Backoff(initial_ms=20, max_ms=1_000, jitter=0.25)
+TOKEN_BYTES = 16
+"""As long as a digest, in whose place it stands."""
 LEAST = 32
 """A batch of so many is not halved: a call to the broker has its price too."""
 
@@ -31,9 +34,6 @@ Ids = list[EntryId | None]
 
 Row = list[bytes]
 """An entry as words: names and values in turn."""
-
-
-Append = Callable[["Broker", list[Row]], Awaitable[Appended]]
 
 
 class Parcel(NamedTuple):
@@ -63,6 +63,7 @@ class Line:
         retry_ms: int,
         sent: Callable[[int, int], None],
         versions: Iterator[int],
+        outage: Outage,
     ) -> None:
         """``versions`` never gives a number again: a line that is made anew must not be taken for the old one."""
         self._broker = broker
@@ -79,7 +80,9 @@ class Line:
         self._rows = 0
         self._last = 0
         self._versions = versions
-        self._append: Append | None = None
+        self._outage = outage
+        self._batches: BatchWriter | None = None
+        """Where the last batch ended. None: nobody knows, so the next one begins a new version."""
         self._sender: asyncio.Task[None] | None = None
         self.failing = False
         """The last try to store a batch failed, and it is being tried again."""
@@ -163,8 +166,6 @@ class Line:
         """Cancelled, as all tasks are when a loop ends: nobody sends the rest, and nobody may wait for it. Otherwise
         closing the publisher would wait for ever, and with it the end of the program."""
         self._sender = None
-        # Nobody knows whether this batch is stored: whatever follows must not be taken for it.
-        self._append = None
         given_up = [*parcels, *self._parcels]
         messages += self._rows
         size += sum(parcel.size for parcel in self._parcels)
@@ -193,33 +194,37 @@ class Line:
         return parcels, rows, size
 
     async def _store(self, rows: list[Row]) -> Ids:
-        """Again and again from the same position, until the time is over."""
+        """The rows' ids, once it is proved that they are stored. Tried again from the same position, under the same
+        token, until the time is over."""
         give_up_at = monotonic_ms() + self._retry_ms
-        pause = PAUSE_S[0]
+        token = secrets.token_hex(TOKEN_BYTES).encode()
+        attempt = 0
+        # Taken away, and put back with evidence only: whatever ends this (an error that nobody has foreseen, the end of
+        # the loop) leaves nobody who knows whether these rows are stored, and what follows must not be taken for them.
+        batches, self._batches = self._batches or self._begin(), None
         while True:
-            append = self._append or self._begin()
             try:
-                appended = await append(self._broker, rows)
+                appended = await self._broker.run(batches.append, rows, token)
             except RowsMissing:
                 # The server forgot how far we were: flushed, or silent for an hour. So these rows were not stored.
-                self._append = None
+                batches = self._begin()
                 continue
             except MillstreamError as error:
                 if not error.retryable or monotonic_ms() > give_up_at:
-                    # Nobody knows whether they are stored: whatever follows must not be taken for them.
-                    self._append = None
                     raise
                 self.failing = True
-                log.info("publishing to %s: %s; trying again", self._topic, error)
+                self._outage.failed(self._topic, error)
                 self._broker.context.observer("messaging.publish_retried", topic=self._topic, error=str(error))
             else:
-                return await self._complete(appended.ids) if appended.skipped else appended.ids
-            await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311 - spreads retries, hides nothing
-            pause = min(PAUSE_S[1], pause * 2)
+                self._batches = batches
+                self._outage.worked(self._topic)
+                return await self._complete(rows, appended.ids) if appended.skipped else appended.ids
+            attempt += 1
+            await asyncio.sleep(BACKOFF.delay_ms(attempt, random.random()) / 1000)  # noqa: S311 - spreads retries
 
-    def _begin(self) -> Append:
-        """A new version, from row 0 on. No digest: a retry sends the very same rows, there is nothing to compare."""
-        once = Once(
+    def _begin(self) -> BatchWriter:
+        """A new version, from row 0 on."""
+        return BatchWriter(
             self._topic,
             self._writer,
             next(self._versions),
@@ -227,16 +232,22 @@ class Line:
             forget_after_ms=FORGET_AFTER_MS,
             durability=self._durability,
         )
-        self._append = asynchronous(once.append_rows)
-        return self._append
 
-    async def _complete(self, ids: Ids) -> Ids:
-        """A retry found the batch stored and knows its last id alone. It was stored in one step, so that the others
-        lie directly before it; what was trimmed since stays unknown."""
-        if ids[-1] is None:
+    async def _complete(self, rows: list[Row], ids: Ids) -> Ids:
+        """A retry found the batch stored and knows its last id alone. The others lie directly before it, unless entries
+        were deleted since: so an id is told only where the entry is the row, and no other row is the same."""
+        if len(ids) == 1:
             return ids
-        stored = await self._broker.xrevrange(self._topic, ids[-1], count=len(ids))
-        return [*[None] * (len(ids) - len(stored)), *(entry.id for entry in reversed(stored))]
+        try:
+            stored = await self._broker.xrevrange(self._topic, ids[-1] or "+", count=len(ids))
+        except MillstreamError:
+            return ids  # the rows are stored, whether their ids can be read or not
+        known: dict[tuple[bytes, ...], EntryId | None] = {}
+        for entry in stored:
+            words = tuple(chain.from_iterable(entry.fields.items()))
+            known[words] = None if words in known else entry.id
+        told = [known.get(tuple(row)) for row in rows]
+        return [*told[:-1], ids[-1]]
 
 
 def _tell(parcels: Sequence[Parcel], ids: Ids) -> None:

@@ -23,6 +23,7 @@ from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.delayed import Mover
 from millstream.messaging.errors import PublisherClosed
 from millstream.messaging.message import Message, new_uuid
+from millstream.messaging.outage import Outage
 from millstream.messaging.settings import check_topic
 from millstream.model import Durability, EntryId
 
@@ -90,6 +91,7 @@ class Publisher:
         self._buffered_bytes = 0
         self._waiting: OrderedDict[asyncio.Future[Ids], Waiting] = OrderedDict()
         self._mover = Mover(broker)
+        self._outage = Outage("publish", broker.context.observer)
         self._tokens = 0
         self._closed = False
         self._idle = asyncio.Event()
@@ -267,7 +269,9 @@ class Publisher:
     def _line(self, topic: str, level: Durability | None) -> Line:
         check_topic(topic)
         if len(self._lines) >= MAX_LINES and not self._waiting:
-            self._lines = {place: line for place, line in self._lines.items() if not line.idle}
+            for place in [place for place, line in self._lines.items() if line.idle]:
+                del self._lines[place]
+                self._outage.worked(place[0])
         line = self._lines[topic, level] = Line(
             self._broker,
             topic,
@@ -278,6 +282,7 @@ class Publisher:
             retry_ms=self._retry_ms,
             sent=self._sent,
             versions=self._versions,
+            outage=self._outage,
         )
         return line
 

@@ -10,27 +10,10 @@ from dataclasses import dataclass, field
 from millstream.errors import InvalidArgument
 from millstream.messaging.message import KEY, Message
 from millstream.messaging.outcome import AckPolicy
-from millstream.model import EntryId
+from millstream.model import Backoff, EntryId
 
 KeyOf = Callable[[Message], str | None]
 """What must stay in order: messages of one key are handled one after the other. None: no order is asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long a message rests before its next delivery, where nobody said: growing, bounded, and never in step."""
-
-    initial_ms: int = 200
-    factor: float = 2.0
-    max_ms: int = 60_000
-    jitter: float = 0.2
-    """A part of the delay, added or taken away at random, so that what failed together does not return together."""
-
-    def delay_ms(self, times_delivered: int, chance: float) -> int:
-        """After ``times_delivered`` deliveries; ``chance`` lies between 0 and 1."""
-        # The exponent is bounded: factor ** 5000 would overflow long after the maximum was reached.
-        grown = min(self.max_ms, self.initial_ms * self.factor ** min(max(0, times_delivered - 1), 64))
-        return max(0, round(grown * (1 + self.jitter * (2 * chance - 1))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

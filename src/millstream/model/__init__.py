@@ -1,5 +1,6 @@
 """The values that all rooms speak in. Pure: no I/O, no clock of its own, nothing that waits."""
 
+from millstream.model.backoff import Backoff
 from millstream.model.clock import Clock, ManualClock, SystemClock
 from millstream.model.durability import APPENDED, FSYNCED, MEMORY, Durability, replicated
 from millstream.model.entries import Claimed, Delivery, Entry, PendingEntry, PendingSummary
@@ -14,6 +15,7 @@ __all__ = [
     "MAX_ID",
     "MEMORY",
     "MIN_ID",
+    "Backoff",
     "Claimed",
     "Clock",
     "ConsumerInfo",

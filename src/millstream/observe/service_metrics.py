@@ -77,6 +77,8 @@ MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
         Count("messages_delayed_total", "Messages stored to be published later.", ("topic",), "messages"),
     ),
     "messaging.publish_retried": (Count("publish_retries_total", "Batches that were tried again.", ("topic",)),),
+    "messaging.outage_began": (Count("outages_total", "Times that the broker could not be reached.", ("what",)),),
+    "messaging.outage_ended": (Count("outage_seconds_total", "Seconds without the broker.", ("what",), "seconds"),),
     "messaging.publish_failed": (
         Count("publish_failures_total", "Messages whose publishing was given up.", ("topic", "error_type"), "messages"),
     ),

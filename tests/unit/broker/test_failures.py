@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from millstream import errors
-from millstream.broker.failures import TRANSIENT, backoff_s, code_of, typed
+from millstream.broker.failures import TRANSIENT, code_of, typed
 from millstream.wire.replies import ErrorReply
 
 
@@ -63,8 +63,3 @@ def test_where_a_script_was_is_not_the_callers_affair() -> None:
     error = typed(ErrorReply("WRONGTYPE Operation against a key script: 0abc, on @user_script:10."))
 
     assert "user_script" not in str(error)
-
-
-def test_waits_grow_to_a_limit_and_are_jittered() -> None:
-    assert [backoff_s(attempt, 1.0) for attempt in (1, 2, 3, 10, 1000)] == [0.025, 0.05, 0.1, 1.0, 1.0]
-    assert backoff_s(3, 0.0) == 0.05

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker.failures import backoff_s, typed
+from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
 from millstream.broker.links.async_wire import AsyncWire
 from millstream.broker.links.exchange import NoAnswer, NotSent
+from millstream.broker.links.journey import BACKOFF
 from millstream.broker.links.packing import pack
 from millstream.broker.links.subscriptions import confirms, message_of, subscriptions
 from millstream.errors import BrokerUnavailable
@@ -52,7 +54,7 @@ class AsyncListener:
                         await self._subscribe()
                     except BrokerUnavailable:
                         attempt += 1
-                        await asyncio.sleep(backoff_s(attempt, 1.0))
+                        await asyncio.sleep(BACKOFF.delay_ms(attempt, random.random()) / 1000)  # noqa: S311 - spreads retries
                         continue
                     attempt = 0
                 while self._messages:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import selectors
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker.failures import backoff_s, typed
+from millstream.broker.failures import typed
 from millstream.broker.links.blocking_wire import BlockingWire
 from millstream.broker.links.exchange import NoAnswer, NotSent
+from millstream.broker.links.journey import BACKOFF
 from millstream.broker.links.subscriptions import message_of, subscriptions
 from millstream.errors import BrokerUnavailable
 from millstream.wire.replies import ErrorReply
@@ -50,7 +52,7 @@ class BlockingWireListener:
                 except (NotSent, NoAnswer, BrokerUnavailable):
                     self._drop()
                     attempt += 1
-                    self._link.pause(backoff_s(attempt, 1.0))
+                    self._link.pause(BACKOFF.delay_ms(attempt, random.random()) / 1000)  # noqa: S311 - spreads retries
                     continue
                 while self._messages:
                     yield self._messages.popleft()

@@ -11,16 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.broker.bulk import InBulk, Joined
-from millstream.broker.failures import REPLACED, TRANSIENT, backoff_s, code_of, typed
+from millstream.broker.failures import REPLACED, TRANSIENT, code_of, typed
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
 from millstream.broker.links.nodes import Node
 from millstream.broker.links.routes import Route
 from millstream.errors import BrokerUnavailable
+from millstream.model.backoff import Backoff
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer
 from millstream.wire.commands import Args, Batch, Command, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
+BACKOFF = Backoff(initial_ms=20, max_ms=800, jitter=0.25)
 MAX_HOPS = 5
 """Redirections in a row that are followed at once; after that it waits between them, for the cluster is rearranging."""
 ASKING: Args = (b"ASKING",)
@@ -166,16 +168,16 @@ class Traveller:
                 if 0 < hops <= MAX_HOPS:
                     continue
             attempt += 1
-            pause = backoff_s(attempt, self._chance())
-            if self._clock.monotonic_ms() + int(pause * 1000) >= deadline:
+            pause_ms = BACKOFF.delay_ms(attempt, self._chance())
+            if self._clock.monotonic_ms() + pause_ms >= deadline:
                 if isinstance(trouble, ErrorReply):
                     return [*done, *replies]
                 raise BrokerUnavailable(
                     f"no server answered within {self._deadline_ms} ms ({attempt} tries): {trouble.rstrip('.')}. "
                     "Check that it runs and that the URL is right."
                 )
-            self._observer("broker.retry", reason=str(trouble), attempt=attempt, pause_ms=int(pause * 1000))
-            yield Pause(pause)
+            self._observer("broker.retry", reason=str(trouble), attempt=attempt, pause_ms=pause_ms)
+            yield Pause(pause_ms / 1000)
 
     def _redirect(self, trouble: ErrorReply, node: Node, *, atomic: bool) -> tuple[Node | None, bool]:
         """The node that the refusal sends us to (None: ask the route again), and whether to say ASKING there."""

@@ -14,7 +14,6 @@ from millstream.messaging.errors import AlreadySubscribed
 from millstream.messaging.message import Handler
 from millstream.messaging.outcome import AckPolicy
 from millstream.messaging.settings import (
-    Backoff,
     KeyOf,
     SubscriberSettings,
     check_topic,
@@ -25,7 +24,7 @@ from millstream.messaging.subscriber.fanout import Fanout
 from millstream.messaging.subscriber.messages import Messages
 from millstream.messaging.subscriber.names import begins, others_of, own_name
 from millstream.messaging.subscriber.subscription import Subscription
-from millstream.model import EntryId
+from millstream.model import Backoff, EntryId
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker

@@ -1,0 +1,168 @@
+"""A publisher says "stored" of a row only with evidence for that very row, and gives an id only where it is proved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from millstream import Broker, Publisher, open_broker
+from millstream.errors import BrokerUnavailable, MillstreamError, NonDeterministicReplay
+from millstream.messaging import Message
+from millstream.testing import FaultyLink
+from millstream.wire.commands import Command
+
+LOST = BrokerUnavailable("planted: no answer", may_have_been_applied=True)
+
+
+class OneFaultLink(FaultyLink):
+    """Executes the first append, and then raises; ``meanwhile`` happens before anybody hears of it."""
+
+    def __init__(self, broker: Broker, error: BaseException, meanwhile: Callable[[], Any] | None = None) -> None:
+        super().__init__(broker.link)
+        self._error: BaseException | None = error
+        self._meanwhile = meanwhile
+
+    async def call(self, command: Command) -> Any:
+        reply = await super().call(command)
+        if self._error is not None and command.args[0] == b"EVALSHA":
+            error, self._error = self._error, None
+            if self._meanwhile is not None:
+                await self._meanwhile()
+            raise error
+        return reply
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with open_broker("local://") as broker:
+        yield broker
+
+
+async def stored(broker: Broker) -> list[bytes]:
+    return [entry.fields[b"payload"] for entry in await broker.xrange("t")]
+
+
+def messages(*texts: str) -> list[Message]:
+    return [Message(text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("planted"), AttributeError("planted"), ValueError("planted")])
+async def test_what_follows_a_batch_that_failed_in_an_unforeseen_way_is_stored(
+    broker: Broker, error: Exception
+) -> None:
+    """It was executed, nobody knows; the next batch must not be taken for it."""
+    async with Publisher(broker) as publisher:
+        broker.link = OneFaultLink(broker, error)
+        with pytest.raises(type(error)):
+            await publisher.publish("t", *messages("a"))
+        (entry_id,) = await publisher.publish("t", *messages("b"))
+        assert await stored(broker) == [b"a", b"b"]
+        assert entry_id == (await broker.xrange("t"))[1].id
+
+
+async def test_what_follows_a_cancelled_sender_is_stored(broker: Broker) -> None:
+    async with Publisher(broker) as publisher:
+        broker.link = OneFaultLink(broker, asyncio.CancelledError())
+        with pytest.raises(asyncio.CancelledError):
+            await publisher.publish("t", *messages("a"))
+        await publisher.publish("t", *messages("b"))
+        assert await stored(broker) == [b"a", b"b"]
+
+
+async def test_a_batch_whose_answer_was_lost_is_known_by_its_token(broker: Broker) -> None:
+    async with Publisher(broker) as publisher:
+        await publisher.publish("t", *messages("before"))
+        broker.link = OneFaultLink(broker, LOST)
+        ids = await publisher.publish("t", *messages("a", "b", "c"))
+        assert await stored(broker) == [b"before", b"a", b"b", b"c"]
+        assert ids == [entry.id for entry in (await broker.xrange("t"))[1:]]
+
+
+async def test_the_same_rows_twice_bear_two_tokens(broker: Broker) -> None:
+    same = Message(b"same")
+    tokens = []
+    async with Publisher(broker) as publisher:
+        for _ in range(2):
+            await publisher.publish("t", same)
+            (key,) = [name for name in await _keys(broker) if b"once:" in name]
+            tokens.append((await broker.hgetall(key))[b"0"].split()[2])
+    assert len(set(tokens)) == 2
+    assert all(len(token) == 32 for token in tokens)
+
+
+async def test_a_marker_that_tells_of_other_rows_is_an_error(broker: Broker) -> None:
+    """As many rows as ours, at the very place: without our token they are not ours."""
+
+    async def other_rows() -> None:
+        (key,) = [name for name in await _keys(broker) if b"once:" in name]
+        version, rows, _, last = (await broker.hgetall(key))[b"0"].split()
+        await broker.hset(key, {"0": b" ".join((version, rows, b"f" * 32, last))})
+
+    async with Publisher(broker) as publisher:
+        broker.link = OneFaultLink(broker, LOST, other_rows)
+        with pytest.raises(NonDeterministicReplay):
+            await publisher.publish("t", *messages("a"))
+        await publisher.publish("t", *messages("b"))
+        assert (await stored(broker))[-1] == b"b"
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+async def test_an_id_that_cannot_be_proved_is_not_told(broker: Broker, gone: int) -> None:
+    """An entry of the batch was deleted before the ids were read back: its neighbours do not move up."""
+
+    async def delete_one() -> None:
+        entries = await broker.xrange("t")
+        await broker.xdel("t", entries[1 + gone].id)
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("t", *messages("before"))
+        broker.link = OneFaultLink(broker, LOST, delete_one)
+        ids = await publisher.publish("t", *messages("a", "b", "c"))
+        found = {entry.fields[b"payload"]: entry.id for entry in await broker.xrange("t")}
+        told = dict(zip([b"a", b"b", b"c"], ids, strict=True))
+        for text, entry_id in told.items():
+            assert entry_id is None or entry_id == found.get(text) or text not in found
+        assert sum(entry_id is not None for entry_id in ids) >= 2
+
+
+async def test_ids_that_cannot_be_read_back_fail_nothing(broker: Broker) -> None:
+    """What is stored is stored: a broken connection while asking for ids does not make it doubtful."""
+
+    class NoReading(OneFaultLink):
+        async def call(self, command: Command) -> Any:
+            if command.args[0] == b"XREVRANGE":
+                raise BrokerUnavailable("planted: gone again")
+            return await super().call(command)
+
+    async with Publisher(broker) as publisher:
+        broker.link = NoReading(broker, LOST)
+        ids = await publisher.publish("t", *messages("a", "b"))
+        assert ids[0] is None
+        assert await stored(broker) == [b"a", b"b"]
+
+
+async def test_every_error_of_the_links_ends_in_stored_once_or_failed(broker: Broker) -> None:
+    """Twenty batches, each with a fault of its own: what was confirmed is there, once, in order."""
+    kinds: list[BaseException] = [LOST, RuntimeError("planted"), BrokerUnavailable("planted"), OSError("planted")]
+    confirmed = []
+    own = broker.link
+    async with Publisher(broker) as publisher:
+        for number in range(20):
+            broker.link = own
+            broker.link = OneFaultLink(broker, kinds[number % len(kinds)])
+            try:
+                await publisher.publish("t", *messages(f"{number}a", f"{number}b"))
+            except (MillstreamError, RuntimeError, OSError):
+                continue
+            confirmed += [b"%da" % number, b"%db" % number]
+    found = await stored(broker)
+    assert len(found) == len(set(found))
+    assert [text for text in found if text in confirmed] == confirmed
+
+
+async def _keys(broker: Broker) -> list[bytes]:
+    keys: list[bytes] = await broker.link.call(Command((b"KEYS", b"*")))
+    return keys
