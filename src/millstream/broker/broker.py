@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from millstream.broker.context import Context
-from millstream.broker.drivers import asynchronous, blocking, with_short_way
+from millstream.broker.drivers import asynchronous, blocking, run_async, run_blocking, with_short_way
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
 from millstream.broker.once import WEEK_MS, BlockingOnceWriter, Digest, OnceWriter
 from millstream.broker.operations import (
@@ -68,7 +68,7 @@ class Broker:
         self, operation: Callable[Concatenate[Context, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Runs an operation of your own, written as a conversation, as the ones below are."""
-        return await asynchronous(operation)(self, *args, **kwargs)
+        return await run_async(self.link, operation(self.context, *args, **kwargs))
 
     def once_writer(
         self,
@@ -214,7 +214,7 @@ class BlockingBroker:
         self, operation: Callable[Concatenate[Context, P], Conversation[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Runs an operation of your own, written as a conversation, as the ones below are."""
-        return blocking(operation)(self, *args, **kwargs)
+        return run_blocking(self.link, operation(self.context, *args, **kwargs))
 
     def once_writer(
         self,

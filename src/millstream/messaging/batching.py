@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from millstream.broker.drivers import run_async
 from millstream.broker.errors import RowsMissing
 from millstream.broker.operations.once import BatchWriter
 from millstream.errors import MillstreamError
@@ -204,7 +205,7 @@ class Line:
         batches, self._batches = self._batches or self._begin(), None
         while True:
             try:
-                appended = await self._broker.run(batches.append, rows, token)
+                appended = await run_async(self._broker.link, batches.append(self._broker.context, rows, token))
             except RowsMissing:
                 # The server forgot how far we were: flushed, or silent for an hour. So these rows were not stored.
                 batches = self._begin()
