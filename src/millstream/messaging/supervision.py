@@ -13,7 +13,7 @@ from typing import Any
 from millstream.errors import MillstreamError
 from millstream.messaging.burial import text_of
 from millstream.messaging.ground import log, monotonic_ms
-from millstream.messaging.settings import Backoff
+from millstream.model import Backoff
 
 RESTART = Backoff(initial_ms=50, max_ms=30_000, jitter=0.5)
 HEALTHY_MS = 60_000

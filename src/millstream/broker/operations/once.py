@@ -7,7 +7,7 @@ from copy import copy
 from itertools import chain
 from typing import Any, Self, TypeVar
 
-from millstream.broker.context import Context as Context
+from millstream.broker.context import Context
 from millstream.broker.errors import RowsMissing
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
