@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from millstream import BlockingBroker, EntryId, open_blocking_broker
 from millstream.broker.keys import beside
-from millstream.broker.operations.settling import Output, Swept
+from millstream.broker.steps.recovery import Swept
+from millstream.broker.steps.settle import Output
 from millstream.errors import MillstreamError
 from millstream.testing import RedisProcess
 from millstream.wire.commands import Command

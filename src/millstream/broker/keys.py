@@ -107,3 +107,8 @@ def beside(stream: str | bytes, suffix: str | bytes) -> bytes:
     if b"}" in name:
         raise InvalidArgument("stream", stream, "a name without '}', or with a hash tag such as {orders}, for this")
     return b"{%b}.%b" % (name, end)
+
+
+def due_key(stream: str | bytes, group: str | bytes) -> bytes:
+    """Where the ids of one group's delayed deliveries wait."""
+    return beside(stream, b"due:" + to_bytes(group))

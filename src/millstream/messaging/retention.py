@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from millstream.broker.operations.retention import Retained
+from millstream.broker.steps.retention.call import Retained
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.durations import Seconds, parse_ms, seconds
 from millstream.messaging.sizes import parse_bytes

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from millstream.broker.broker import Broker
-from millstream.broker.operations.survey import GroupSurvey, StreamSurvey
+from millstream.broker.operations.info import GroupSurvey, StreamSurvey
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import ConsumerInfo, GroupInfo
 from millstream.observe.labels import label

@@ -16,7 +16,7 @@ from millstream.broker.context import Context
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.once import ROW_WORDS, Once
-from millstream.broker.operations.trimming import added
+from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import script
 from millstream.spark.errors import RowsMiscounted
 from millstream.wire.commands import Args, Batch, Conversation

@@ -14,43 +14,23 @@ import pytest
 
 from millstream.broker import Broker, open_broker
 from millstream.broker.context import Context
-from millstream.broker.operations import (
-    groups,
-    info,
-    keyed,
-    leasing,
-    once,
-    pending,
-    progress,
-    reading,
-    retention,
-    settling,
-    survey,
-    trimming,
-    unique,
-    writing,
-)
-from millstream.broker.operations.settling import Output
+from millstream.broker.operations import groups, info, once, pending, plain_keys, streams
+from millstream.broker.steps.delayed import call as delayed
+from millstream.broker.steps.groups import call as moving
+from millstream.broker.steps.leases import call as leases
+from millstream.broker.steps.recovery import call as recovery
+from millstream.broker.steps.retention import call as retention
+from millstream.broker.steps.settle import Output
+from millstream.broker.steps.settle import call as settle
+from millstream.broker.steps.unique import call as unique
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId, TrimPolicy
 from millstream.model.durability import Durability, replicated
 from millstream.wire.commands import Batch, Command
 
 ROOMS = (
-    groups,
-    info,
-    keyed,
-    leasing,
-    once,
-    pending,
-    progress,
-    reading,
-    retention,
-    settling,
-    survey,
-    trimming,
-    unique,
-    writing,
+    *(groups, info, once, pending, plain_keys, streams),
+    *(delayed, moving, leases, recovery, retention, settle, unique),
 )
 HUGE = 10**5000
 """Python refuses to write such a number as text."""

@@ -9,7 +9,7 @@ from millstream.broker.bulk import Joined, same_shape
 from millstream.broker.limits import Limits
 from millstream.broker.links.packing import chunks_of, pack, pack_all, pieces_of
 from millstream.broker.operations.arguments import field_words
-from millstream.broker.operations.writing import entry_commands
+from millstream.broker.operations.streams import entry_commands
 
 HEAD = (b"XADD", b"s", b"*")
 LIMITS = Limits()

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from millstream import Broker
 from millstream.broker.keys import LEGEND
-from millstream.broker.operations import groups, info, keyed, once, pending, reading, trimming, unique, writing
+from millstream.broker.operations import groups, info, once, pending, plain_keys, streams
+from millstream.broker.steps.unique import call as unique
 
 PAGE = (Path(__file__).parents[3] / "docs" / "contract.md").read_text()
-OWN = {groups, info, keyed, once, pending, reading, trimming, unique, writing}
+OWN = {groups, info, once, pending, plain_keys, streams, unique}
 
 
 def test_every_operation_is_named() -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker, open_broker
-from millstream.broker.operations.settling import Output
+from millstream.broker.steps.settle import Output
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument
 
 

@@ -9,8 +9,9 @@ import pytest
 from millstream.broker.context import Context
 from millstream.broker.limits import Limits
 from millstream.broker.once import Digest
-from millstream.broker.operations import groups, leasing, reading, trimming, writing
-from millstream.broker.operations.durable import REMEMBER_MS
+from millstream.broker.operations import groups, streams
+from millstream.broker.steps import leases, retention
+from millstream.broker.operations.durability import REMEMBER_MS
 from millstream.broker.operations.once import Once
 from millstream.broker.steps.script import TRIES, script
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
@@ -40,10 +41,10 @@ def talk(conversation: Conversation[Any], *replies: Any) -> tuple[Any, list[Comm
 def test_what_may_be_repeated_says_so() -> None:
     context = Context()
     for conversation, reply, repeatable in (
-        (reading.xlen(context, "s"), 0, True),
-        (reading.xread(context, {"s": "0"}), None, True),
-        (reading.xread(context, {"s": "$"}), None, False),
-        (writing.xadd(context, "s", {"n": 1}), b"1-1", False),
+        (streams.xlen(context, "s"), 0, True),
+        (streams.xread(context, {"s": "0"}), None, True),
+        (streams.xread(context, {"s": "$"}), None, False),
+        (streams.xadd(context, "s", {"n": 1}), b"1-1", False),
         (groups.xreadgroup(context, "s", "g", "c"), None, False),
         (groups.create_group(context, "s", "g", start="0"), b"OK", True),
         (groups.create_group(context, "s", "g", start="0", exist_ok=False), b"OK", False),
@@ -55,7 +56,7 @@ def test_what_may_be_repeated_says_so() -> None:
 def test_a_script_that_the_server_does_not_know_is_given_to_it() -> None:
     unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
 
-    result, asked = talk(trimming.trim_safely(Context(), "s", max_len=1), unknown, b"sha", 3)
+    result, asked = talk(retention.trim_safely(Context(), "s", max_len=1), unknown, b"sha", 3)
 
     assert result == 3
     assert [request.args[0] for request in asked if isinstance(request, Command)] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
@@ -65,7 +66,7 @@ def test_a_script_that_the_server_does_not_know_is_given_to_it() -> None:
 def test_a_script_that_went_to_a_primary_that_was_replaced_is_given_to_the_next() -> None:
     unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
 
-    result, asked = talk(trimming.trim_safely(Context(), "s", max_len=1), unknown, b"sha", unknown, b"sha", 3)
+    result, asked = talk(retention.trim_safely(Context(), "s", max_len=1), unknown, b"sha", unknown, b"sha", 3)
 
     assert result == 3
     assert len(asked) == 5
@@ -75,7 +76,7 @@ def test_a_server_that_never_learns_a_script_is_believed_in_the_end() -> None:
     unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
 
     with pytest.raises(ServerError):
-        talk(trimming.trim_safely(Context(), "s", max_len=1), *[unknown, b"sha"] * 50)
+        talk(retention.trim_safely(Context(), "s", max_len=1), *[unknown, b"sha"] * 50)
 
 
 def test_long_streams_are_trimmed_now_and_then() -> None:
@@ -85,7 +86,7 @@ def test_long_streams_are_trimmed_now_and_then() -> None:
     trimmed_at = []
     for n in range(35):
         first_reply = [b"1-1"] if context.until_trim.get(b"s", 0) > 1 else [b"1-1", 0]
-        _, asked = talk(writing.xadd(context, "s", {"n": n}), *first_reply)
+        _, asked = talk(streams.xadd(context, "s", {"n": n}), *first_reply)
         if len(asked) == 2:
             trimmed_at.append(n)
 
@@ -96,7 +97,7 @@ def test_many_adds_trim_once() -> None:
     context = Context(max_stream_len=100)
 
     _, asked = talk(
-        writing.xadd_many(context, "s", [{"n": n} for n in range(500)]), [b"1-%d" % n for n in range(500)], 9
+        streams.xadd_many(context, "s", [{"n": n} for n in range(500)]), [b"1-%d" % n for n in range(500)], 9
     )
 
     assert len(asked) == 2
@@ -106,7 +107,7 @@ def test_a_trim_that_fails_does_not_fail_the_add() -> None:
     told: list[str] = []
     context = Context(max_stream_len=100, observer=lambda name, **facts: told.append(name))
 
-    result, _ = talk(writing.xadd(context, "s", {"n": 1}), b"1-1", OutOfMemory("OOM"))
+    result, _ = talk(streams.xadd(context, "s", {"n": 1}), b"1-1", OutOfMemory("OOM"))
 
     assert result == EntryId(1, 1)
     assert told == ["broker.trim_failed"]
@@ -114,24 +115,24 @@ def test_a_trim_that_fails_does_not_fail_the_add() -> None:
 
 def test_counting_is_bounded() -> None:
     context = Context(max_stream_len=1000)
-    for n in range(trimming.REMEMBERED_STREAMS + 5):
-        talk(writing.xadd(context, f"s{n}", {"n": 1}), b"1-1", 0)
+    for n in range(retention.REMEMBERED_STREAMS + 5):
+        talk(streams.xadd(context, f"s{n}", {"n": 1}), b"1-1", 0)
 
-    assert len(context.until_trim) <= trimming.REMEMBERED_STREAMS
+    assert len(context.until_trim) <= retention.REMEMBERED_STREAMS
 
 
 def test_payloads_over_the_limit() -> None:
     context = Context(limits=Limits(max_entry_bytes=100, max_atomic_bytes=300))
     for conversation in (
-        writing.xadd(context, "s", {"n": b"x" * 101}),
-        writing.xadd(context, "s", {"n" * 60: "x" * 60}),
-        writing.xadd_many(context, "s", [{"n": b"x"}, {"n": b"x" * 101}]),
-        writing.xadd_many(context, "s", [{"n": b"x" * 90}] * 4, atomic=True),
+        streams.xadd(context, "s", {"n": b"x" * 101}),
+        streams.xadd(context, "s", {"n" * 60: "x" * 60}),
+        streams.xadd_many(context, "s", [{"n": b"x"}, {"n": b"x" * 101}]),
+        streams.xadd_many(context, "s", [{"n": b"x" * 90}] * 4, atomic=True),
     ):
         with pytest.raises(PayloadTooLarge) as caught:
             talk(conversation)
         assert "limit" in str(caught.value)
-    talk(writing.xadd_many(context, "s", [{"n": b"x" * 90}] * 4), [b"1-1"] * 4)
+    talk(streams.xadd_many(context, "s", [{"n": b"x" * 90}] * 4), [b"1-1"] * 4)
 
 
 def test_durability_is_asked_about_before_the_write_and_believed_for_a_while() -> None:
@@ -139,31 +140,31 @@ def test_durability_is_asked_about_before_the_write_and_believed_for_a_while() -
     context = Context(clock=clock)
     yes, everysec = [b"appendonly", b"yes"], [b"appendfsync", b"everysec"]
 
-    _, asked = talk(writing.xadd(context, "s", {"n": 1}, durability="appended"), yes, everysec, [b"1-1"])
+    _, asked = talk(streams.xadd(context, "s", {"n": 1}, durability="appended"), yes, everysec, [b"1-1"])
     assert [type(request) for request in asked] == [Command, Command, Batch]
 
-    _, asked = talk(writing.xadd(context, "s", {"n": 1}, durability="appended"), [b"1-2"])
+    _, asked = talk(streams.xadd(context, "s", {"n": 1}, durability="appended"), [b"1-2"])
     assert len(asked) == 1
     with pytest.raises(DurabilityUnavailable) as caught:
-        talk(writing.xadd(context, "s", {"n": 1}, durability="fsynced"))
+        talk(streams.xadd(context, "s", {"n": 1}, durability="fsynced"))
     assert "always" in str(caught.value)
 
     clock.advance(REMEMBER_MS)
     always = [b"appendfsync", b"always"]
-    talk(writing.xadd(context, "s", {"n": 1}, durability="fsynced"), yes, always, [b"1-3"])
+    talk(streams.xadd(context, "s", {"n": 1}, durability="fsynced"), yes, always, [b"1-3"])
 
 
 def test_durability_that_cannot_be_read() -> None:
     for refusal in (ServerError("ERR unknown command 'CONFIG'"), []):
         with pytest.raises(DurabilityUnavailable):
             talk(
-                writing.xadd(Context(), "s", {"n": 1}, durability="appended"),
+                streams.xadd(Context(), "s", {"n": 1}, durability="appended"),
                 *([refusal] * (2 if refusal == [] else 1)),
             )
 
 
 def test_replicas_are_waited_for_once_for_a_batch() -> None:
-    conversation = writing.xadd_many(Context(), "s", [{"n": 1}, {"n": 2}], durability="replicated(2)", atomic=True)
+    conversation = streams.xadd_many(Context(), "s", [{"n": 1}, {"n": 2}], durability="replicated(2)", atomic=True)
 
     ids, (asked,) = talk(conversation, [b"1-1", b"1-2", 2])
 
@@ -191,7 +192,7 @@ def test_after_an_error_a_once_writer_takes_the_same_rows_again() -> None:
 def test_a_batch_that_was_stored_in_part_says_how_much() -> None:
     full = ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
     with pytest.raises(OutOfMemory, match="2 of 3 entries were stored") as caught:
-        talk(writing.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
+        talk(streams.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
     assert caught.value.ids == [EntryId(1, 0), EntryId(1, 1), None]  # type: ignore[attr-defined]  # a fact of this one
 
 
@@ -201,7 +202,7 @@ def test_a_node_that_never_learns_a_script_is_asked_a_few_times_and_the_other_st
     again = [b"sha", [unknown]] * TRIES
 
     answers, asked = talk(
-        leasing.take_leases(Context(), "me", [("a", None), ("b", None)]), [[1, b"7"], unknown], *again
+        leases.take_leases(Context(), "me", [("a", None), ("b", None)]), [[1, b"7"], unknown], *again
     )
 
     assert answers[0] == 7

@@ -22,8 +22,8 @@ from millstream.broker.operations.arguments import (
     sequence,
     trim_words,
 )
-from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
-from millstream.broker.operations.trimming import added
+from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
+from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument, NonDeterministicReplay, StaleWriter
 from millstream.model.entry_id import EntryId

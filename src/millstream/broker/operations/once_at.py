@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.broker.context import Context
 from millstream.broker.once import UNKNOWN, Digest
-from millstream.broker.operations.durable import run_script_durably
+from millstream.broker.operations.durability import run_script_durably
 from millstream.broker.operations.once import Once
 from millstream.broker.steps.script import script
 from millstream.errors import IdTooSmall

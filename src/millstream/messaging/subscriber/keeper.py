@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
-from millstream.broker.operations.settling import Settled
+from millstream.broker.steps.settle.call import Settled
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Message

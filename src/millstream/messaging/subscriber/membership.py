@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from millstream.broker.operations.settling import Settled
+from millstream.broker.steps.settle.call import Settled
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.ground import log
 from millstream.messaging.message import Message

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from millstream.broker.operations.settling import Swept
+from millstream.broker.steps.recovery import Swept
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
 from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.subscriber.desk import Desk

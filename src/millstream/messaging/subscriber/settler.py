@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import Any
 
-from millstream.broker.operations.settling import Output, Settled, shares_slot
+from millstream.broker.steps.settle.call import Output, Settled, shares_slot
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe
 from millstream.messaging.ground import log, monotonic_ms

@@ -1,1 +1,5 @@
 """Dropping what nobody needs any more."""
+
+from millstream.broker.steps.retention.call import GroupHold, Retained, losses, retain, stream_bytes, trim_safely
+
+__all__ = ["GroupHold", "Retained", "losses", "retain", "stream_bytes", "trim_safely"]

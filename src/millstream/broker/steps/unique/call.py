@@ -9,9 +9,9 @@ from millstream.broker.keys import beside
 from millstream.broker.once import Appended
 from millstream.broker.operations.answers import entry_id
 from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word, pairs, trim_words
-from millstream.broker.operations.durable import Wanted, durability_of, run_script_durably
+from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
 from millstream.broker.operations.once import ROW_WORDS, chunks
-from millstream.broker.operations.trimming import added
+from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument
 from millstream.model.entry_id import EntryId

@@ -1,9 +1,16 @@
-"""A reader that keeps its own place (Spark) shows it as a consumer group's position."""
+"""Consumer groups that move: forward with a reader that keeps its own place, back after a loss."""
 
 from __future__ import annotations
 
 from millstream.broker.context import Context
-from millstream.broker.operations.arguments import Id, Name, counter_word, id_word, name_word
+from millstream.broker.keys import due_key
+from millstream.broker.operations.arguments import (
+    Id,
+    Name,
+    counter_word,
+    id_word,
+    name_word,
+)
 from millstream.broker.steps.script import run_script, script
 from millstream.wire.commands import Conversation
 
@@ -22,3 +29,15 @@ def advance_group(
     argv = (name_word(group, "group"), id_word(position, "position"), counted)
     moved: int = yield from run_script(script("advance_group"), [key], argv, repeatable=True)
     return moved == 1
+
+
+def put_group_back(context: Context, stream: Name, group: Name, point: Id) -> Conversation[str]:
+    """Makes the group so that it reads after ``point``, or moves it back there; never forward. Atomic, idempotent.
+
+    Where delayed entries vanished with the group, it reads from before the oldest of them. Answers ``made``, ``moved``
+    or ``kept``.
+    """
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    argv = (name, id_word(point, "point"))
+    reply: bytes = yield from run_script(script("group_back"), (key, due_key(key, name)), argv, repeatable=True)
+    return reply.decode()

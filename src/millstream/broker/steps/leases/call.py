@@ -23,7 +23,7 @@ from millstream.broker.operations.arguments import (
     sequence,
     value_word,
 )
-from millstream.broker.operations.trimming import added
+from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import TRIES, Guard, Script, load_script, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model.entries import Entry
@@ -40,7 +40,7 @@ OWNER_TTL_MS = 7 * 86_400_000
 """An owner record outlives its lease, so that numbers go on growing; the clock takes over where it has gone."""
 
 
-def member_beat(
+def heartbeat(
     context: Context, stream: Name, member: Name, *, lease_ms: int, owned: int, capacity: int
 ) -> Conversation[tuple[int, int, dict[str, bytes]]]:
     """A member of the load-balancer ``stream`` is alive for ``lease_ms`` more; 0 takes it off the table.
@@ -60,7 +60,7 @@ def member_beat(
 
 
 def members(context: Context, stream: Name) -> Conversation[tuple[int, int, dict[str, bytes]]]:
-    """What a beat tells, for somebody who is no member. Reads only."""
+    """What a heartbeat tells, for somebody who is no member. Reads only."""
     key, table = name_word(stream, "stream"), beside(stream, "members")
     time, announced, rows = yield Batch(((b"TIME",), (b"XLEN", key), (b"HGETALL", table)), key, repeatable=True)
     _raise_first((time, announced, rows))

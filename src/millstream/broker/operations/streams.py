@@ -1,32 +1,38 @@
-"""Adding, deleting and trimming. What is said to be atomic here is one command, one MULTI/EXEC or one script."""
+"""Streams: adding, deleting, trimming and reading entries. What is atomic is one command, or one MULTI/EXEC."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.broker.bulk import SameShape, same_shape
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
-from millstream.broker.operations.answers import entry_id, ids_or_errors
+from millstream.broker.operations.answers import by_stream, entry_id, ids_or_errors
+from millstream.broker.operations.answers import entries as read_entries
 from millstream.broker.operations.arguments import (
     Fields,
     Id,
     Name,
     add_fields,
+    block_words,
+    bound_word,
+    count_word,
     counter_word,
     field_words,
     id_word,
     id_words,
     name_word,
     new_id_word,
+    position_word,
     sequence,
     trim_words,
 )
-from millstream.broker.operations.durable import Wanted, durability_of, send_durably
-from millstream.broker.operations.trimming import added
+from millstream.broker.operations.durability import Wanted, durability_of, send_durably
+from millstream.broker.steps.retention.call import added
 from millstream.errors import DurabilityUnavailable, InvalidArgument, MillstreamError, OutOfMemory, PayloadTooLarge
+from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Args, Batch, Command, Conversation
@@ -193,3 +199,59 @@ def xsetid(
         *(() if max_deleted is None else (b"MAXDELETEDID", id_word(max_deleted, "max_deleted"))),
     )
     yield Command(words, key, repeatable=True)
+
+
+# --- reading: nothing here changes anything, so a link may repeat all of it ---
+
+
+def xlen(context: Context, stream: Name) -> Conversation[int]:
+    """How many entries the stream holds; 0 where there is no stream."""
+    key = name_word(stream, "stream")
+    length: int = yield Command((b"XLEN", key), key, repeatable=True)
+    return length
+
+
+def xrange(
+    context: Context, stream: Name, start: Id = "-", end: Id = "+", *, count: int | None = None
+) -> Conversation[list[Entry]]:
+    """Entries from ``start`` to ``end``, both included unless "(" stands before them."""
+    key = name_word(stream, "stream")
+    limit = () if count is None else (b"COUNT", count_word(count))
+    reply = yield Command(
+        (b"XRANGE", key, bound_word(start, "start"), bound_word(end, "end"), *limit), key, repeatable=True
+    )
+    return read_entries(reply)
+
+
+def xrevrange(
+    context: Context, stream: Name, end: Id = "+", start: Id = "-", *, count: int | None = None
+) -> Conversation[list[Entry]]:
+    """As ``xrange``, the newest first."""
+    key = name_word(stream, "stream")
+    limit = () if count is None else (b"COUNT", count_word(count))
+    reply = yield Command(
+        (b"XREVRANGE", key, bound_word(end, "end"), bound_word(start, "start"), *limit), key, repeatable=True
+    )
+    return read_entries(reply)
+
+
+def xread(
+    context: Context, streams: Mapping[str, Id], *, count: int | None = None, block_ms: int | None = None
+) -> Conversation[dict[str, list[Entry]]]:
+    """Entries after the given ids; "$" means those that arrive from now on. Streams without news are left out.
+
+    Blocks up to ``block_ms`` (None: not at all, 0: for ever). Idempotent. On a cluster the streams share a hash tag.
+    """
+    if not isinstance(streams, Mapping) or not streams:
+        raise InvalidArgument("streams", streams, "a mapping from streams to ids, with at least one stream")
+    keys = [name_word(stream, "streams") for stream in streams]
+    positions = [position_word(after, "streams") for after in streams.values()]
+    limit = () if count is None else (b"COUNT", count_word(count))
+    reply = yield Command(
+        (b"XREAD", *limit, *block_words(block_ms), b"STREAMS", *keys, *positions),
+        keys[0],
+        # A repeated "$" would start at a later place, and miss what came in between.
+        repeatable=b"$" not in positions,
+        block_ms=block_ms,
+    )
+    return {name: read_entries(items) for name, items in by_stream(reply)}
