@@ -10,9 +10,9 @@ from millstream.broker.context import Context
 from millstream.broker.limits import Limits
 from millstream.broker.once import Digest
 from millstream.broker.operations import groups, streams
-from millstream.broker.steps import leases, retention
 from millstream.broker.operations.durability import REMEMBER_MS
 from millstream.broker.operations.once import Once
+from millstream.broker.steps import leases, retention
 from millstream.broker.steps.script import TRIES, script
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
@@ -201,9 +201,7 @@ def test_a_node_that_never_learns_a_script_is_asked_a_few_times_and_the_other_st
     unknown = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
     again = [b"sha", [unknown]] * TRIES
 
-    answers, asked = talk(
-        leases.take_leases(Context(), "me", [("a", None), ("b", None)]), [[1, b"7"], unknown], *again
-    )
+    answers, asked = talk(leases.take_leases(Context(), "me", [("a", None), ("b", None)]), [[1, b"7"], unknown], *again)
 
     assert answers[0] == 7
     assert isinstance(answers[1], ServerError)
