@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Iterator
+from typing import Final
 
 from millstream.engine.session import Session
 from millstream.wire.requests import RequestLimits, RequestParser
+
+_REQUEST_BYTES: Final = 64
+_WORD_BYTES: Final = 41
+"""What a list and a bytes object take beside what they hold: requests of short words are mostly that."""
 
 
 class Connection:
@@ -36,6 +42,7 @@ class Connection:
         self.inbox: deque[list[bytes]] = deque()
         """Requests that came, and could not be run yet."""
         self.inbox_bytes = 0
+        """What they take in memory."""
         self.out: list[bytes] = []
         """Replies that have not left yet, one item each."""
         self.out_bytes = 0
@@ -59,6 +66,17 @@ class Connection:
         session = self.session
         return bool(session.channels) or bool(session.patterns) or session.monitoring
 
+    def put_off(self, requests: list[list[bytes]]) -> None:
+        self.inbox += requests
+        self.inbox_bytes += sum(map(_size, requests))
+
+    def take_put_off(self) -> Iterator[list[bytes]]:
+        """Each is taken when it is asked for: what is not asked for stays."""
+        while self.inbox:
+            request = self.inbox.popleft()
+            self.inbox_bytes -= _size(request)
+            yield request
+
     def add(self, reply: bytes) -> None:
         self.out.append(reply)
         self.out_bytes += len(reply)
@@ -81,6 +99,10 @@ class Connection:
                 return True
             self._leaving = None
         return True
+
+
+def _size(request: list[bytes]) -> int:
+    return _REQUEST_BYTES + _WORD_BYTES * len(request) + sum(map(len, request))
 
 
 def address_of(sock: socket.socket) -> bytes:

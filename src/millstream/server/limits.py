@@ -16,8 +16,8 @@ class ServerLimits:
     paused_output_bytes: int = 1 << 20
     """Any other client that does not read its replies is not read from, until less than this waits for it."""
     waiting_input_bytes: int = 1 << 20
-    """A client whose command waits may send so much ahead."""
-    turn_requests: int = 1000
-    """After so many requests of one client the others have their turn."""
+    """A client whose command waits may send so much ahead, counted by what it takes in our memory."""
+    turn_us: int = 5000
+    """After so many microseconds for one client, parsing included, the others have their turn."""
     drain_ms: int = 5000
     """How long a stopping server waits for clients to take their last replies."""

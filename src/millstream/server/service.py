@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
@@ -21,14 +21,12 @@ from millstream.server.connection import Connection, address_of
 from millstream.server.limits import ServerLimits
 from millstream.server.poller import EDGE, HANGUP, READ, WRITE, Poller
 from millstream.wire.replies import ErrorReply, Push, Reply
-from millstream.wire.requests import UNAUTHENTICATED, RequestLimits
+from millstream.wire.requests import BROWSERS, UNAUTHENTICATED, RequestLimits
 from millstream.wire.resp import encode
 
 logger = logging.getLogger("millstream.server")
 
 READ_BYTES: Final = 64 * 1024
-_BROWSERS: Final = (b"POST", b"HOST:")
-"""What a web page can make a browser send to a port that is not its own; Redis hangs up on it, and so do we."""
 
 
 class Service:
@@ -64,8 +62,7 @@ class Service:
         with self._embedded.turn() as turn:
             self._take_foreign()
             turn.tick()
-            for _ in range(len(self.ready)):
-                self._go_on(turn, self.ready.popleft())
+            self._go_on_with_ready(turn)
             for fd, event in events:
                 connection = self._connections.get(fd)
                 if connection is not None:
@@ -79,8 +76,21 @@ class Service:
         self.send()
         return others
 
+    def _go_on_with_ready(self, turn: Turn) -> None:
+        """Those who had used up their turn share one between them, so that ever so many of them keep nobody waiting
+        who has little to ask."""
+        until = self._end_of_turn()
+        for _ in range(len(self.ready)):
+            self._go_on(turn, self.ready.popleft(), until)
+            if perf_counter_ns() > until:
+                break
+
+    def _end_of_turn(self) -> int:
+        return perf_counter_ns() + self.limits.turn_us * 1000
+
     def _attend(self, turn: Turn, connection: Connection, event: int) -> None:
         if event & READ:
+            until = self._end_of_turn()
             try:
                 data = connection.sock.recv(READ_BYTES)
             except (BlockingIOError, InterruptedError):
@@ -95,26 +105,30 @@ class Service:
                 self._poller.watch(connection.fd, connection.interest)  # there is more, or the end
             requests = connection.parser.feed(data)
             if connection.inbox or connection.awaiting or connection.finishing:
-                self._put_off(connection, requests, 0)
+                self._put_off(connection, requests)
             else:
-                self._serve(turn, connection, requests)
+                self._serve(turn, connection, requests, until)
         elif not event & WRITE:
             self._doom(connection)
         if event & WRITE:
             self._queue(connection)
 
-    def _serve(self, turn: Turn, connection: Connection, requests: list[list[bytes]]) -> None:
+    def _serve(self, turn: Turn, connection: Connection, requests: list[list[bytes]], until: int) -> None:
         """Runs what came, and what it brought to light: authentication lets more of the input in."""
         parser = connection.parser
         while True:
-            done = self._run(turn, connection, requests)
+            done = self._run(turn, connection, requests, until)
             if done < len(requests):
-                self._put_off(connection, requests, done)
+                self._put_off(connection, requests[done:])
                 return
             if connection.awaiting or connection.finishing:
                 return
             if self._engine.password is not None:
                 parser.limits = self.limits.request if connection.session.authenticated else UNAUTHENTICATED
+            if parser.more and perf_counter_ns() > until:
+                self._let_go_on(connection)
+                self._see_to(connection)
+                return
             requests = parser.feed(b"") if parser.more else []
             if not requests:
                 break
@@ -122,8 +136,9 @@ class Service:
             connection.add(encode(ErrorReply(parser.fault.text)))
             connection.finishing = True
 
-    def _run(self, turn: Turn, connection: Connection, requests: list[list[bytes]]) -> int:
-        """Runs requests until one waits, the client is over a limit, or all are done. Returns how many were run."""
+    def _run(self, turn: Turn, connection: Connection, requests: Iterable[list[bytes]], until: int) -> int:
+        """Runs requests until one waits, the client is over a limit, its turn is over, or all are done. Returns how
+        many were run. None is taken from ``requests`` that is not run."""
         session, limits = connection.session, self.limits
         execute, out = turn.execute, connection.out
         began = perf_counter_ns()
@@ -131,15 +146,13 @@ class Service:
         added = 0
         try:
             for request in requests:
-                if added > limits.paused_output_bytes or done >= limits.turn_requests:
-                    break
                 done += 1
                 reply = execute(session, request)
+                # From the end of one to the end of the next: one look at the clock a command is all that costs.
+                ended = perf_counter_ns()
                 if session.last is not None:
-                    # From the end of one to the end of the next: one look at the clock a command is all that costs.
-                    ended = perf_counter_ns()
                     session.last.nanoseconds += ended - began
-                    began = ended
+                began = ended
                 if reply is BLOCKED:
                     connection.awaiting = True
                     break
@@ -151,10 +164,12 @@ class Service:
                 if session.closing:
                     connection.finishing = True
                     break
-                if type(reply) is ErrorReply and request[0].upper() in _BROWSERS:
+                if type(reply) is ErrorReply and request[0].upper() in BROWSERS:
                     logger.warning("a browser seems to talk to us from %s: hung up", session.address.decode())
                     added -= len(out.pop())
                     connection.finishing = True
+                    break
+                if ended > until or added > limits.paused_output_bytes:
                     break
         except Exception:
             # One client's command must not end the service of all others, whatever is wrong with it.
@@ -166,23 +181,20 @@ class Service:
         self._queue(connection)
         return done
 
-    def _put_off(self, connection: Connection, requests: list[list[bytes]], start: int) -> None:
+    def _put_off(self, connection: Connection, requests: list[list[bytes]]) -> None:
         if connection.finishing:
             return
-        for request in requests[start:]:
-            connection.inbox.append(request)
-            connection.inbox_bytes += sum(map(len, request))
+        connection.put_off(requests)
         self._see_to(connection)
 
-    def _go_on(self, turn: Turn, connection: Connection) -> None:
+    def _go_on(self, turn: Turn, connection: Connection, until: int) -> None:
         """Runs what was put off, as far as possible."""
         connection.ready = False
         if connection.closed or connection.awaiting:
             return
-        requests = list(connection.inbox)
-        connection.inbox.clear()
-        connection.inbox_bytes = 0
-        self._serve(turn, connection, requests)
+        self._run(turn, connection, connection.take_put_off(), until)
+        if not connection.inbox:
+            self._serve(turn, connection, [], until)
         self._see_to(connection)
 
     # --- replies ----------------------------------------------------------------------------------------------------
@@ -217,8 +229,10 @@ class Service:
 
     def _void(self, failure: ErrorReply) -> None:
         """The journal could not be written: changes are not confirmed, whatever their replies were."""
+        raw = encode(failure)
         for connection, place in self._unsettled:
-            raw = encode(failure)
+            if not connection.out[place]:
+                continue  # its client wants no answers, and would take this for the next one
             connection.out_bytes += len(raw) - len(connection.out[place])
             connection.out[place] = raw
 
@@ -254,7 +268,8 @@ class Service:
             return
         limits = self.limits
         full = connection.out_bytes > limits.paused_output_bytes
-        ahead = connection.inbox_bytes > limits.waiting_input_bytes or (connection.inbox and not connection.awaiting)
+        unfinished = not connection.awaiting and (connection.inbox or connection.ready)
+        ahead = connection.inbox_bytes > limits.waiting_input_bytes or unfinished
         interest = 0 if full or ahead or connection.finishing else READ
         if connection.out_bytes:
             interest |= WRITE

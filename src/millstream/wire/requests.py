@@ -1,11 +1,15 @@
 """What clients send, as commands. Strict: arrays of bulk strings, or one line of words; anything else is Redis's error.
 
 Well-formed requests go through hiredis, whose reader is meant for replies and would let more pass: so each chunk is
-packed again and compared. What differs or is not complete goes the slow way, byte by byte, where the limits are.
+packed again and compared. What differs or is not complete goes the slow way, word by word, where the limits are.
+
+Bounds come before work. hiredis makes room for as many words as a request announces, so it never sees a large number.
+Each byte is tried once the fast way and read at most once the slow way, whatever a client sends: see ``_trial_bytes``.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +21,13 @@ pack_command: Any = hiredis.pack_command  # its stub allows one word only
 
 LINE_LIMIT: Final = 64 * 1024
 """The longest line: an inline command, or a number after ``*`` or ``$``."""
+
+BROWSERS: Final = (b"POST", b"HOST:")
+"""What a web page can make a browser send to a port that is not its own. Redis hangs up on it, and so do we."""
+
+_MANY_WORDS: Final = re.compile(rb"\*\d{5,}\r\n")
+_MANY_OTHERS: Final = re.compile(rb"\n[>~]\d{5,}\r\n")
+"""What may be the head of a list, push or set of ten thousand items or more: hiredis would make room for them at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +54,28 @@ class RequestParser:
 
     ``limits`` may be changed between two calls. Before authentication one request is returned at a time, because it may
     be the one that lifts them; ``feed(b"")`` goes on. ``fault`` is set at the first byte that does not fit; requests
-    that came before it are returned all the same.
+    that came before it are returned all the same. ``hostile`` is set when a browser's line came, which is the last
+    request then: its body is not looked at.
     """
 
-    __slots__ = ("_buffer", "_bulk", "_reader", "_request_bytes", "_words", "_words_left", "fault", "limits")
+    __slots__ = (
+        "_buffer",
+        "_bulk",
+        "_reader",
+        "_request_bytes",
+        "_searched",
+        "_trial_bytes",
+        "_words",
+        "_words_left",
+        "fault",
+        "hostile",
+        "limits",
+    )
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.fault: ProtocolError | None = None
+        self.hostile = False
         self._reader = hiredis.Reader()
         """Empty between two calls: it never keeps the beginning of a request."""
         self._buffer = bytearray()
@@ -59,18 +84,25 @@ class RequestParser:
         self._bulk = -1
         """The length of the word that is being read; -1 while its length is not known."""
         self._request_bytes = 0
+        self._searched = 0
+        """So many bytes of the buffer were searched for the end of its first line, in vain."""
+        self._trial_bytes = 0
+        """So many bytes may still be tried the fast way: those that came with the last ``feed``, and each of them once.
+        Otherwise one odd request after many good ones, or among them, would have the good ones parsed over again."""
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        if self.fault is not None:
+        if self.fault is not None or self.hostile:
             return []
         if self._buffer or self._words_left:
             self._buffer += data
+            self._trial_bytes = max(self._trial_bytes, len(data))
             requests: list[list[bytes]] = []
         else:
             requests, taken = self._whole_requests(data)
             if taken == len(data):
                 return requests
             self._buffer += data[taken:] if taken else data
+            self._trial_bytes = 0
         try:
             self._slowly(requests)
         except ProtocolError as fault:
@@ -89,21 +121,29 @@ class RequestParser:
         limits = self.limits
         if limits is UNAUTHENTICATED or len(data) > limits.bulk_bytes or len(data) > limits.request_bytes:
             return [], 0
+        if data[:1] != b"*" or _MANY_WORDS.search(data) is not None:
+            return [], 0
+        if (b">" in data or b"~" in data) and _MANY_OTHERS.search(data) is not None:
+            return [], 0
         requests: list[list[bytes]] = []
         gets = self._reader.gets
         try:
             self._reader.feed(data)
             while (request := gets()) is not False:
                 requests.append(request)
+        except (hiredis.ProtocolError, ValueError, MemoryError, RecursionError):
+            pass  # those before it may be fine
+        try:
             packed = b"".join([pack_command(tuple(request)) for request in requests])
-            if not all(requests):  # an array of nothing is no request
-                requests = [request for request in requests if request]
-        except (hiredis.ProtocolError, TypeError, ValueError, MemoryError, RecursionError):
+        except TypeError:
             packed = b""
         if len(packed) == len(data) and packed == data:
-            return requests, len(data)
+            # An array of nothing is no request.
+            return (requests if all(requests) else [one for one in requests if one]), len(data)
         self._reader = hiredis.Reader()  # one that holds the beginning of something cannot be emptied, only replaced
-        return (requests, len(packed)) if packed and data.startswith(packed) else ([], 0)
+        if not packed or not data.startswith(packed):
+            return [], 0
+        return [one for one in requests if one], len(packed)
 
     def _slowly(self, requests: list[list[bytes]]) -> None:
         while self._buffer or self._words_left:
@@ -121,18 +161,21 @@ class RequestParser:
             self._words, self._request_bytes = [], 0
             if self.limits is UNAUTHENTICATED:
                 return
-            # What follows a long request is most likely whole again.
-            if len(self._buffer) > 512:
+            # What follows a request that came in pieces is most likely whole again.
+            if 512 < len(self._buffer) <= self._trial_bytes:
+                self._trial_bytes = 0
                 more, taken = self._whole_requests(bytes(self._buffer))
                 requests += more
                 del self._buffer[:taken]
 
     def _line(self, too_long: str) -> bytes | None:
-        end = self._buffer.find(b"\r\n", 0, LINE_LIMIT + 2)
+        end = self._buffer.find(b"\r\n", self._searched, LINE_LIMIT + 2)
         if end < 0:
             if len(self._buffer) > LINE_LIMIT:
                 raise ProtocolError(too_long)
+            self._searched = len(self._buffer) - 1  # its last byte may be the first of the two
             return None
+        self._searched = 0
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 2]
         return line
@@ -184,11 +227,13 @@ class RequestParser:
         return True
 
     def _inline(self, requests: list[list[bytes]]) -> bool:
-        end = self._buffer.find(b"\n", 0, LINE_LIMIT + 1)
+        end = self._buffer.find(b"\n", self._searched, LINE_LIMIT + 1)
         if end < 0:
             if len(self._buffer) > LINE_LIMIT:
                 raise ProtocolError("too big inline request")
+            self._searched = len(self._buffer)
             return False
+        self._searched = 0
         line = bytes(self._buffer[:end]).removesuffix(b"\r")
         del self._buffer[: end + 1]
         words = split_words(line)
@@ -196,6 +241,9 @@ class RequestParser:
             raise ProtocolError("unbalanced quotes in request")
         if words:
             requests.append(words)
+            if words[0].upper() in BROWSERS:
+                self.hostile = True
+                self._buffer.clear()
         return True
 
     @property

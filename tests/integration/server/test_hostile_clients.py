@@ -1,0 +1,103 @@
+"""Clients that mean harm, against ``millstream serve``: whatever they send, the others are served."""
+
+import pytest
+from raw_client import Client
+
+from millstream.testing.serving import ServeProcess
+from millstream.wire.replies import NIL_ARRAY
+from millstream.wire.resp import pack
+
+PING = pack([b"PING"])
+
+
+@pytest.fixture(scope="module")
+def served():
+    with ServeProcess() as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"*2147483647\r\n",
+        PING + b"*2147483647\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 13\r\n\r\n*2147483647\r\n",
+    ],
+    ids=lambda raw: repr(raw[:28]),
+)
+def test_what_a_client_only_announces_costs_no_memory(served, raw):
+    """The peak of the whole process tells: a list of so many words would be 16 GB."""
+    before = peak_kb(served.pid)
+    with Client(served.port) as villain:
+        villain.send_raw(raw)
+        villain.rest()
+    with Client(served.port) as other:
+        assert other.ask("PING") == b"PONG"
+    assert peak_kb(served.pid) - before < 64 * 1024
+
+
+def peak_kb(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+
+
+def test_many_small_requests_before_an_odd_one_are_no_burden(served):
+    """Every request is answered up to the odd one, and the others are served between them."""
+    for odd, last in ((b"PING\r\n", 1), (b"*1\r\n:5\r\n", 0)):
+        with Client(served.port) as villain, Client(served.port) as other:
+            villain.send_raw(PING * 4600 + odd)
+            assert other.ask("PING") == b"PONG"
+            assert [villain.take() for _ in range(4600 + last)] == [b"PONG"] * (4600 + last)
+
+
+def test_a_client_is_charged_for_the_time_that_its_commands_take():
+    """Between two questions of another client, a client with long commands gets a few of them done, not all."""
+    with ServeProcess() as process, Client(process.port) as villain, Client(process.port) as other:
+        other.send_raw(b"".join(pack([b"SET", b"key:%d" % number, b"x"]) for number in range(50_000)))
+        assert all(other.take() == b"OK" for _ in range(50_000))
+        villain.send_raw(pack([b"KEYS", b"nothing[a-z]*like?this"]) * 100)
+        steps = [calls(other, "keys")]
+        while steps[-1] < 100:
+            steps.append(calls(other, "keys"))
+        assert max(later - sooner for sooner, later in zip(steps, steps[1:], strict=False)) <= 3
+        assert [villain.take() for _ in range(100)] == [[]] * 100
+
+
+def calls(client, command):
+    for line in client.ask("INFO", "commandstats").decode().splitlines():
+        if line.startswith(f"cmdstat_{command}:"):
+            return int(line.split("calls=")[1].split(",")[0])
+    return 0
+
+
+def test_guessing_passwords_in_bulk_leaves_time_for_others():
+    with ServeProcess(["--password", "secret"]) as process, Client(process.port) as other:
+        assert other.ask("AUTH", "secret") == b"OK"
+        with Client(process.port) as villain:
+            villain.send_raw(pack([b"AUTH", b"guess"]) * 2500)
+            steps = [0]
+            while steps[-1] < 2500:
+                steps.append(calls(other, "auth"))
+            assert len(steps) > 5
+
+
+def test_a_pipeline_of_commands_that_wait_is_worked_off_one_by_one(served):
+    with Client(served.port) as villain, Client(served.port) as other:
+        villain.send_raw(pack([b"BLPOP", b"nothing", b"0.001"]) * 3000)
+        for _ in range(50):
+            assert other.ask("PING") == b"PONG"
+        assert [villain.take() for _ in range(3000)] == [NIL_ARRAY] * 3000
+
+
+def test_what_a_waiting_client_sends_ahead_is_bounded_by_what_it_costs(served):
+    """Words of one byte cost far more than a byte: the server stops reading before that becomes much."""
+    before = peak_kb(served.pid)
+    with Client(served.port) as villain, Client(served.port) as other:
+        villain.send("BLPOP", "nothing", "0")
+        villain.sock.settimeout(2)
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while sent < 64 << 20:
+                sent += villain.sock.send(pack([b"A"]) * 6000)
+        assert other.ask("PING") == b"PONG"
+    assert peak_kb(served.pid) - before < 32 * 1024
