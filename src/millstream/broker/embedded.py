@@ -62,6 +62,7 @@ class Embedded:
         self._now_ms = self.clock.now_ms
         self._lock: threading.Lock | _Barred = threading.Lock()
         self.engine = Engine(password=password, debug_enabled=debug_enabled, recording=directory is not None)
+        self.engine.elapsed_ms = self.clock.monotonic_ms
         register_twins(self.engine)
         self.on_configure: list[Callable[[str, str], Any]] = []
         """Told of every CONFIG SET, under the lock: name and value, both checked."""
@@ -179,10 +180,10 @@ class Embedded:
         except JournalUnwritable as error:
             raise ServerError(error.text) from error
 
-    def next_deadline(self) -> int | None:
-        """When ``tick`` has something to do, on the wall clock; None: never, unless commands come."""
+    def due_in_ms(self) -> int | None:
+        """In how long ``tick`` has something to do; None: never, unless commands come."""
         with self._lock:
-            return self.engine.next_deadline()
+            return self.engine.due_in_ms(self._now_ms())
 
     def tick(self) -> None:
         """Ends the waits whose time is over, and removes keys whose time is over."""

@@ -18,20 +18,20 @@ class Block:
     """What a handler returns when it has nothing yet and the client allowed it to wait.
 
     ``serve(key)`` tries again for one key that was touched: a reply (an ErrorReply, raised or returned, too) ends the
-    wait, None goes on waiting. ``deadline_ms`` is on the engine's clock; None waits for ever.
+    wait, None goes on waiting. ``wait_ms`` is how long; 0 or None is for ever.
     """
 
-    __slots__ = ("deadline_ms", "keys", "serve", "timeout_reply")
+    __slots__ = ("keys", "serve", "timeout_reply", "wait_ms")
 
     def __init__(
         self,
         keys: Sequence[bytes],
-        deadline_ms: int | None,
+        wait_ms: int | None,
         serve: Callable[[bytes], Reply | None],
         timeout_reply: Reply = NIL_ARRAY,
     ) -> None:
         self.keys = keys
-        self.deadline_ms = deadline_ms
+        self.wait_ms = wait_ms
         self.serve = serve
         self.timeout_reply = timeout_reply
 
@@ -47,7 +47,9 @@ BLOCKED: Final = _Blocked()
 
 class WaitingRoom:
     """Sessions that wait, by key and by deadline. A session sits in the queue of the database that it waits in, which
-    stays the one that it had selected when it began to wait."""
+    stays the one that it had selected when it began to wait.
+
+    Deadlines are on the engine's ``elapsed_ms``, never on the wall clock: set back, that would lengthen every wait."""
 
     __slots__ = ("_deadlines", "_places", "_ticket")
 
@@ -62,16 +64,16 @@ class WaitingRoom:
     def __contains__(self, session: Session) -> bool:
         return session in self._places
 
-    def enter(self, session: Session, block: Block) -> None:
+    def enter(self, session: Session, block: Block, elapsed_ms: int) -> None:
         db = session.db
         session.blocked = block
         self._places[session] = db
         for key in dict.fromkeys(block.keys):
             db.blocked.setdefault(key, deque()).append(session)
         db.refresh()
-        if block.deadline_ms is not None:
+        if block.wait_ms:
             self._ticket += 1
-            heappush(self._deadlines, (block.deadline_ms, self._ticket, session, block))
+            heappush(self._deadlines, (elapsed_ms + block.wait_ms, self._ticket, session, block))
 
     def leave(self, session: Session) -> Block | None:
         """The session waits no longer. Returns what it waited for; None if it did not wait."""
@@ -98,9 +100,9 @@ class WaitingRoom:
             heappop(self._deadlines)
         return None
 
-    def overdue(self, now_ms: int) -> list[Session]:
+    def overdue(self, elapsed_ms: int) -> list[Session]:
         """Those whose deadline has come, the earliest first. They still have to ``leave``."""
         due = []
-        while (deadline_ms := self.next_deadline()) is not None and deadline_ms <= now_ms:
+        while (deadline_ms := self.next_deadline()) is not None and deadline_ms <= elapsed_ms:
             due.append(heappop(self._deadlines)[2])
         return due

@@ -13,7 +13,7 @@ session of the outbox whose ``closing`` is set is to be closed after its replies
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import millstream.engine.commands  # noqa: F401  # importing the handlers registers them
@@ -52,8 +52,12 @@ class Engine:
         hooks: Hooks | None = None,
         seed: int | None = None,
         now_ms: int = 0,
+        elapsed_ms: Callable[[], int] | None = None,
     ) -> None:
         self.now_ms = self.started_ms = now_ms
+        self.elapsed_ms: Callable[[], int] = elapsed_ms or (lambda: self.now_ms)
+        """The driver's measure of how long something takes: it only grows. Waits go by it, everything else by
+        ``now_ms``, which somebody may set back."""
         self.password = password
         self.recording = recording
         """Whether changes are recorded as effects, for ``take_units``."""
@@ -143,7 +147,7 @@ class Engine:
         if self._unit or self._ready:
             self._settle()
         if type(reply) is Block:
-            self.waiting.enter(session, reply)
+            self.waiting.enter(session, reply, self.elapsed_ms())
             return BLOCKED
         return reply
 
@@ -288,17 +292,20 @@ class Engine:
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def next_deadline(self) -> int | None:
-        """When ``tick`` has something to do next: a wait ends, or a key expires. None: never, as things are."""
-        wait, expiry = self.waiting.next_deadline(), self.expiry.next_deadline()
-        if wait is None or expiry is None:
-            return wait if expiry is None else expiry
-        return min(wait, expiry)
+    def due_in_ms(self, now_ms: int) -> int | None:
+        """In how long ``tick`` has something to do: a wait ends, or a key expires. None: never, as things are."""
+        wait_until, expiry_at = self.waiting.next_deadline(), self.expiry.next_deadline()
+        left = []
+        if wait_until is not None:
+            left.append(wait_until - self.elapsed_ms())
+        if expiry_at is not None:
+            left.append(expiry_at - now_ms)
+        return max(0, min(left)) if left else None
 
     def tick(self, now_ms: int) -> None:
         """Ends waits whose time is over, and removes keys whose time is over: at most EXPIRIES_PER_TICK of them."""
         self.now_ms = now_ms
-        for session in self.waiting.overdue(now_ms):
+        for session in self.waiting.overdue(self.elapsed_ms()):
             block = self.waiting.leave(session)
             if block is not None:
                 self._send(session, block.timeout_reply)

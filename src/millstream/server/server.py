@@ -152,8 +152,7 @@ class Server:
     def _timeout_ms(self) -> int | None:
         if self.service.ready:
             return 0
-        deadline = self._embedded.next_deadline()
-        timeout = None if deadline is None else max(0, deadline - self._embedded.clock.now_ms())
+        timeout = self._embedded.due_in_ms()
         if self._idle_ms:
             timeout = IDLE_SWEEP_MS if timeout is None else min(timeout, IDLE_SWEEP_MS)
         return timeout

@@ -70,4 +70,4 @@ def wait_for_list(session: Session, args: Sequence[bytes]) -> Reply:
     for key in keys:
         if (reply := serve(key)) is not None:
             return reply
-    return Block(keys, engine.now_ms + ms if ms else None, serve)
+    return Block(keys, ms, serve)

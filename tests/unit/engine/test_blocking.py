@@ -71,12 +71,12 @@ def test_a_key_of_another_kind_answers_with_its_error(driver: Driver) -> None:
 def test_a_wait_ends_at_its_deadline_and_not_before(driver: Driver) -> None:
     reader = driver.session()
     driver.say("WAITPOP a 100", reader)
-    assert driver.engine.next_deadline() == START_MS + 100
+    assert driver.engine.due_in_ms(START_MS) == 100
     driver.pass_time(99)
     assert driver.heard(reader) == []
     driver.pass_time(1)
     assert driver.heard(reader) == [NIL_ARRAY]
-    assert driver.engine.next_deadline() is None
+    assert driver.engine.due_in_ms(driver.now_ms) is None
     driver.say("RPUSH a 1")
     assert driver.heard(reader) == []
 
@@ -98,7 +98,7 @@ def test_a_cancelled_wait_is_forgotten(driver: Driver) -> None:
     driver.say("RPUSH a 1")
     assert driver.engine.take_outbox() == [(other, [b"a", b"1"])]
     assert driver.engine.databases[0].blocked == {}
-    assert driver.engine.next_deadline() is None
+    assert driver.engine.due_in_ms(driver.now_ms) is None
 
 
 def test_a_dropped_session_takes_nothing_with_it(driver: Driver) -> None:
@@ -153,7 +153,7 @@ def test_what_serving_makes_ready_is_served_too(driver: Driver) -> None:
                 session.engine.call(session, session.engine.table.fast[b"RPUSH"], (b"RPUSH", b"b", reply[1]))
             return reply
 
-        return Block(inner.keys, inner.deadline_ms, serve)
+        return Block(inner.keys, inner.wait_ms, serve)
 
     driver.add_command(b"MOVE1", move)
     driver.say("MOVE1", chained)

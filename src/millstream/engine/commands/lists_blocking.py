@@ -19,17 +19,17 @@ _WAITS: Final = Flag.WRITE | Flag.NO_SCRIPT | Flag.BLOCKING
 Pop = Callable[[Session, Sequence[bytes]], Reply]
 
 
-def _deadline_ms(raw: bytes, now_ms: int) -> int | None:
+def _wait_ms(raw: bytes) -> int:
     """Seconds, with a fraction if need be; 0 waits for ever."""
     seconds = parse_float(raw, "ERR timeout is not a float or out of range")
     if seconds < 0 or seconds * 1000 > INT64_MAX:
         raise ErrorReply("ERR timeout is negative")
-    return now_ms + math.ceil(seconds * 1000) if seconds else None
+    return math.ceil(seconds * 1000)
 
 
 def _pop_or_wait(session: Session, args: Sequence[bytes], pop: Pop, words: bytes) -> Reply:
     db, keys = session.db, args[1:-1]
-    deadline_ms = _deadline_ms(args[-1], session.engine.now_ms)
+    wait_ms = _wait_ms(args[-1])
     for key in keys:
         if db.find_as(key, deque):
             return [key, pop(session, (words, key))]
@@ -45,7 +45,7 @@ def _pop_or_wait(session: Session, args: Sequence[bytes], pop: Pop, words: bytes
         finally:
             session.db = selected
 
-    return Block(keys, deadline_ms, serve)
+    return Block(keys, wait_ms, serve)
 
 
 @command("BLPOP", arity=-3, flags=_WAITS, keys=(1, -2, 1))

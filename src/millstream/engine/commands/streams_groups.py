@@ -225,7 +225,7 @@ def _wait(db: Database, options: ReadOptions) -> Block:
         return Pairs([[key, delivery.new(consumer, options.count or BLOCKED_COUNT, no_ack=options.no_ack)]])
 
     keys = [key for key, _ in options.streams]
-    return Block(keys, options.deadline_ms(db.engine.now_ms), serve)
+    return Block(keys, options.block_ms, serve)
 
 
 @command("XACK", arity=-4, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))

@@ -90,4 +90,4 @@ def _wait(db: Database, options: ReadOptions, after: list[int]) -> Block:
             return None
         return Pairs([[key, reading.entries(stream, seen[key] + 1, ID_MAX, options.count or BLOCKED_COUNT)]])
 
-    return Block(list(seen), options.deadline_ms(db.engine.now_ms), serve)
+    return Block(list(seen), options.block_ms, serve)

@@ -25,9 +25,6 @@ class ReadOptions:
     consumer: bytes = b""
     no_ack: bool = False
 
-    def deadline_ms(self, now_ms: int) -> int | None:
-        return now_ms + self.block_ms if self.block_ms else None
-
     @classmethod
     def parse(cls, args: Sequence[bytes], name: str) -> ReadOptions:
         grouped = name == "xreadgroup"
