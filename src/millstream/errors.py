@@ -185,6 +185,15 @@ class DirectoryLocked(MillstreamError):
     pid: int | None
 
 
+class JournalNotWritten(MillstreamError):
+    """A durable broker was closed, and what was outstanding could not be written or synced. ``path`` is the journal.
+
+    What was refused stays refused; what was answered since the last sync may not be on the disk.
+    """
+
+    path: str
+
+
 class JournalCorrupt(MillstreamError):
     """The journal cannot be read at ``offset``, and the fault is not a torn tail. Nothing was read over."""
 

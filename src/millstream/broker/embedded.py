@@ -206,7 +206,9 @@ class Embedded:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Writes and syncs what is outstanding, and lets go of the directory. Idempotent. Waiters stay unanswered."""
+        """Writes and syncs what is outstanding, and lets go of the directory. Idempotent. Waiters stay unanswered.
+
+        JournalNotWritten: it is closed, and the disk has not taken everything."""
         with self._closing:
             lock = self._lock
             if isinstance(lock, _Barred):

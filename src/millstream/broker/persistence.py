@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -17,7 +18,7 @@ from millstream.engine.journal.load import load
 from millstream.engine.journal.replacement import Replacement
 from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
 from millstream.engine.journal.snapshot import snapshot
-from millstream.errors import MillstreamError
+from millstream.errors import JournalCorrupt, JournalNotWritten, MillstreamError
 from millstream.model.clock import Clock
 from millstream.wire.replies import ErrorReply
 
@@ -25,6 +26,7 @@ logger = logging.getLogger("millstream.journal")
 
 SYNC_INTERVAL_MS: Final = 1000
 RETRY_INTERVAL_MS: Final = 1000
+PLACE_INTERVAL_MS: Final = 1000
 REWRITE_PAUSE_MS: Final = 60_000
 """After a rewrite that failed, the next one that nobody asked for waits this long."""
 
@@ -56,7 +58,7 @@ class Persistence:
         """Held while house is kept, so that nobody closes files under the keeper's hands."""
         self._rewrite_failed = False
         self._no_rewrite_before_ms = 0
-        self._last_sync_ms = self._last_retry_ms = clock.monotonic_ms()
+        self._last_sync_ms = self._last_retry_ms = self._last_look_ms = clock.monotonic_ms()
         self._lock = DirectoryLock(directory)
         self._lock.take()
         try:
@@ -107,6 +109,10 @@ class Persistence:
 
     def _keep_house(self, lock: AbstractContextManager[Any]) -> None:
         now_ms = self._clock.monotonic_ms()
+        if now_ms - self._last_look_ms >= PLACE_INTERVAL_MS:
+            self._last_look_ms = now_ms
+            with lock:
+                self.journal.check_place()
         if self.journal.trouble is not None and now_ms - self._last_retry_ms >= RETRY_INTERVAL_MS:
             self._last_retry_ms = now_ms
             with lock:
@@ -128,15 +134,24 @@ class Persistence:
         try:
             if self.journal.sync_failed:
                 self._abandon_rewrite()
-                replacement = Replacement(self.directory / REWRITE_NAME, self._files)
-                replacement.add(snapshot(self._engine))
-                replacement.sync()
-                self.journal.switch(replacement)
+                self._write_anew()
             else:
                 self.journal.flush()
             logger.warning("the journal %s can be written again", self.journal.path)
         except (JournalUnwritable, OSError):
             pass  # still in trouble: writes stay refused, and the next try comes in a moment
+
+    def _write_anew(self) -> None:
+        if not self._lock.holds():
+            raise OSError(errno.ESTALE, f"the directory {self.directory} is not the one that was opened")
+        replacement = Replacement(self.directory / REWRITE_NAME, self._files)
+        try:
+            replacement.add(snapshot(self._engine))
+            replacement.sync()
+            self.journal.switch(replacement)
+        except OSError:
+            replacement.discard()
+            raise
 
     # --- rewriting --------------------------------------------------------------------------------------------------
 
@@ -158,7 +173,7 @@ class Persistence:
                 with lock:
                     if self._rewrite is None:  # BGREWRITEAOF may have been quicker
                         self._rewrite = Rewrite(self.journal, self._files)
-        except (RewriteFailed, OSError) as error:
+        except (RewriteFailed, JournalUnwritable, OSError) as error:
             logger.warning("the journal %s could not be rewritten: %s", self.journal.path, error)
             self._rewrite_failed = True
             self._no_rewrite_before_ms = now_ms + REWRITE_PAUSE_MS
@@ -192,8 +207,13 @@ class Persistence:
             raise ErrorReply(f"ERR Can't rewrite the append only file: {error.strerror}") from error
 
     def _reload(self) -> None:
-        """DEBUG LOADAOF. Runs under the lock."""
+        """DEBUG LOADAOF. Runs under the lock. A journal that cannot be read leaves the engine as it is."""
         self._write_units()
+        try:
+            load(Engine(), self.journal.path, self._files, now_ms=self._clock.now_ms())
+        except (JournalCorrupt, OSError) as error:
+            logger.error("the journal was not loaded again: %s", error)
+            raise ErrorReply("ERR Error trying to load the AOF files, check server logs.") from error
         for database in self._engine.databases:
             database.values.clear()
             database.expires.clear()
@@ -235,15 +255,18 @@ class Persistence:
 
     def close(self, lock: AbstractContextManager[Any]) -> None:
         """First the keeper ends what it is doing, for which it may need ``lock``; then nobody may be writing any more,
-        not even who came before the end and still waits for the lock."""
+        not even who came before the end and still waits for the lock. JournalNotWritten: it is closed all the same."""
         with self._keeping:
             self._open = False
         with lock:
             try:
                 self._abandon_rewrite()
                 self.journal.close()
-            except JournalUnwritable as error:
-                logger.error("the journal %s was closed with changes outstanding: %s", self.journal.path, error)
+            except (JournalUnwritable, OSError) as error:
+                raise JournalNotWritten(
+                    f"the journal {self.journal.path} was closed, and not everything is in it: {error}",
+                    path=str(self.journal.path),
+                ) from error
             finally:
                 self._lock.release()
 

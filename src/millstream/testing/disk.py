@@ -31,6 +31,7 @@ class SimulatedDisk:
         self.sync_fails = False
         self.truncate_fails = False
         self.replace_fails = False
+        self.directory_sync_fails = False
         self._contents: dict[Path, _Content] = {}
 
     # --- what the journal calls -------------------------------------------------------------------------------------
@@ -55,7 +56,9 @@ class SimulatedDisk:
         self._contents.pop(path, None)
 
     def sync_directory(self, path: Path) -> None:
-        """Names are durable at once: the journal never relies on less."""
+        """Names are durable at once; that the journal asks for it all the same shows when it fails."""
+        if self.directory_sync_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     # --- what tests do ----------------------------------------------------------------------------------------------
 
@@ -136,6 +139,9 @@ class SimulatedFile:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._disk.steps.append(("sync", self._name, None))
         self._content.durable = bytes(self._content.seen)
+
+    def is_at(self, path: Path, size: int) -> bool:
+        return self._disk._contents.get(path) is self._content and len(self._content.seen) >= size
 
     def truncate(self, size: int) -> None:
         if self._disk.truncate_fails:

@@ -1,6 +1,7 @@
 """``millstream serve`` as people start and stop it."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -147,3 +148,26 @@ def test_sizes_are_read_as_in_redis_conf():
     ]
     with pytest.raises(InvalidArgument, match="512mb"):
         parse_size("1tb")
+
+
+def test_ending_on_a_full_disk_is_no_success(tmp_path):
+    process = ServeProcess(["--dir", tmp_path / "data"]).start()
+    client = redis.Redis(port=process.port, retry=Retry(NoBackoff(), 0))
+    client.set("k", "v")
+    size = (tmp_path / "data" / "journal.aof").stat().st_size
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, size))
+    with pytest.raises(redis.ResponseError, match="MISCONF"):
+        client.set("k", "w")
+    code, out, errors = process.stop()
+    assert code == 1
+    assert "everything is written" not in out
+    assert "journal.aof" in errors
+    assert "Traceback" not in errors
+    with ServeProcess(["--dir", tmp_path / "data"]) as again:
+        assert redis.Redis(port=again.port).get("k") == b"v"
+
+
+def test_a_deleted_lock_file_lets_no_second_server_into_a_directory(tmp_path):
+    with ServeProcess(["--dir", tmp_path]):
+        (tmp_path / "lock").unlink()
+        assert "is open in" in refused("--dir", tmp_path)

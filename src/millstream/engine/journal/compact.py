@@ -17,12 +17,19 @@ from millstream.engine.journal.files import DiskFiles, Files
 from millstream.engine.journal.load import load
 from millstream.engine.journal.replacement import Replacement
 from millstream.engine.journal.snapshot import snapshot
+from millstream.errors import JournalCorrupt
 
 
 def compact(source: Path, up_to: int, target: Path, files: Files, *, now_ms: int) -> tuple[int, int]:
     """Writes the state after the first ``up_to`` bytes of ``source`` to ``target``. Returns its size and chain."""
     engine = Engine()
-    load(engine, source, files, now_ms=now_ms, up_to=up_to)
+    loaded = load(engine, source, files, now_ms=now_ms, up_to=up_to)
+    if loaded.end != up_to:
+        raise JournalCorrupt(
+            f"the journal {source} ends before byte {up_to}, up to which it was written: somebody has cut it.",
+            path=str(source),
+            offset=loaded.end,
+        )
     replacement = Replacement(target, files)
     try:
         replacement.add(snapshot(engine))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -19,6 +20,9 @@ class AppendFile(Protocol):
     def sync(self) -> None:
         """Returns when everything that was written is on the disk."""
 
+    def is_at(self, path: Path, size: int) -> bool:
+        """Whether this file, and no other, is to be found under ``path``, with at least so many bytes."""
+
     def truncate(self, size: int) -> None: ...
 
     def close(self) -> None: ...
@@ -34,12 +38,19 @@ class Files(Protocol):
         """0 where there is no such file."""
 
     def replace(self, source: Path, target: Path) -> None:
-        """Atomic, and on the disk when it returns."""
+        """Atomic. On the disk after ``sync_directory``."""
 
     def remove(self, path: Path) -> None:
         """No error if it is not there."""
 
     def sync_directory(self, path: Path) -> None: ...
+
+
+def took_some(taken: int) -> int:
+    """A file that takes nothing and says nothing would be asked for ever."""
+    if taken <= 0:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return taken
 
 
 class DiskFile:
@@ -51,6 +62,13 @@ class DiskFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+
+    def is_at(self, path: Path, size: int) -> bool:
+        try:
+            found, own = path.stat(), os.fstat(self._fd)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, own) and own.st_size >= size
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -78,7 +96,6 @@ class DiskFiles:
 
     def replace(self, source: Path, target: Path) -> None:
         source.replace(target)
-        self.sync_directory(target.parent)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -92,40 +109,55 @@ class DiskFiles:
 
 
 class DirectoryLock:
-    """Held from ``take`` to ``release``, or until the process ends in whatever way: the kernel lets go of it then."""
+    """Held from ``take`` to ``release``, or until the process ends in whatever way: the kernel lets go of it then.
+
+    The directory itself is locked, since a file in it can be deleted, and a second process would lock a new one. The
+    file is locked too: it names the holder, and it is all that version 0.1 looks at.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._fd = -1
+        self._fds: list[int] = []
 
     def take(self) -> None:
         """Creates the directory (0700) if need be. DirectoryLocked names the process that holds it."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise MillstreamError(
-                f"the data directory {self._directory} cannot be used: {error.strerror}. "
-                "Choose another directory, or give this user the right to write there."
-            ) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._fds.append(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            self._fds.append(os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            for fd in self._fds:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = _read_pid(fd)
-            os.close(fd)
+            pid = _read_pid(self._fds[1])
+            self.release()
             raise DirectoryLocked(
                 f"the data directory {self._directory} is open in {f'process {pid}' if pid else 'another process'}. "
                 "Stop it, or let it serve: `millstream serve` opens a directory to many processes.",
                 path=str(self._directory),
                 pid=pid,
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        self._fd = fd
+        except OSError as error:
+            self.release()
+            raise MillstreamError(
+                f"the data directory {self._directory} cannot be used: {error.strerror}. "
+                "Choose another directory, or give this user the right to write there."
+            ) from error
+        try:
+            os.ftruncate(self._fds[1], 0)
+            os.pwrite(self._fds[1], b"%d\n" % os.getpid(), 0)
+        except OSError:
+            pass  # the number is for people; on a full disk they are told of "another process"
+
+    def holds(self) -> bool:
+        """Whether what is found under the directory's name is still the directory that was locked."""
+        try:
+            return bool(self._fds) and os.path.samestat(self._directory.stat(), os.fstat(self._fds[0]))
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        fds, self._fds = self._fds, []
+        for fd in reversed(fds):
             os.close(fd)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from millstream.engine.journal.files import AppendFile, Files
+from millstream.engine.journal.files import AppendFile, Files, took_some
 from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, MAX_PAYLOAD, seal
 from millstream.engine.journal.packing import Effect, Packer
 from millstream.engine.journal.replacement import Replacement
@@ -27,6 +27,10 @@ REWRITE_NAME: Final = "journal.aof.rewrite"
 
 
 _AFTER_FAILED_SYNC: Final = "MISCONF Errors writing to the AOF file: an fsync failed, a new file is being made."
+_OUT_OF_PLACE: Final = (
+    "MISCONF Errors writing to the AOF file: somebody has removed, replaced or cut it, a new file is being made."
+)
+_CLOSED: Final = "ERR the journal is closed: this broker is being shut down"
 
 
 class JournalUnwritable(Exception):
@@ -90,7 +94,7 @@ class Journal:
     def flush(self) -> None:
         """Writes what is outstanding. Where that failed before, this is the attempt that may end the trouble."""
         if self._file is None:
-            raise JournalUnwritable("ERR the journal is closed: this broker is being shut down")
+            raise JournalUnwritable(_CLOSED)
         if self.sync_failed:
             raise JournalUnwritable(self.trouble or _AFTER_FAILED_SYNC)
         try:
@@ -125,7 +129,7 @@ class Journal:
     def _file_write(self, data: bytes) -> int:
         assert self._file is not None
         try:
-            return self._file.write(data)
+            return took_some(self._file.write(data))
         except OSError:
             self._untidy = True
             try:
@@ -151,8 +155,13 @@ class Journal:
         """On the disk when it returns: everything that was written before the call. Callers share one fsync."""
         wanted = self._written
         with self._sync_lock:
-            if self._synced >= wanted or self._file is None:
+            if self._synced >= wanted:
                 return
+            # An error is reported once: the next fsync would succeed, whatever became of the bytes.
+            if self.sync_failed:
+                raise JournalUnwritable(self.trouble or _AFTER_FAILED_SYNC)
+            if self._file is None:
+                raise JournalUnwritable(_CLOSED)
             reached = self._written
             try:
                 self._file.sync()
@@ -163,11 +172,22 @@ class Journal:
                 raise refused from error
             self._synced = reached
 
+    def check_place(self) -> None:
+        """Whether what we write is what a restart will read. Nobody may be writing meanwhile."""
+        if self._file is None or self.sync_failed or self._file.is_at(self.path, self.size):
+            return
+        logger.error("the journal %s was removed, replaced or cut by somebody else. Writes are refused.", self.path)
+        self.trouble, self.sync_failed = _OUT_OF_PLACE, True
+
     # --- rewriting --------------------------------------------------------------------------------------------------
 
     def switch(self, replacement: Replacement) -> None:
         """From now on the rewritten file is the journal. It must hold all that this one holds, what is outstanding
-        included, and be on the disk. If this raises, the old one goes on."""
+        included, and be on the disk. If this raises an OSError, the old one goes on.
+
+        JournalUnwritable: the new one has its place, but may lose it in a power cut. What would be written to it until
+        then would be lost too, so writes are refused until another new file has a place that lasts."""
+        unlasting: JournalUnwritable | None = None
         with self._sync_lock:
             self._files.replace(replacement.path, self.path)
             old, self._file = self._file, replacement.file
@@ -178,8 +198,15 @@ class Journal:
             self._packer = Packer(replacement.database)
             self._synced = self._written
             self._untidy = False
+            try:
+                self._files.sync_directory(self.path.parent)
+            except OSError as error:
+                unlasting = self._refuse(error)
+                self.sync_failed = True
         if old is not None:
             old.close()
+        if unlasting is not None:
+            raise unlasting
 
     @property
     def outstanding(self) -> bool:

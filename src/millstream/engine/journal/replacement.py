@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from millstream.engine.journal.files import Files
+from millstream.engine.journal.files import Files, took_some
 from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, seal
 from millstream.engine.journal.packing import Effect, Packer
 from millstream.wire.resp import pack
@@ -75,5 +75,5 @@ class Replacement:
     def _write(self, data: bytes) -> None:
         taken = 0
         while taken < len(data):
-            taken += self.file.write(data[taken:])
+            taken += took_some(self.file.write(data[taken:]))
         self.size += len(data)

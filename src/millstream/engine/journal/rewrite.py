@@ -14,7 +14,7 @@ from typing import Final
 
 from millstream.engine.journal.files import Files
 from millstream.engine.journal.frames import FrameReader
-from millstream.engine.journal.journal import REWRITE_NAME, Journal
+from millstream.engine.journal.journal import REWRITE_NAME, Journal, JournalUnwritable
 from millstream.engine.journal.replacement import Replacement
 
 _LAST_BYTES: Final = 256 * 1024
@@ -67,7 +67,12 @@ class Rewrite:
         self._copy_tail()
         self._replacement.database = self._journal.database
         self._replacement.sync()
-        self._journal.switch(self._replacement)
+        try:
+            self._journal.switch(self._replacement)
+        except JournalUnwritable:
+            self._replacement = None  # it is the journal's now
+            raise
+        self._replacement = None
 
     def abandon(self) -> None:
         if self._child.poll() is None:
@@ -81,9 +86,16 @@ class Rewrite:
         out, err = self._child.communicate()
         if self._child.returncode != 0:
             raise RewriteFailed(err.decode(errors="replace").strip()[-1000:] or f"exit code {self._child.returncode}")
-        report = json.loads(out)
+        try:
+            report = json.loads(out)
+            size, chain = int(report["size"]), int(report["chain"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RewriteFailed(f"the child did not say what it wrote: {out[:100]!r}") from error
+        found = self._files.size(self._target)
+        if found != size:
+            raise RewriteFailed(f"the new file has {found} bytes, and was reported to have {size}")
         self._replacement = Replacement.resume(
-            self._target, self._files, size=report["size"], chain=report["chain"], database=self._database
+            self._target, self._files, size=size, chain=chain, database=self._database
         )
 
     def _copy_tail(self) -> None:
