@@ -64,5 +64,11 @@ def run_twin(session: Session, twin: Twin, keys: list[bytes], argv: list[bytes])
     db = session.db
     try:
         return twin(call, keys, argv)
+    except ErrorReply:
+        raise
+    except Exception as error:
+        # Keys or arguments that its script would stumble over: Redis answers with an error of the interpreter's.
+        given = f"{len(keys)} keys and {len(argv)} arguments"
+        raise ErrorReply(f"ERR user_script: {type(error).__name__} when called with {given}") from error
     finally:
         session.db = db  # a SELECT inside a script lasts no longer than the script

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millstream.errors import InvalidArgument
 from millstream.observe.http import error
@@ -105,6 +106,34 @@ class _Quiet(uvicorn.Server):
         yield
 
 
+def _bounded(limit: int) -> type[H11Protocol]:
+    """A server's connections, ``limit`` of them. One more takes the place of the one that has been without a request
+    for longest: connections that somebody opens and leaves alone must not keep a probe out."""
+    idle_first: dict[Bounded, None] = {}
+
+    class Bounded(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+            super().connection_made(transport)
+            idle_first[self] = None
+            if len(idle_first) > limit:
+                for one in idle_first:
+                    if one is not self and (one.cycle is None or one.cycle.response_complete):
+                        one.transport.close()
+                        del idle_first[one]
+                        break
+
+        def data_received(self, data: bytes) -> None:
+            if self in idle_first:  # the last to be asked to go now
+                idle_first[self] = idle_first.pop(self)
+            super().data_received(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            idle_first.pop(self, None)
+            super().connection_lost(exc)
+
+    return Bounded
+
+
 class LoopServer:
     """An application on a port, run by the loop that starts it."""
 
@@ -147,7 +176,8 @@ class LoopServer:
             lifespan="off",
             ws="none",
             access_log=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            http=_bounded(MAX_CONNECTIONS),
+            limit_concurrency=MAX_CONNECTIONS + 2,  # reached where all of them are being answered: then it is the truth
             timeout_graceful_shutdown=1,
             server_header=False,
         )

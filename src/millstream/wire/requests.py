@@ -27,7 +27,7 @@ BROWSERS: Final = (b"POST", b"HOST:")
 
 _MANY_WORDS: Final = re.compile(rb"\*\d{5,}\r\n")
 _MANY_OTHERS: Final = re.compile(rb"\n[>~]\d{5,}\r\n")
-"""What may be the head of a list, push or set of ten thousand items or more: hiredis would make room for them at once."""
+"""What may be the head of a list, push or set of ten thousand items or more: hiredis makes room for them at once."""
 
 
 @dataclass(frozen=True, slots=True)

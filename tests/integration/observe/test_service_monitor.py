@@ -404,3 +404,18 @@ async def test_a_service_with_a_monitor_still_ends_on_sigterm(redis_url: str) ->
         if service.returncode is None:
             service.kill()
             await service.wait()
+
+
+async def test_connections_that_nobody_uses_keep_no_probe_out() -> None:
+    """Opened and left alone, or with half a request: whoever comes to ask is answered."""
+    monitor = ServiceMonitor(port=0)
+    async with monitor:
+        assert monitor.port is not None
+        idle = [await asyncio.open_connection("127.0.0.1", monitor.port) for _ in range(200)]
+        for _, writer in idle[::2]:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        for _ in range(3):
+            async with asking(monitor) as asked:
+                assert [await asked.status(path) for path in ("/health", "/ready", "/metrics")] == [200, 200, 200]
+        for _, writer in idle:
+            writer.close()

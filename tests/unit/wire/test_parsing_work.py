@@ -91,7 +91,7 @@ SHAPES = {
     "one and one with another spelling of its length by turns": lambda n: [(PING + b"*-0\r\n") * n],
     "lines": lambda n: [b"PING\r\n" * n],
     "a form from a browser": lambda n: [b"POST / HTTP/1.1\r\nHost: x\r\n\r\n" + PING * n + b"PING\r\n"],
-    "pieces that end in mid-request": lambda n: [XADD * 40 + XADD[:9], *([XADD[9:] + XADD * 40 + XADD[:9]] * (n // 40))],
+    "pieces that end in mid-request": lambda n: [XADD[:9], *([XADD[9:] + XADD * 40 + XADD[:9]] * (n // 40))],
     "pieces that end in mid-request, and a line in each": lambda n: (
         [XADD[:9], *([XADD[9:] + XADD * 20 + b"PING\r\n" + XADD * 20 + XADD[:9]] * (n // 40))]
     ),
