@@ -15,11 +15,9 @@ import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.broker.broker import Broker
-from millstream.broker.errors import RowsMissing
 from millstream.broker.keys import slot_of
-from millstream.broker.once import Digest
 from millstream.broker.open import open_broker
-from millstream.broker.operations.once import Once
+from millstream.broker.steps.once import Digest, Once, RowsMissing
 from millstream.errors import (
     IdTooSmall,
     MillstreamError,

@@ -11,8 +11,7 @@ import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.broker.limits import DEFAULT_LIMITS
-from millstream.broker.once import Digest
-from millstream.broker.operations.once import Once
+from millstream.broker.steps.once import Digest, Once
 from millstream.errors import NonDeterministicReplay, StaleWriter
 from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.testing.served import ServedBroker

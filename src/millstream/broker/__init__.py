@@ -5,11 +5,10 @@ Never a second implementation of a command: both APIs and all links run the same
 """
 
 from millstream.broker.broker import BlockingBroker, Broker
-from millstream.broker.errors import RowsMissing
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
-from millstream.broker.once import Appended, BlockingOnceWriter, Digest, OnceWriter
 from millstream.broker.open import open_blocking_broker, open_broker
+from millstream.broker.steps.once import Appended, BlockingOnceWriter, Digest, OnceWriter, RowsMissing
 
 __all__ = [
     "Appended",

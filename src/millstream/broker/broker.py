@@ -10,13 +10,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from millstream.broker.context import Context
 from millstream.broker.drivers import asynchronous, blocking, run_async, run_blocking, with_short_way
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
-from millstream.broker.once import WEEK_MS, BlockingOnceWriter, Digest, OnceWriter
-from millstream.broker.operations import groups, info, once, pending, plain_keys, streams
+from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.operations.arguments import Name, name_word, sequence
 from millstream.broker.operations.durability import Wanted
 from millstream.broker.steps import delayed, leases, recovery, retention, settle, unique
 from millstream.broker.steps import groups as moving
 from millstream.broker.steps.leases import call as leases_call
+from millstream.broker.steps.once import WEEK_MS, BlockingOnceWriter, Digest, OnceWriter
+from millstream.broker.steps.once import call as once
 from millstream.broker.steps.script import Guard
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Conversation

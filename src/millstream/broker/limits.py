@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
+ROW_WORDS = 7000
+"""Names and values of one entry in a script, which cannot take more apart at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.broker.drivers import run_async
-from millstream.broker.errors import RowsMissing
-from millstream.broker.operations.once import BatchWriter
+from millstream.broker.steps.once import BatchWriter, RowsMissing
 from millstream.errors import MillstreamError
 from millstream.messaging.ground import monotonic_ms
 from millstream.messaging.outage import Outage

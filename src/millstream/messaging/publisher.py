@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakSet
 
-from millstream.broker.operations.once import ROW_WORDS
+from millstream.broker.limits import ROW_WORDS
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.batching import Ids, Line, Row
 from millstream.messaging.codec import Codec

@@ -15,7 +15,8 @@ from millstream.broker.bulk import InBulk, Joined
 from millstream.broker.context import Context
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside
-from millstream.broker.operations.once import ROW_WORDS, Once
+from millstream.broker.limits import ROW_WORDS
+from millstream.broker.steps.once import Once
 from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import script
 from millstream.spark.errors import RowsMiscounted

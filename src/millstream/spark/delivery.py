@@ -7,8 +7,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from millstream.broker.broker import BlockingBroker
-from millstream.broker.once import Digest
-from millstream.broker.operations.once_at import OnceAt
+from millstream.broker.steps.once import Digest, OnceAt
 from millstream.model import EntryId
 from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.spark.entries import Piece

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker, open_broker
-from millstream.broker.operations.once_at import OnceAt
+from millstream.broker.steps.once import OnceAt
 from millstream.errors import DurabilityUnavailable
 from millstream.model import Durability, replicated
 from millstream.testing import RedisProcess, valkey_server, wait_until

@@ -14,10 +14,11 @@ import pytest
 
 from millstream.broker import Broker, open_broker
 from millstream.broker.context import Context
-from millstream.broker.operations import groups, info, once, pending, plain_keys, streams
+from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.steps.delayed import call as delayed
 from millstream.broker.steps.groups import call as moving
 from millstream.broker.steps.leases import call as leases
+from millstream.broker.steps.once import call as once
 from millstream.broker.steps.recovery import call as recovery
 from millstream.broker.steps.retention import call as retention
 from millstream.broker.steps.settle import Output

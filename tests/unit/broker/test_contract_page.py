@@ -8,7 +8,8 @@ from pathlib import Path
 
 from millstream import Broker
 from millstream.broker.keys import LEGEND
-from millstream.broker.operations import groups, info, once, pending, plain_keys, streams
+from millstream.broker.operations import groups, info, pending, plain_keys, streams
+from millstream.broker.steps.once import call as once
 from millstream.broker.steps.unique import call as unique
 
 PAGE = (Path(__file__).parents[3] / "docs" / "contract.md").read_text()

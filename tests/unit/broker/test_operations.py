@@ -8,11 +8,11 @@ import pytest
 
 from millstream.broker.context import Context
 from millstream.broker.limits import Limits
-from millstream.broker.once import Digest
 from millstream.broker.operations import groups, streams
 from millstream.broker.operations.durability import REMEMBER_MS
-from millstream.broker.operations.once import Once
-from millstream.broker.steps import leases, retention
+from millstream.broker.steps import leases
+from millstream.broker.steps.once import Digest, Once
+from millstream.broker.steps.retention import call as retention
 from millstream.broker.steps.script import TRIES, script
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock

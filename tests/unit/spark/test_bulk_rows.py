@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.once import Digest
+from millstream.broker.steps.once import Digest
 from millstream.errors import OutOfMemory, ServerError, WrongKeyType
 from millstream.spark.bulk import Appends, UniformRows, verdict
 from millstream.spark.errors import RowsMiscounted

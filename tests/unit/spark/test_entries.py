@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from millstream.broker.once import Digest
+from millstream.broker.steps.once import Digest
 from millstream.spark.bulk import UniformRows
 from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for, pieces

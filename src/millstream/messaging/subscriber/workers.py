@@ -12,8 +12,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.arguments import field_words
-from millstream.broker.operations.once import ROW_WORDS
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.burial import text_of
 from millstream.messaging.crashes import failure_of

@@ -13,7 +13,7 @@ from millstream.pipelines.sinks.sink import Delivered
 
 if TYPE_CHECKING:
     from millstream.broker.broker import BlockingBroker
-    from millstream.broker.once import BlockingOnceWriter
+    from millstream.broker.steps.once import BlockingOnceWriter
     from millstream.pipelines.sinks.redis import RedisSinkConfig
     from millstream.pipelines.sinks.sink import Write
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
+from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.arguments import (
     Fields,
     Name,
@@ -15,7 +16,6 @@ from millstream.broker.operations.arguments import (
     pairs,
 )
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
-from millstream.broker.operations.once import ROW_WORDS
 from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument

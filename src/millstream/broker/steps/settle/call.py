@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from millstream.broker.context import Context
 from millstream.broker.keys import beside, due_key, slot_of
+from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.answers import entry_id, entry_ids
 from millstream.broker.operations.arguments import (
     Fields,
@@ -24,7 +25,6 @@ from millstream.broker.operations.arguments import (
     pairs,
     sequence,
 )
-from millstream.broker.operations.once import ROW_WORDS
 from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
-from millstream.broker.once import Appended
+from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.answers import entry_id
 from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word, pairs, trim_words
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
-from millstream.broker.operations.once import ROW_WORDS, chunks
+from millstream.broker.steps.once.call import chunks
+from millstream.broker.steps.once.digest import Appended
 from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument

@@ -8,10 +8,8 @@ from itertools import chain
 from typing import Any, Self, TypeVar
 
 from millstream.broker.context import Context
-from millstream.broker.errors import RowsMissing
 from millstream.broker.keys import beside
-from millstream.broker.limits import Limits
-from millstream.broker.once import UNKNOWN, WEEK_MS, Appended, Digest
+from millstream.broker.limits import ROW_WORDS, Limits
 from millstream.broker.operations.answers import entry_id, entry_ids
 from millstream.broker.operations.arguments import (
     Fields,
@@ -23,9 +21,10 @@ from millstream.broker.operations.arguments import (
     trim_words,
 )
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
+from millstream.broker.steps.once.digest import UNKNOWN, WEEK_MS, Appended, Digest, RowsMissing
 from millstream.broker.steps.retention.call import added
 from millstream.broker.steps.script import script
-from millstream.errors import InvalidArgument, NonDeterministicReplay, StaleWriter
+from millstream.errors import IdTooSmall, InvalidArgument, NonDeterministicReplay, StaleWriter
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Command, Conversation
@@ -34,8 +33,6 @@ from millstream.wire.names import to_name
 R = TypeVar("R")
 GREATEST = 2**53 - 1
 """Versions and positions beyond this do not fit into a script's numbers."""
-ROW_WORDS = 7000
-"""Names and values of one row: a script cannot take more apart at a time."""
 
 
 def append_once(
@@ -305,6 +302,38 @@ class Once(Writer):
         self.position += len(rows)
         if self.digest is not None:
             self.digest.add(rows)
+
+
+class OnceAt(Once):
+    """A writer whose rows are ``[id, name, value, ...]``. The id is part of the row, and of the digest.
+
+    Raises IdTooSmall, having written nothing of the step, where an id is not greater than the one before it.
+    """
+
+    def _step(self, context: Context, rows: Sequence[list[bytes]]) -> Conversation[tuple[list[Any], Digest | None]]:
+        ahead = self.digest.copy() if self.digest is not None else None
+        if ahead is not None:
+            ahead.add(rows)
+        argv = [
+            *(self._partition, self._version, b"%d" % self.position),
+            self.digest.word() if self.digest is not None else UNKNOWN,
+            *(ahead.word() if ahead is not None else UNKNOWN, self._ttl),
+        ]
+        for row in rows:
+            argv.append(b"%d" % (len(row) - 1))
+            argv += row
+        reply: list[Any] = yield from run_script_durably(
+            context, script("append_once_at"), (self._stream, self._markers), argv, self._durability, repeatable=True
+        )
+        return reply, ahead
+
+    def _refused(self, reply: list[Any]) -> None:
+        if reply[0] == b"ID":
+            raise IdTooSmall(
+                f"id {reply[1].decode()} for stream {to_name(self._stream)!r} is not greater than {reply[2].decode()}, "
+                "and nothing of this step was written. Bring a stream's rows in the order of their ids, by one writer."
+            )
+        super()._refused(reply)
 
 
 def chunks(rows: Sequence[list[bytes]], limits: Limits) -> Iterator[Sequence[list[bytes]]]:

@@ -1,18 +1,14 @@
-"""Appending once: the digest that tells whether a replay brings the same rows, and the writer that keeps count."""
+"""What appending once compares and tells: the digest of rows, what was appended, and rows that are missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple
 
+from millstream.errors import MillstreamError
 from millstream.model.entry_id import EntryId
 from millstream.wire.resp import pack
-
-if TYPE_CHECKING:
-    from millstream.broker.broker import BlockingBroker, Broker
-    from millstream.broker.operations.arguments import Fields
-    from millstream.broker.operations.once import Once
 
 WEEK_MS = 7 * 24 * 3600 * 1000
 UNKNOWN = b"-"
@@ -75,57 +71,21 @@ class Appended(NamedTuple):
     skipped: int
 
 
-class OnceWriter:
-    """One writer of one partition, from row 0 on: keeps its position and its rolling digest.
+class RowsMissing(MillstreamError):
+    """append_once: the stream has recorded fewer rows than this writer has already appended.
 
-    ``append`` may be called as often as needed, with chunks of any size; ``finish`` makes sure that a replay did not
-    bring fewer rows than are stored. Not for several tasks at once: rows have an order.
+    A failover lost them, or the writer was silent for so long that its marker was forgotten.
+    ``rows`` is what the stream has, ``position`` where the writer is.
     """
 
-    def __init__(self, broker: Broker, once: Once) -> None:
-        self._broker = broker
-        self._once = once
+    rows: int
+    position: int
 
-    @property
-    def position(self) -> int:
-        """Rows appended or skipped so far."""
-        return self._once.position
-
-    async def append(self, entries: Sequence[Fields]) -> Appended:
-        return await self._broker.run(self._once.append, entries)
-
-    async def finish(self) -> None:
-        await self._broker.run(self._once.finish)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Finishes, unless an error is on its way."""
-        if kind is None:
-            await self.finish()
-
-
-class BlockingOnceWriter:
-    """The same for threads."""
-
-    def __init__(self, broker: BlockingBroker, once: Once) -> None:
-        self._broker = broker
-        self._once = once
-
-    @property
-    def position(self) -> int:
-        return self._once.position
-
-    def append(self, entries: Sequence[Fields]) -> Appended:
-        return self._broker.run(self._once.append, entries)
-
-    def finish(self) -> None:
-        self._broker.run(self._once.finish)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.finish()
+    def __init__(self, writer: str, *, rows: int, position: int) -> None:
+        super().__init__(
+            f"writer {writer!r} is at row {position}, but the stream has recorded only {rows} of its rows. "
+            "Replay the batch from row 0: what is there will be skipped.",
+            writer=writer,
+            rows=rows,
+            position=position,
+        )
