@@ -406,3 +406,50 @@ async def test_a_group_that_has_read_the_greatest_id_of_all(broker: Broker) -> N
     assert (await broker.retain("orders", max_len=0)).dropped == 0
     await broker.xack("orders", "g", [delivery.id])
     assert (await broker.retain("orders", max_len=0)).dropped == 1
+
+
+async def test_a_janitor_outlives_what_nobody_foresaw(broker: Broker) -> None:
+    """A stream that fails in a way that no error of ours names: the streams after it are tended, and it is told."""
+    told: list[dict[str, Any]] = []
+    await fill(broker, 5)
+    await broker.xadd("beside", {"n": 1})
+    janitor = Janitor(
+        broker,
+        {"beside": RetentionPolicy(max_len=0), "orders": RetentionPolicy(max_len=1)},
+        interval=0.05,
+        observer=lambda name, /, **facts: told.append({"name": name, **facts}),
+    )
+    tend = janitor.tend
+
+    async def stumbling(stream: str, policy: RetentionPolicy) -> Any:
+        if stream == "beside":
+            raise RuntimeError("a planted fault")
+        return await tend(stream, policy)
+
+    janitor.tend = stumbling  # type: ignore[method-assign]
+    async with janitor:
+        await eventually(
+            lambda: len([one for one in told if one["name"] == "messaging.trimmed"]) > 2, what="it goes on after it"
+        )
+    assert {"name": "messaging.retention_failed", "stream": "beside", "error": "a planted fault"} in told
+    assert await broker.xlen("orders") == 1
+
+
+async def test_a_janitor_outlives_streams_that_cannot_be_listed(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(broker, 5)
+    janitor = Janitor(broker, {"ord*": RetentionPolicy(max_len=1)}, interval=0.05)
+    listed = janitor._streams
+    faults = [RuntimeError("planted"), OSError("planted")]
+
+    async def stumbling() -> Any:
+        if faults:
+            raise faults.pop()
+        return await listed()
+
+    monkeypatch.setattr(janitor, "_streams", stumbling)
+    async with janitor:
+
+        async def tended() -> bool:
+            return await broker.xlen("orders") == 1
+
+        await eventually(tended, what="it tried again")

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from millstream.errors import BrokerClosed, MillstreamError
+from millstream.messaging.burial import text_of
 from millstream.messaging.ground import log, monotonic_ms
 
 if TYPE_CHECKING:
@@ -56,6 +57,15 @@ class Mover:
                 return
             except MillstreamError as error:
                 log.warning("publishing delayed messages to %s: %s", topic, error)
+                next_ms = int(PAUSE_MS)
+            except Exception as error:  # whatever it was: what is due must not wait until another message is delayed
+                log.exception("publishing delayed messages to %s failed", topic)
+                self._broker.context.observer(
+                    "messaging.part_restarted",
+                    part="delayed publisher",
+                    error=text_of(error),
+                    error_type=type(error).__name__,
+                )
                 next_ms = int(PAUSE_MS)
             if next_ms is not None:
                 self.due_in(topic, next_ms)

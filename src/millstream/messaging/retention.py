@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from millstream.broker.steps.retention.call import Retained
 from millstream.errors import InvalidArgument, MillstreamError
+from millstream.messaging.burial import text_of
 from millstream.messaging.durations import Seconds, parse_ms, seconds
 from millstream.messaging.sizes import parse_bytes
 from millstream.model import EntryId, GroupInfo, Observer
@@ -150,6 +151,9 @@ class Janitor:
             except MillstreamError as error:
                 self._observer("messaging.retention_failed", stream=stream, error=str(error))
                 log.warning("retention of %r failed: %s", stream, error)
+            except Exception as error:  # whatever it was, the streams after this one grow no less
+                self._observer("messaging.retention_failed", stream=stream, error=text_of(error))
+                log.exception("retention of %r failed", stream)
         return reports
 
     async def tend(self, stream: str, policy: RetentionPolicy) -> StreamReport:
@@ -170,6 +174,9 @@ class Janitor:
             except MillstreamError as error:  # listing the streams failed
                 self._observer("messaging.retention_failed", stream="", error=str(error))
                 log.warning("retention could not list streams: %s", error)
+            except Exception as error:  # a janitor that ended in silence would show only when the memory is full
+                self._observer("messaging.retention_failed", stream="", error=text_of(error))
+                log.exception("retention could not list streams")
             await asyncio.sleep(self._interval)
 
     async def __aenter__(self) -> Self:
