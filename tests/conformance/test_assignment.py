@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ from millstream.assignment.errors import MemberClosed
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.settings import Settings
 from millstream.broker.keys import beside
-from millstream.errors import InvalidArgument, StaleOwner
+from millstream.errors import InvalidArgument, StaleOwner, WrongKeyType
 from millstream.model import Clock, SystemClock
 from millstream.testing import eventually
 from millstream.wire.commands import Command
@@ -296,16 +297,82 @@ async def test_a_flushed_server_gets_its_announcements_back(broker_url: str) -> 
         assert sorted(json.loads(entry.fields[b"lbs-input"])["Info"]["n"] for entry in entries) == [0, 1, 2, 3]
 
 
-async def test_a_stream_locked_by_a_go_member_is_left_alone(broker_url: str) -> None:
+SEPARATORS = pytest.mark.parametrize(
+    ("separator", "settings"),
+    [("<MUTEX_KEY_SEP>", STEADY), (":", replace(STEADY, go_lock_separators=("<MUTEX_KEY_SEP>", ":")))],
+    ids=["a Go member", "one of an earlier release"],
+)
+
+
+@SEPARATORS
+async def test_a_stream_locked_by_a_go_member_is_left_alone(
+    broker_url: str, separator: str, settings: Settings
+) -> None:
+    """The bytes that a Go member writes, not what our own code makes of them."""
     async with open_broker(broker_url) as broker:
-        lbs_id = await AssignmentClient(broker, "svc", member="x").announce("s")
-        await broker.set(lock_key("s", lbs_id), "redis-consumer-go", px=60_000)
-        async with member(broker_url, "a") as a:
+        await broker.xadd("svc-input", {"lbs-input": '{"DataStreamName":"s","Info":{"k":"v"}}'}, id="1700000000000-0")
+        await broker.set(f"s{separator}1700000000000-0", "redis-consumer-go", px=60_000)
+        async with member(broker_url, "a", settings) as a:
             await a.client.announce("other")
             await eventually(lambda: sorted(a.client.owned) == ["other"], what="the free one is owned")
-            await broker.delete(lock_key("s", lbs_id))
-            await eventually(lambda: sorted(a.client.owned) == ["other", "s"], what="the Go member has let go")
-            assert await broker.get(lock_key("s", lbs_id)) == b"a"
+            await broker.delete(f"s{separator}1700000000000-0")
+            await eventually(lambda: sorted(a.client.owned) == ["other", "s"], what="the lock's end frees it")
+
+
+@SEPARATORS
+async def test_a_go_member_finds_the_lock_of_what_a_python_member_owns(
+    broker_url: str, separator: str, settings: Settings
+) -> None:
+    async with open_broker(broker_url) as broker, member(broker_url, "a", settings) as a:
+        await broker.xadd("svc-input", {"lbs-input": '{"DataStreamName":"s","Info":null}'}, id="1700000000000-0")
+        await eventually(lambda: "s" in a.client.owned, what="it is owned")
+        assert await broker.get(f"s{separator}1700000000000-0") == b"a"
+        # What a Go member does to a stream whose lock it believes to have run out: it takes the lock over.
+        await broker.set(f"s{separator}1700000000000-0", "redis-consumer-go", px=60_000)
+        await eventually(lambda: a.of(StreamDisowned) == ["s"], what="the lock is the Go member's now")
+        await broker.delete(f"s{separator}1700000000000-0")
+        await eventually(lambda: "s" in a.client.owned, what="it comes back")
+        await a.client.finish("s")
+        assert not await broker.exists(f"s{separator}1700000000000-0")
+
+
+async def test_every_living_member_is_told_of_an_orphan_and_again_until_one_claims_it(broker_url: str) -> None:
+    async with member(broker_url, "b", NOTIFY) as b, member(broker_url, "c", NOTIFY) as c:
+        async with member(broker_url, "victim", NOTIFY) as victim:
+            await victim.client.announce("s1")
+            await victim.client.announce("s2")
+            await victim.client.announce("s3")
+
+            def each_has_one() -> bool:
+                return all(len(one.client.owned) == 1 for one in (victim, b, c))
+
+            await eventually(each_has_one, what="one each")
+            (orphan,) = victim.client.owned
+            await victim.crash()
+        await eventually(
+            lambda: b.of(StreamExpired).count(orphan) >= 2 and c.of(StreamExpired).count(orphan) >= 2,
+            what="both are told, and told again",
+            timeout_s=60,
+        )
+        expired = next(one for one in c.told if isinstance(one, StreamExpired))
+        assert expired.token is not None
+        assert expired.token.member == "victim"
+        added = await c.client.claim(expired)
+        assert added.taken_from == "victim"
+        heard = len(b.of(StreamExpired)), len(c.of(StreamExpired))
+        seen = b.client._steps.view.now_ms
+        await eventually(lambda: b.client._steps.view.now_ms > seen + 2 * NOTIFY.lease_ms, what="two leases pass")
+        assert (len(b.of(StreamExpired)), len(c.of(StreamExpired))) == heard, "nobody is told of what is claimed"
+
+
+@pytest.mark.parametrize("takeover", ["automatic", "notify"])
+async def test_a_name_of_another_type_is_raised_to_whoever_iterates(broker_url: str, takeover: Any) -> None:
+    async with open_broker(broker_url) as broker:
+        await broker.set("svc-input", "no stream")
+        client = AssignmentClient(broker, "svc", member="a", settings=replace(QUICK, takeover=takeover))
+        with pytest.raises(WrongKeyType):
+            await asyncio.wait_for(drained(client), 60)
+        await client.close()
 
 
 async def test_a_stream_that_cannot_be_answered_for_costs_the_others_nothing(broker_url: str) -> None:

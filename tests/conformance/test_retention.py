@@ -435,7 +435,9 @@ async def test_a_janitor_outlives_what_nobody_foresaw(broker: Broker) -> None:
     assert await broker.xlen("orders") == 1
 
 
-async def test_a_janitor_outlives_streams_that_cannot_be_listed(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_janitor_outlives_streams_that_cannot_be_listed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(broker, 5)
     janitor = Janitor(broker, {"ord*": RetentionPolicy(max_len=1)}, interval=0.05)
     listed = janitor._streams

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,9 @@ from millstream.model import EntryId
 from millstream.wire.names import to_bytes
 
 FIELD = b"lbs-input"
-_LOCK_SEPARATOR = "MUTEX_KEY_SEP"
+GO_LOCK_SEPARATOR = "<MUTEX_KEY_SEP>"
+"""Between stream and id in a Go member's lock key, angle brackets and all. Its earlier releases wrote ":"."""
+_LBS_ID = re.compile(rb"[0-9]+-[0-9]+")
 MAX_BYTES = 1 << 20
 """An announcement names a stream and carries a little information; a larger one is a mistake."""
 
@@ -63,10 +66,15 @@ def balancer_group(service: str) -> str:
     return f"{service}-group"
 
 
-def lock_key(stream: str, lbs_id: EntryId) -> bytes:
+def lock_key(stream: str, lbs_id: EntryId, separator: str = GO_LOCK_SEPARATOR) -> bytes:
     """The Go client's mutex. It lies where its name hashes to, not beside the stream: Go members look for it there."""
-    return to_bytes(f"{stream}{_LOCK_SEPARATOR}{lbs_id}")
+    return to_bytes(f"{stream}{separator}{lbs_id}")
 
 
-def is_lock(key: bytes) -> bool:
-    return _LOCK_SEPARATOR.encode() in key
+def is_lock(key: bytes, separators: Iterable[str] = (GO_LOCK_SEPARATOR,)) -> bool:
+    """Whether a key's name is that of a Go member's lock."""
+    for separator in separators:
+        stream, found, lbs_id = key.rpartition(separator.encode())
+        if found and stream and _LBS_ID.fullmatch(lbs_id):
+            return True
+    return False

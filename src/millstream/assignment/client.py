@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
@@ -17,10 +18,14 @@ from millstream.assignment.notifications import Notification, StreamAdded, Strea
 from millstream.assignment.settings import Settings, default_member
 from millstream.assignment.tokens import Token
 from millstream.broker.broker import Broker
-from millstream.errors import InvalidArgument, MillstreamError
+from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import EntryId, Observer
+from millstream.model.backoff import Backoff
 
 log = logging.getLogger(__name__)
+
+PAUSES = Backoff(initial_ms=250, max_ms=5_000)
+"""Between tries of what has failed and can wait."""
 
 
 class AssignmentClient:
@@ -61,6 +66,8 @@ class AssignmentClient:
         self._changes = asyncio.Lock()
         self._beat_at_ms = 0.0
         self._started_at = 0.0
+        self._failure: MillstreamError | None = None
+        """Why this member could never join: whoever waits for notifications is told."""
         self._settled = False
         """The first placing was done: whatever was waiting for an owner when this member came is taken, or others'."""
 
@@ -92,7 +99,11 @@ class AssignmentClient:
     # --- the walk of a member's life ---
 
     def start(self) -> AsyncIterator[Notification]:
-        """Joins, and gives the notifications. Ends after ``close()``, when all of them have been taken."""
+        """Joins, and gives the notifications. Ends after ``close()``, when all of them have been taken.
+
+        An error that will not pass (wrong password, no permission, another type under the stream's name) is raised to
+        whoever iterates; what may pass is told, and tried again.
+        """
         if self._tasks or self._closed:
             raise MemberClosed("this member was started or closed before. Make a new AssignmentClient.")
         self._started_at = asyncio.get_running_loop().time()
@@ -100,9 +111,13 @@ class AssignmentClient:
             # By itself, behind no lock: whatever the other steps wait for, the others must know that this one lives.
             asyncio.create_task(self._repeat(self._beat, self.settings.renew_interval_ms, self._stop)),
             asyncio.create_task(self._repeat(self._renew_step, self.settings.renew_interval_ms, self._stop)),
-            asyncio.create_task(self._repeat(self._place_step, self.settings.sweep_interval_ms, self._look_now)),
+            asyncio.create_task(
+                self._repeat(self._place_step, self.settings.sweep_interval_ms, self._look_now, calm=True)
+            ),
         ]
-        self._listening = asyncio.create_task(self._listen())
+        self._listening = asyncio.create_task(
+            self._repeat(self._listen, self.settings.renew_interval_ms, self._stop, calm=True)
+        )
         return self._notifications()
 
     async def close(self) -> None:
@@ -118,7 +133,7 @@ class AssignmentClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             async with self._changes:
-                if self._tasks:
+                if self._joined:
                     await self._steps.leave()
         finally:
             self._arrived.set()
@@ -144,32 +159,61 @@ class AssignmentClient:
 
     # --- the loops ---
 
-    async def _repeat(self, step: Callable[[], Awaitable[None]], interval_ms: int, sooner: asyncio.Event) -> None:
-        """A failing step is reported and tried again: the server may be away for a while. ``sooner`` cuts a rest."""
+    async def _repeat(
+        self, step: Callable[[], Awaitable[None]], interval_ms: int, sooner: asyncio.Event, *, calm: bool = False
+    ) -> None:
+        """A failing step is told and tried again: the server may be away for a while. ``sooner`` cuts a rest; a
+        ``calm`` step rests longer the oftener it fails, while heartbeats and renewals keep their pace."""
+        failures = 0
         while not self._stop.is_set():
             try:
                 await step()
-            except MillstreamError as error:
-                log.warning("member %r: %s", self.id, error)
-                self._tell("assignment.step_failed", step=step.__name__, error=str(error))
+                failures = 0
             except Exception as error:
+                failures += 1
+                if isinstance(error, MillstreamError) and self._is_for_good(error):
+                    self._give_up(error)
+                    return
                 # Whatever it was: a member that stops renewing or placing, and says nothing, is the worst of all.
-                log.exception("member %r: %s failed", self.id, step.__name__)
+                if isinstance(error, MillstreamError):
+                    log.log(logging.WARNING if failures == 1 else logging.DEBUG, "member %r: %s", self.id, error)
+                else:
+                    log.exception("member %r: %s failed", self.id, step.__name__)
                 self._tell("assignment.step_failed", step=step.__name__, error=str(error))
+            chance = random.random()  # noqa: S311 (jitter, not a secret)
+            pause_ms = max(interval_ms, PAUSES.delay_ms(failures, chance)) if calm and failures else interval_ms
             try:
-                async with asyncio.timeout(interval_ms / 1000):
+                async with asyncio.timeout(pause_ms / 1000):
                     await sooner.wait()
             except TimeoutError:
                 pass
 
+    def _is_for_good(self, error: MillstreamError) -> bool:
+        """Whether a member that has not placed anything yet never will. Later on, whatever it is may be mended again
+        (a password that is changed, a rule): its streams are worth the wait."""
+        if isinstance(error, (AuthenticationFailed, PermissionDenied)):
+            return not self._settled
+        return not self._joined and not error.retryable
+
+    def _give_up(self, error: MillstreamError) -> None:
+        """Nobody would ever hear anything from this member but this error."""
+        self._failure = error
+        self._stop.set()
+        self._look_now.set()
+        self._arrived.set()
+
     async def _listen(self) -> None:
         """Where the server tells of expired keys, a lock that has run out is looked at now; nothing depends on it."""
+        separators = self.settings.go_lock_separators
         try:
             async for _, key in self._broker.listen("__keyevent@*__:expired"):
-                if is_lock(key):
+                if is_lock(key, separators):
                     self._look_now.set()
-        except Exception as error:
+        except MillstreamError as error:
+            if error.retryable:
+                raise
             log.info("member %r goes by its sweeps alone: %s", self.id, error)
+            await self._stop.wait()
 
     async def _renew_step(self) -> None:
         async with self._changes:
@@ -184,6 +228,8 @@ class AssignmentClient:
         while more and not self._closed:
             async with self._changes:
                 await self._beat()
+                if self.settings.takeover == "notify":
+                    await self._steps.tell_expired(self.settings.queue_size - len(self._waiting))
                 more = await self._steps.place(self.settings.queue_size - len(self._waiting))
             await asyncio.sleep(0)
         if not self._settled:
@@ -194,8 +240,8 @@ class AssignmentClient:
     async def _beat(self) -> None:
         if not self._joined:
             await self._steps.join()
-            self._joined = True
         await self._steps.beat()
+        self._joined = True
         self._beat_at_ms = asyncio.get_running_loop().time() * 1000
 
     # --- the queue ---
@@ -213,6 +259,8 @@ class AssignmentClient:
             self._arrived.clear()
             while self._waiting:
                 yield self._waiting.popleft()
+            if self._failure is not None and not self._closed:
+                raise self._failure
             if self._closed:
                 return
             await self._arrived.wait()

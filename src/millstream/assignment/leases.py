@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 from millstream.assignment.announcement import Announcement
 from millstream.assignment.placement import Member as Row
 from millstream.assignment.tokens import OwnerRecord, Token
+from millstream.errors import MillstreamError
 from millstream.model import EntryId, PendingEntry
 from millstream.wire.names import to_name
 
+GO_GRACE_MS = 2_000
+"""A Go member's heartbeat."""
 PAGE = 2_000
 """How much of a dead consumer's pending list a sweep looks at in one go."""
 
@@ -70,3 +73,18 @@ def is_free(record: bytes | None, lock: bytes | None, me: str, alive: Mapping[st
     if owner and owner != me and owner in alive:
         return False
     return lock is None or to_name(lock) == me
+
+
+def lock_that_counts(locks: Sequence[bytes | MillstreamError | None], me: str) -> bytes | MillstreamError | None:
+    """One answer for a stream that is locked under several names: an error, somebody else, nobody or me, in order."""
+    for one in locks:
+        if isinstance(one, MillstreamError):
+            return one
+    foreign = [one for one in locks if isinstance(one, bytes) and to_name(one) != me]
+    return foreign[0] if foreign else None if None in locks or not locks else locks[0]
+
+
+def without_fresh(pending: Sequence[PendingEntry]) -> list[PendingEntry]:
+    """Without what a stranger to the table of members has just read: a Go member takes its lock a moment after it has
+    read an announcement, and in between nothing else tells of it."""
+    return [item for item in pending if item.idle_ms >= GO_GRACE_MS]

@@ -13,7 +13,7 @@ from functools import partial
 
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
 from millstream.assignment.errors import MalformedAnnouncement, NotTheOwner, StreamIsOwned
-from millstream.assignment.leases import PAGE, Candidate, Lease, Page, View, is_free
+from millstream.assignment.leases import PAGE, Candidate, Lease, Page, View, is_free, lock_that_counts, without_fresh
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
@@ -27,7 +27,7 @@ from millstream.assignment.settings import Settings
 from millstream.assignment.tokens import OwnerRecord, Token
 from millstream.broker.broker import Broker
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.model import Entry, EntryId, Observer, quiet
+from millstream.model import Entry, EntryId, Observer, PendingEntry, quiet
 from millstream.wire.names import to_name
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,9 @@ class AssignmentMember:
         self._pages: dict[str, Page] = {}
         self._tried = 0
         self.before_release: BeforeRelease = release_at_once
-        self._expired_told: set[tuple[EntryId, int]] = set()
+        self._expired_told: dict[EntryId, float] = {}
+        """When the application was last told of a stream whose owner died."""
+        self._expired_pages: dict[str, Page] = {}
         self._renewals = 0
         self._look_at_consumers_at = 0.0
 
@@ -292,6 +294,8 @@ class AssignmentMember:
         holders = (await self.broker.xpending(self.stream, self.group)).consumers
         mine = holders.pop(self.name, 0)
         names = [name for name in holders if name not in alive]
+        if self.settings.takeover == "notify":
+            names = [name for name in names if name == NOBODY]  # the dead's are for the application to claim
         if mine != len(self.owned):
             names.append(self.name)
         taken = 0
@@ -310,6 +314,7 @@ class AssignmentMember:
         # from there in the next sweep, so that what cannot be taken yet does not hide what lies behind it.
         ahead = sorted(alive).index(self.name) * len(pending) // len(alive) if self.name in alive else 0
         pending = page.next_window([*pending[ahead:], *pending[:ahead]], 2 * count)
+        pending = self._settled(holder, pending)
         held = {lease.lbs_id for lease in self.owned.values()}
         ids = [item.id for item in pending if item.id not in held]
         if not ids:
@@ -321,6 +326,39 @@ class AssignmentMember:
         found = [entry for entry in entries if entry is not None]
         candidates = await self._understand(found, dict.fromkeys((entry.id for entry in found), holder))
         return await self._take(candidates, alive, at_most=count)
+
+    def _settled(self, holder: str, pending: Sequence[PendingEntry]) -> list[PendingEntry]:
+        known = not self.settings.go_locks or holder in (self.name, NOBODY) or holder in self.view.members
+        return list(pending) if known else without_fresh(pending)
+
+    async def tell_expired(self, room: int) -> None:
+        """Tells of streams whose owner is dead, up to ``room`` of them: each again after a lease, until it is claimed.
+
+        Whatever this member's share is: where nobody who was told before has claimed, somebody else may.
+        """
+        now, again = time.monotonic(), self.settings.lease_ms / 1000
+        alive = living(self.view.members, self.view.now_ms)
+        holders = (await self.broker.xpending(self.stream, self.group)).consumers
+        for holder in [name for name in holders if name not in alive and name not in (self.name, NOBODY)]:
+            page = self._expired_pages.setdefault(holder, Page())
+            pending = await self.broker.xpending_range(
+                self.stream, self.group, start=page.start, count=PAGE, consumer=holder
+            )
+            window = self._settled(holder, page.next_window(pending, 2 * STEP))
+            due = [item.id for item in window if now - self._expired_told.get(item.id, -again) >= again]
+            entries = await self.broker.entries_at(self.stream, due)
+            candidates = await self._understand([one for one in entries if one is not None], dict.fromkeys(due, holder))
+            for candidate, record in await self._free(candidates, alive):
+                if room <= 0:
+                    return
+                room -= 1
+                self._expired_told[candidate.lbs_id] = now
+                owner, stream = OwnerRecord.parse(record), candidate.announcement.stream
+                token = Token(stream, owner.member, owner.number)
+                self._emit(StreamExpired(stream, candidate.lbs_id, candidate.announcement.info, token))
+        # What was claimed or finished since is told no more: forget it.
+        self._expired_told = {lbs_id: at for lbs_id, at in self._expired_told.items() if now - at < 10 * again}
+        self._expired_pages = {holder: page for holder, page in self._expired_pages.items() if holder in holders}
 
     async def _understand(self, entries: Sequence[Entry], holders: Mapping[EntryId, str]) -> list[Candidate]:
         candidates = []
@@ -344,20 +382,7 @@ class AssignmentMember:
         first_of_each = {
             c.announcement.stream: c for c in reversed(candidates) if c.announcement.stream not in self.owned
         }
-        wanted = list(first_of_each.values())[::-1]
-        records, locks = await self._read([c.announcement.stream for c in wanted], [c.lbs_id for c in wanted], False)
-        free: list[tuple[Candidate, bytes | None]] = []
-        for candidate, record, lock in zip(wanted, records, locks, strict=True):
-            if isinstance(record, MillstreamError) or isinstance(lock, MillstreamError):
-                error = record if isinstance(record, MillstreamError) else lock
-                self._unanswered(candidate.announcement.stream, error)
-                continue
-            if not is_free(record, lock, self.name, alive):
-                continue
-            if self.settings.takeover == "notify" and candidate.holder not in (self.name, NOBODY):
-                self._tell_expired(candidate, record)
-            elif len(free) < at_most:
-                free.append((candidate, record))
+        free = (await self._free(list(first_of_each.values())[::-1], alive))[:at_most]
         taken = await self._win(free)
         kept = {candidate.lbs_id for candidate, _ in taken}
         # What this member read and may not have (yet) waits under nobody's name, where every member's sweep looks.
@@ -365,26 +390,35 @@ class AssignmentMember:
         await self._park(parked)
         return len(taken)
 
+    async def _free(
+        self, candidates: Sequence[Candidate], alive: Mapping[str, Row]
+    ) -> list[tuple[Candidate, bytes | None]]:
+        """Those that nobody holds, each with the record by which it was judged."""
+        records, locks = await self._read(
+            [one.announcement.stream for one in candidates], [one.lbs_id for one in candidates], False
+        )
+        free: list[tuple[Candidate, bytes | None]] = []
+        for candidate, record, lock in zip(candidates, records, locks, strict=True):
+            if isinstance(record, MillstreamError) or isinstance(lock, MillstreamError):
+                error = record if isinstance(record, MillstreamError) else lock
+                self._unanswered(candidate.announcement.stream, error)
+            elif is_free(record, lock, self.name, alive):
+                free.append((candidate, record))
+        return free
+
     async def _park(self, ids: Sequence[EntryId]) -> set[EntryId]:
         if not ids:
             return set()
         return set(await self.broker.xclaim_ids(self.stream, self.group, NOBODY, ids, min_idle_ms=0))
 
-    def _tell_expired(self, candidate: Candidate, record: bytes | None) -> None:
-        owner = OwnerRecord.parse(record)
-        if (candidate.lbs_id, owner.number) in self._expired_told:
-            return
-        self._expired_told.add((candidate.lbs_id, owner.number))
-        stream, info = candidate.announcement.stream, candidate.announcement.info
-        self._emit(StreamExpired(stream, candidate.lbs_id, info, Token(stream, owner.member, owner.number)))
-
     async def _win(self, free: Sequence[tuple[Candidate, bytes | None]]) -> list[tuple[Candidate, Lease]]:
         if not free:
             return []
-        self._tried += len(free)
         began = time.perf_counter()
         run = self.run  # before the answer: a lease that a late answer tells of is no surer than the beat before it
         numbers = await self.broker.take_leases(self.name, [(c.announcement.stream, record) for c, record in free])
+        # Only what was answered is worth another step at once: what was refused gets its pause.
+        self._tried += sum(not isinstance(number, MillstreamError) for number in numbers)
         won: list[tuple[Candidate, Lease, bytes | None]] = []
         for (candidate, record), number in zip(free, numbers, strict=True):
             if isinstance(number, MillstreamError):
@@ -407,22 +441,31 @@ class AssignmentMember:
             self.owned[lease.stream] = lease
             self._emit(StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, before or None))
             self._tell("assignment.taken", stream=lease.stream, taken_from=before)
-            self._expired_told.discard((candidate.lbs_id, OwnerRecord.parse(record).number))
+            self._expired_told.pop(candidate.lbs_id, None)
         return [(candidate, lease) for candidate, lease, _ in won]
+
+    def _lock_keys(self, stream: str, lbs_id: EntryId) -> list[bytes]:
+        """Under which names Go members look for the lock of a stream: one for each kind of release in the fleet."""
+        if not self.settings.go_locks:
+            return []
+        return [lock_key(stream, lbs_id, separator) for separator in self.settings.go_lock_separators]
 
     async def _lock(self, leases: Sequence[Lease]) -> list[str]:
         """Takes the Go client's locks; gives back, and names, the streams that a Go member holds."""
-        keys = [lock_key(lease.stream, lease.lbs_id) for lease in leases]
-        granted = await self.broker.lock_keys(keys, self.name, ttl_ms=self.settings.lease_ms)
-        refused = []
-        for lease, ok in zip(leases, granted, strict=True):
-            mine = self.owned.get(lease.stream) is lease
-            if isinstance(ok, MillstreamError):
-                self._unanswered(lease.stream, ok)
-                if mine:
+        keys = [self._lock_keys(lease.stream, lease.lbs_id) for lease in leases]
+        flat = [key for each in keys for key in each]
+        granted = iter(await self.broker.lock_keys(flat, self.name, ttl_ms=self.settings.lease_ms))
+        refused: list[Lease] = []
+        for lease, each in zip(leases, keys, strict=True):
+            answers = [next(granted) for _ in each]
+            trouble = next((one for one in answers if isinstance(one, MillstreamError)), None)
+            if trouble is not None:
+                self._unanswered(lease.stream, trouble)
+                if self.owned.get(lease.stream) is lease:
                     continue  # the next renewal asks again
-            if ok is not True:
+            if not all(one is True for one in answers):
                 refused.append(lease)
+        await self._unlock(refused)
         released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in refused])
         for lease, gone in zip(refused, released, strict=True):
             if isinstance(gone, MillstreamError):
@@ -431,14 +474,18 @@ class AssignmentMember:
                 self._disown(lease)
         return [lease.stream for lease in refused]
 
+    async def _unlock(self, leases: Sequence[Lease]) -> None:
+        keys = [key for lease in leases for key in self._lock_keys(lease.stream, lease.lbs_id)]
+        if keys:
+            await self.broker.unlock_keys(keys, self.name)
+
     async def _give_back(self, leases: Sequence[Lease]) -> None:
         await self.before_release([lease.stream for lease in leases])
         for lease in leases:
             self.owned.pop(lease.stream, None)
         # The records first: they decide. Then the entries go to nobody, where the others' sweeps find them.
         released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in leases])
-        if self.settings.go_locks:
-            await self.broker.unlock_keys([lock_key(lease.stream, lease.lbs_id) for lease in leases], self.name)
+        await self._unlock(leases)
         mine = [lease for lease, ok in zip(leases, released, strict=True) if ok is True]
         self._tell("assignment.released", streams=[lease.stream for lease in leases])
         parked = await self._park([lease.lbs_id for lease in mine])
@@ -456,12 +503,16 @@ class AssignmentMember:
     async def _read(
         self, streams: Sequence[str], ids: Sequence[EntryId], renew: bool
     ) -> tuple[list[bytes | MillstreamError | None], list[bytes | MillstreamError | None]]:
-        """Owner records and locks; with ``renew``, their times to live start anew in the same round trip."""
-        locks = [lock_key(s, i) for s, i in zip(streams, ids, strict=True)] if self.settings.go_locks else []
+        """Owner records, and of each stream's locks the one that counts: somebody else's, or none, or this member's.
+
+        With ``renew``, their times to live start anew in the same round trip.
+        """
+        keys = [self._lock_keys(stream, lbs_id) for stream, lbs_id in zip(streams, ids, strict=True)]
         records, values = await self.broker.read_leases(
-            streams, locks, lock_ttl_ms=self.settings.lease_ms if renew else None
+            streams, [key for each in keys for key in each], lock_ttl_ms=self.settings.lease_ms if renew else None
         )
-        return records, values or [None] * len(records)
+        answers = iter(values)
+        return records, [lock_that_counts([next(answers) for _ in each], self.name) for each in keys]
 
     async def _read_one(self, stream: str, lbs_id: EntryId) -> tuple[bytes | None, bytes | None]:
         [record], [lock] = await self._read([stream], [lbs_id], False)
@@ -506,8 +557,7 @@ class AssignmentMember:
             await self.broker.finish_announcement(self.stream, self.group, self.name, lease.lbs_id)
         self.owned.pop(stream, None)
         await self.broker.release_lease(stream, lease.token.record())
-        if self.settings.go_locks:
-            await self.broker.unlock_keys([lock_key(stream, lease.lbs_id)], self.name)
+        await self._unlock([lease])
         self._emit(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
         self._tell("assignment.finished", stream=stream)
 

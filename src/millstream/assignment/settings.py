@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Literal
 
+from millstream.assignment.announcement import GO_LOCK_SEPARATOR
 from millstream.errors import InvalidArgument
 
 
@@ -19,7 +20,9 @@ def default_member() -> str:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``takeover="automatic"`` claims what a dead member left; ``"notify"`` sends StreamExpired and leaves it to the
-    application. ``go_locks`` keeps the Go client's lock keys in step, for fleets of both.
+    application; every living member is told, and again after each lease until somebody has claimed it. ``go_locks``
+    keeps the Go client's lock keys in step, for fleets of both; ``go_lock_separators`` are what stands between stream
+    and id in such a key: with members of the Go client's earlier releases, ``("<MUTEX_KEY_SEP>", ":")``.
     """
 
     capacity: int = 10_000
@@ -28,6 +31,7 @@ class Settings:
     sweep_interval_ms: int = 250
     takeover: Literal["automatic", "notify"] = "automatic"
     go_locks: bool = True
+    go_lock_separators: tuple[str, ...] = (GO_LOCK_SEPARATOR,)
     queue_size: int = 1_000
 
     def __post_init__(self) -> None:
@@ -43,3 +47,12 @@ class Settings:
             )
         if self.takeover not in ("automatic", "notify"):
             raise InvalidArgument("takeover", self.takeover, "automatic or notify")
+        separators = self.go_lock_separators
+        if (
+            not isinstance(separators, tuple)
+            or not separators
+            or not all(isinstance(one, str) and one for one in separators)
+        ):
+            raise InvalidArgument(
+                "go_lock_separators", separators, f"a tuple of texts, such as ({GO_LOCK_SEPARATOR!r},)"
+            )

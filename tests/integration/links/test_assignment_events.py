@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
-from millstream import open_broker
-from millstream.assignment import AssignmentClient, Settings
+from millstream import open_blocking_broker, open_broker
+from millstream.assignment import Announcement, AssignmentClient, Settings
 from millstream.assignment.member import AssignmentMember
+from millstream.assignment.operator import announce_stream
+from millstream.errors import AuthenticationFailed, PermissionDenied
 from millstream.testing import RedisProcess, eventually
+from millstream.wire.commands import Command
 
 RARELY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=600_000)
 OFTEN = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
@@ -62,3 +65,30 @@ async def test_a_member_that_is_closed_while_it_looks_does_not_rest_first(monkey
             go_on.set()
             await eventually(closing.done, what="the member to be closed, long before its next sweep")
             await closing
+
+
+@pytest.mark.parametrize(
+    ("user", "error"),
+    [("wrong:secret", AuthenticationFailed), ("reader:secret", PermissionDenied), ("half:secret", PermissionDenied)],
+    ids=["a wrong password", "no permission to write", "no permission to read announcements"],
+)
+async def test_a_member_that_will_never_be_let_in_says_so_at_once(user: str, error: type[Exception]) -> None:
+    """The iterator raises it: nobody has to wait for notifications that never come."""
+    with RedisProcess(["--requirepass", "boss"]) as server:
+        with open_blocking_broker(f"redis://:boss@127.0.0.1:{server.port}") as boss:
+            for rule in (
+                "reader on >secret ~* &* +@read +@connection",
+                "half on >secret ~* &* +@all -xreadgroup",
+            ):
+                boss.link.call(Command((b"ACL", b"SETUSER", *rule.encode().split())))
+            announce_stream(boss, "svc", Announcement("s"))
+        async with open_broker(f"redis://{user}@127.0.0.1:{server.port}") as broker:
+            client = AssignmentClient(broker, "svc", member="a")
+
+            async def iterate() -> None:
+                async for _ in client.start():
+                    pass
+
+            with pytest.raises(error):
+                await asyncio.wait_for(iterate(), 60)
+            await client.close()

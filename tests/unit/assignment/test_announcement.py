@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
+from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, is_lock, lock_key
 from millstream.assignment.errors import MalformedAnnouncement, StreamIsOwned
 from millstream.assignment.settings import Settings, default_member
 from millstream.assignment.tokens import OwnerRecord, Token
@@ -25,7 +25,31 @@ def test_the_wire_format_is_the_go_clients() -> None:
 def test_names_of_keys_are_the_go_clients() -> None:
     assert balancer_stream("svc") == "svc-input"
     assert balancer_group("svc") == "svc-group"
-    assert lock_key("session-7", EntryId(5, 1)) == b"session-7MUTEX_KEY_SEP5-1"
+    assert lock_key("session-7", EntryId(5, 1)) == b"session-7<MUTEX_KEY_SEP>5-1"
+    assert lock_key("session-7", EntryId(5, 1), ":") == b"session-7:5-1"
+
+
+@pytest.mark.parametrize(
+    ("key", "separators", "told"),
+    [
+        (b"session0<MUTEX_KEY_SEP>1700000000000-0", ("<MUTEX_KEY_SEP>",), True),
+        (b"a:b<MUTEX_KEY_SEP>1-0", ("<MUTEX_KEY_SEP>",), True),
+        (b"session0MUTEX_KEY_SEP1700000000000-0", ("<MUTEX_KEY_SEP>",), False),
+        (b"session0:1700000000000-0", ("<MUTEX_KEY_SEP>",), False),
+        (b"session0:1700000000000-0", ("<MUTEX_KEY_SEP>", ":"), True),
+        (b"cache:user:4711", ("<MUTEX_KEY_SEP>", ":"), False),
+        (b"\xff<MUTEX_KEY_SEP>1-0", ("<MUTEX_KEY_SEP>",), True),
+    ],
+)
+def test_a_go_members_lock_is_known_by_its_name(key: bytes, separators: tuple[str, ...], told: bool) -> None:
+    assert is_lock(key, separators) is told
+
+
+def test_separators_are_checked() -> None:
+    assert Settings(go_lock_separators=("<MUTEX_KEY_SEP>", ":")).go_lock_separators[1] == ":"
+    for wrong in ((), ":", ("",), (7,)):
+        with pytest.raises(InvalidArgument, match="go_lock_separators"):
+            Settings(go_lock_separators=wrong)  # type: ignore[arg-type]
 
 
 def test_a_go_announcement_without_info_is_understood() -> None:
