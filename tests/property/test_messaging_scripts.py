@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from millstream import BlockingBroker, EntryId, open_blocking_broker
 from millstream.broker.keys import beside
 from millstream.broker.steps.recovery import Swept
+from millstream.broker.steps.recovery.call import needs_visit
 from millstream.broker.steps.settle import Output
 from millstream.errors import MillstreamError
 from millstream.testing import RedisProcess
@@ -37,6 +38,7 @@ steps = st.lists(
         st.tuples(st.just("bury"), groups, consumers, st.integers(1, 9), times),
         st.tuples(st.just("outputs"), groups, consumers, ids, times, st.integers(0, 2)),
         st.tuples(st.just("sweep"), groups, consumers, st.integers(1, 4), st.integers(0, 3), st.booleans(), ids),
+        st.tuples(st.just("visit"), groups, st.integers(1, 4), st.sampled_from([0, HOUR])),
         st.tuples(st.just("small_sweep"), groups, consumers, st.integers(1, 30)),
         st.tuples(st.just("due"), groups, consumers, st.integers(0, 3)),
         st.tuples(
@@ -124,6 +126,10 @@ class Side:
                 return timeless(swept)
             case "small_sweep", (group, consumer, max_bytes):
                 return timeless(broker.sweep("s", group, consumer, min_idle_ms=HOUR, max_bytes=max_bytes))
+            case "visit", (group, scan, min_idle_ms):
+                streams = ("none", "s", "{s}.out")
+                visits = broker.run(needs_visit, streams, group, min_idle_ms=min_idle_ms, scan=scan)
+                return {n: (one.sweep, one.due_ms is None, one.later_ms is None) for n, one in visits.items()}
             case "due", (group, consumer, room):
                 due = broker.take_due("s", group, consumer, room=room)
                 return due.deliveries, due.next_ms is None, due.gone

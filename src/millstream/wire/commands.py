@@ -22,6 +22,8 @@ class Command(NamedTuple):
     after a connection broke before the answer came."""
     block_ms: int | None = None
     """How long the server may hold the answer back (0: for ever). Such a command gets a connection of its own."""
+    on_wait: Callable[[int], None] | None = None
+    """Told, before it waits, the number of its connection: CLIENT UNBLOCK wakes it there. 0 where nobody knows it."""
 
 
 Reading = Callable[[list[Any]], list[Any]]

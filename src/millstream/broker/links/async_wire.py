@@ -50,6 +50,7 @@ class AsyncWire(asyncio.Protocol):
         tls = self._transport.get_extra_info("ssl_object") is not None  # whose bytes are not all for us
         self._descriptor: int | None = sock.fileno() if sock is not None and not tls else None
         self._lost: str | None = None
+        self._client_id: int | None = None
         self.on_push: Callable[[Any], None] | None = None
         """Set on a connection that subscribes: it gets every reply, for none is asked for."""
         self.on_lost: Callable[[], None] | None = None
@@ -83,6 +84,13 @@ class AsyncWire(asyncio.Protocol):
     def idle_s(self) -> float:
         """How long nothing has come, while nothing was asked for."""
         return 0.0 if self._places else self._loop.time() - self._heard
+
+    async def client_id(self) -> int:
+        """The server's number for this connection, asked once; 0 where it does not tell."""
+        if self._client_id is None:
+            (reply,) = await self.exchange([(b"CLIENT", b"ID")], 0, whole=False)
+            self._client_id = reply if type(reply) is int else 0
+        return self._client_id
 
     async def exchange(
         self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool, reading: Reading = as_they_are

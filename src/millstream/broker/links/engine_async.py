@@ -72,6 +72,8 @@ class EngineLink:
         self._waiting.add(waiter)
         timer: asyncio.TimerHandle | None = None
         try:
+            if command.on_wait is not None:
+                command.on_wait(embedded.execute(session, (b"CLIENT", b"ID")))
             reply = embedded.execute(session, command.args)
             if reply is BLOCKED:
                 if command.block_ms:

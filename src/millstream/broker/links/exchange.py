@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from millstream.broker.links.nodes import Node
@@ -24,6 +24,8 @@ class Exchange(NamedTuple):
     """Nothing of anybody else's may come in between on the connection (MULTI)."""
     reading: Reading = as_they_are
     """Applied to replies chunk after chunk, where the requests travel in chunks; else to all of them at once."""
+    on_wait: Callable[[int], None] | None = None
+    """Told the number of the connection before it waits there, alone."""
 
 
 class Pause(NamedTuple):

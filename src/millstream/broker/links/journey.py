@@ -52,7 +52,9 @@ class Traveller:
         block_ms = command.block_ms
         wait_ms = None if block_ms == 0 else block_ms or 0
         replies = yield from self._carry(
-            [command.args], command.key, command.repeatable, wait_ms, alone=block_ms is not None
+            *([command.args], command.key, command.repeatable, wait_ms),
+            alone=block_ms is not None,
+            on_wait=command.on_wait,
         )
         reply = replies[0]
         if type(reply) is ErrorReply:
@@ -129,6 +131,7 @@ class Traveller:
         atomic: bool = False,
         trailing: int = 0,
         reading: Reading = as_they_are,
+        on_wait: Callable[[int], None] | None = None,
     ) -> Journey[list[Any]]:
         deadline = self._clock.monotonic_ms() + self._deadline_ms
         done: list[Any] = []
@@ -141,7 +144,7 @@ class Traveller:
                 node = detour or (yield from self.route.node_for(key))
                 sent = [words for args in requests for words in (ASKING, args)] if asking else requests
                 replies: list[Any] = yield Exchange(
-                    node, sent, wait_ms, alone, atomic, as_they_are if asking else reading
+                    node, sent, wait_ms, alone, atomic, as_they_are if asking else reading, on_wait
                 )
                 if asking:
                     replies = reading(replies[1::2])

@@ -44,6 +44,8 @@ class _Wires:
             return await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
         wire = await self.take(trip.node)
         try:
+            if trip.on_wait is not None:
+                trip.on_wait(await wire.client_id())
             replies = await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
         except BaseException:
             # Cancelled or broken: a reply may still be on its way, and must not meet the next one who waits here.

@@ -75,7 +75,7 @@ def plain_add(context: Context, stream: Name, fields: Fields) -> Command:
     """XADD with no options."""
     key = name_word(stream, "stream")
     words = tuple(add_fields([b"XADD", key, b"*"], fields, context.limits.max_entry_bytes))
-    return _new(Command, (words, key, False, None))  # as Command(words, key), at half the cost
+    return _new(Command, (words, key, False, None, None))  # as Command(words, key), at half the cost
 
 
 def xadd_at_once(context: Context, now: Callable[[Command], Any], stream: Name, fields: Fields) -> EntryId | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from millstream.broker.context import Context
-from millstream.broker.keys import due_key
+from millstream.broker.keys import beside, due_key
 from millstream.broker.operations.answers import entry_id, entry_ids, fields_of
 from millstream.broker.operations.arguments import (
     Name,
@@ -14,6 +14,7 @@ from millstream.broker.operations.arguments import (
     count_word,
     id_words,
     name_word,
+    sequence,
 )
 from millstream.broker.steps.script import run_script, script
 from millstream.model.entries import Delivery
@@ -37,6 +38,17 @@ class Due(NamedTuple):
     """Milliseconds until the next one is due; None when nothing waits."""
     gone: list[EntryId]
     """Delayed entries that were deleted or trimmed while they waited: nobody can handle them any more."""
+
+
+class Visit(NamedTuple):
+    """What one stream needs."""
+
+    sweep: bool
+    """Something may be abandoned."""
+    due_ms: int | None
+    """Milliseconds until ``take_due`` finds something; None when nothing waits."""
+    later_ms: int | None
+    """The same for ``publish_due``."""
 
 
 def sweep(
@@ -72,6 +84,26 @@ def sweep(
     )
     reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv, guard=context.guard)
     return Swept(bytes(reply[0]), reply[0] == b"0-0", _counted(reply[1]), entry_ids(reply[2]))
+
+
+def needs_visit(
+    context: Context, streams: Sequence[Name], group: Name, *, min_idle_ms: int, scan: int = 1000
+) -> Conversation[dict[int, Visit]]:
+    """Which of many streams have work that nobody is at, by their place in ``streams``; the others are left out.
+
+    One step over all of them, which on a cluster share a slot. Reads only.
+    """
+    name = name_word(group, "group")
+    words = [name_word(stream, "streams") for stream in sequence(streams, "streams", "streams")]
+    keys = [key for word in words for key in (word, due_key(word, name), beside(word, "later"))]
+    argv = (name, count_word(min_idle_ms, "min_idle_ms", least=0), count_word(scan, "scan"))
+    if not keys:
+        return {}
+    reply = yield from run_script(script("needs_visit"), keys, argv, repeatable=True)
+    return {
+        number: Visit(bool(sweep), None if due < 0 else int(due), None if later < 0 else int(later))
+        for number, sweep, due, later in reply
+    }
 
 
 def take_due(

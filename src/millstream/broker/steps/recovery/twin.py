@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.broker.steps.twins import clock_ms
 from millstream.engine.scripts import Call
-from millstream.wire.replies import Reply
+from millstream.wire.replies import ErrorReply, Reply
 
 
 def sweep(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
@@ -54,3 +54,29 @@ def due_take(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
             gone.append(entry_id)
     following = call(b"ZRANGE", due, b"0", b"0", b"WITHSCORES")
     return [taken, max(0, int(float(following[1])) - now) if following else -1, gone]
+
+
+def needs_visit(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
+    group, abandoned, scan = argv
+    now = clock_ms(call)
+
+    def wait_for(key: bytes) -> int:
+        try:
+            first = call(b"ZRANGE", key, b"0", b"0", b"WITHSCORES")
+        except ErrorReply:
+            return -1
+        return max(0, int(float(first[1])) - now) if first else -1
+
+    found: list[Reply] = []
+    for number, key in enumerate(keys[::3]):
+        sweep = 0
+        try:
+            count = call(b"XPENDING", key, group)[0]
+        except ErrorReply:
+            count = 0
+        if count and (count > int(scan) or call(b"XPENDING", key, group, b"IDLE", abandoned, b"-", b"+", b"1")):
+            sweep = 1
+        due, later = wait_for(keys[3 * number + 1]), wait_for(keys[3 * number + 2])
+        if sweep or due >= 0 or later >= 0:
+            found.append([number, sweep, due, later])
+    return found

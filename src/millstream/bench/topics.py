@@ -1,0 +1,226 @@
+"""Many streams in one process: how soon they are read, what they cost while idle, and how fast they are when not."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from millstream import Broker, open_broker
+from millstream.bench.result import Progress, Result
+from millstream.messaging import Handler, Message, Publisher, Router, Subscriber
+from millstream.messaging.codecs import codec
+from millstream.testing import RedisProcess
+
+PAYLOAD = b"order 1234567 of customer c-98765 amounts to 129.90 EUR and is to be shipped to Ulm ok"
+GROUP = "g"
+SPARSE_RATE = 500
+SPARSE_S = 10.0
+IDLE_S = 10.0
+HANDLED = 50_000
+"""Messages of the throughput's two sides: all in one topic, or spread over a thousand."""
+ABANDONED = 1_000_000
+
+
+def run(rounds: int, progress: Progress) -> list[Result]:
+    with RedisProcess() as server:
+        return asyncio.run(_run(server.url, rounds, progress))
+
+
+async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
+    progress("1,000 topics")
+    few = [await measure_start(url, 1_000) for _ in range(rounds)]
+    progress("10,000 topics: start, idle, sparse")
+    many = await measure_topics(url, 10_000)
+    progress("throughput over 1,000 topics, beside one")
+    pairs = [(await throughput(url, 1), await throughput(url, 1_000)) for _ in range(rounds)]
+    progress("a million abandoned entries, beside new ones")
+    taken = [await takeover(url, ABANDONED, max_in_flight) for max_in_flight in (1000, 20)]
+    one, spread = statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+    return [
+        Result("topics_1000_start_s", statistics.median(few), "s", goal="<= 1"),
+        Result("topics_10000_start_s", many.start_s, "s", goal="<= 8"),
+        Result("topics_connections", many.connections, "connections", goal="<= 32"),
+        Result("topics_idle", many.idle_commands, f"commands/s ({many.idle_cpu})", goal="< 200"),
+        Result("topics_sparse", many.sparse_p99_ms, f"ms p99 ({many.sparse_cpu})", goal="< 100"),
+        Result("topics_throughput", spread, "messages/s", "one topic", one, goal=">= 0.5 x"),
+        Result("takeover_million", taken[0], f"messages/s ({taken[1]:.0f} of 20)", "one topic", one, goal=">= 0.3 x"),
+    ]
+
+
+class Measured(NamedTuple):
+    start_s: float
+    connections: int
+    idle_commands: float
+    idle_cpu: str
+    sparse_p99_ms: float
+    sparse_cpu: str
+
+
+def names(count: int) -> list[str]:
+    return [f"topic-{number}" for number in range(count)]
+
+
+async def empty(broker: Broker) -> None:
+    from millstream.wire.commands import Command
+
+    await broker.link.call(Command((b"FLUSHALL",)))
+
+
+@asynccontextmanager
+async def reading(url: str, count: int, handler: Handler) -> AsyncIterator[tuple[Broker, float]]:
+    """A router with the handler on each of so many topics; and the seconds until all of them were read."""
+    async with open_broker(url) as broker:
+        router = Router(broker, group_start="0")
+        for name in names(count):
+            router.add(handler, name, group=GROUP)
+        began = time.perf_counter()
+        async with router:
+            yield broker, time.perf_counter() - began
+
+
+async def measure_start(url: str, count: int) -> float:
+    async with open_broker(url) as broker:
+        await empty(broker)
+
+    async def handle(message: Message) -> None:
+        pass
+
+    async with reading(url, count, handle) as (_, seconds):
+        return seconds
+
+
+class Usage:
+    """Commands as sent by clients, and both sides' CPU, from here on."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def begin(self) -> Usage:
+        self._at, self._mine = time.perf_counter(), time.process_time()
+        self._commands, self._server = await self._facts()
+        return self
+
+    async def _facts(self) -> tuple[int, float]:
+        calls = await self._broker.server_info("commandstats")
+        # What scripts call inside the server is no command that a client sent.
+        inner = ("script", "xpending", "xclaim", "zrange", "zscore", "zrangebyscore", "time")
+        sent = 0
+        for name, facts in calls.items():
+            if not name.removeprefix("cmdstat_").startswith(inner):
+                sent += int(facts.split(",")[0].removeprefix("calls="))
+        cpu = await self._broker.server_info("cpu")
+        return sent, float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+
+    async def end(self) -> tuple[float, float, float]:
+        """Commands a second, and the parts of a core that this process and the server used."""
+        seconds = time.perf_counter() - self._at
+        mine = (time.process_time() - self._mine) / seconds
+        commands, server = await self._facts()
+        return (commands - self._commands) / seconds, mine, (server - self._server) / seconds
+
+
+async def measure_topics(url: str, count: int) -> Measured:
+    async with open_broker(url) as broker:
+        await empty(broker)
+    waits: list[float] = []
+
+    async def handle(message: Message) -> None:
+        waits.append(time.perf_counter() - float(message.payload))
+
+    async with reading(url, count, handle) as (broker, start_s):
+        connections = int((await broker.server_info("clients"))["connected_clients"])
+        await asyncio.sleep(2)
+        usage = await Usage(broker).begin()
+        await asyncio.sleep(IDLE_S)
+        commands, mine, server = await usage.end()
+        idle_cpu = f"client {mine:.1%}, server {server:.1%} of a core"
+        usage = await Usage(broker).begin()
+        await _sparse(broker, count, SPARSE_S)
+        _, mine, server = await usage.end()
+        await _until(lambda: len(waits) >= int(SPARSE_RATE * SPARSE_S))
+        p99 = statistics.quantiles(waits, n=100)[98] * 1000
+        return Measured(
+            start_s, connections, commands, idle_cpu, p99, f"client {mine:.1%}, server {server:.1%} of a core"
+        )
+
+
+async def _sparse(broker: Broker, count: int, seconds: float) -> None:
+    topics = names(count)
+    async with Publisher(broker) as publisher:
+        began = time.perf_counter()
+        tasks = []
+        for number in range(int(SPARSE_RATE * seconds)):
+            wait = began + number / SPARSE_RATE - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            topic = topics[number * 7919 % count]
+            tasks.append(asyncio.create_task(publisher.publish(topic, Message(b"%.9f" % time.perf_counter()))))
+        await asyncio.gather(*tasks)
+
+
+async def throughput(url: str, count: int) -> float:
+    """Messages a second with a handler that does nothing, until the last acknowledgement is confirmed."""
+    handled = 0
+    done = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == HANDLED:
+            done.set()
+
+    encode = codec("flat").encode
+    async with open_broker(url) as broker:
+        await empty(broker)
+        for name in names(count):
+            await broker.xadd_many(name, [encode(Message(PAYLOAD)) for _ in range(HANDLED // count)])
+        router = Router(broker, group_start="0", count=250, max_in_flight=1000)
+        for name in names(count):
+            router.add(handle, name, group=GROUP)
+        began = time.perf_counter()
+        running = asyncio.create_task(router.run(handle_signals=False))
+        await done.wait()
+        seconds = time.perf_counter() - began
+        await router.close()
+        await running
+    return HANDLED / seconds
+
+
+async def takeover(url: str, count: int, max_in_flight: int, at_most_s: float = 20.0) -> float:
+    """Abandoned entries of a dead consumer that are handled a second, in the first seconds."""
+    encode = codec("flat").encode
+    async with open_broker(url) as broker:
+        await empty(broker)
+        for _ in range(count // 10_000):
+            await broker.xadd_many("jobs", [encode(Message(PAYLOAD)) for _ in range(10_000)])
+        await broker.create_group("jobs", GROUP, start="0")
+        while await broker.xreadgroup("jobs", GROUP, "dead", count=10_000):
+            pass
+        await asyncio.sleep(1.5)
+        handled = 0
+
+        async def handle(message: Message) -> None:
+            nonlocal handled
+            handled += 1
+
+        options = {"claim_min_idle_ms": 1_000, "max_in_flight": max_in_flight, "count": 250}
+        subscriber = Subscriber(broker, group=GROUP, group_start="0", **options)  # type: ignore[arg-type]
+        consuming = asyncio.create_task(subscriber.consume("jobs", handle))
+        began = time.perf_counter()
+        while handled < count and time.perf_counter() - began < at_most_s:  # noqa: ASYNC110  # a benchmark may poll
+            await asyncio.sleep(0.05)
+        seconds = time.perf_counter() - began
+        rate = handled / seconds
+        await subscriber.close()
+        await consuming
+        return rate
+
+
+async def _until(predicate: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not predicate():  # noqa: ASYNC110  # a benchmark may poll
+            await asyncio.sleep(0.01)

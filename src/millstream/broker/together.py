@@ -1,0 +1,107 @@
+"""Many operations side by side: what they ask next travels in one go, and each is answered for itself.
+
+An operation is a conversation, so several of them can be held at once: a sign of life for a thousand streams is the
+operation for one, a thousand times, in one round trip a node. One that fails, or whose guard is stale, fails alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millstream.broker.context import Context
+from millstream.broker.failures import typed
+from millstream.errors import MillstreamError
+from millstream.wire.commands import Args, Batch, Command, Conversation, as_they_are
+from millstream.wire.replies import ErrorReply
+
+Asked = dict[int, Command | Batch]
+
+
+def together(context: Context, conversations: Sequence[Conversation[Any]]) -> Conversation[list[Any]]:
+    """The result of each, or the error that it raised. Not atomic. The caller bounds how many there are.
+
+    Whatever ends this call, every conversation is closed before anybody else runs.
+    """
+    results: list[Any] = [None] * len(conversations)
+    asked: Asked = {}
+
+    def go_on(number: int, reply: Any = None, error: MillstreamError | None = None) -> None:
+        """Hears the answer, and learns what the conversation asks next."""
+        conversation = conversations[number]
+        try:
+            asked[number] = conversation.send(reply) if error is None else conversation.throw(error)
+        except StopIteration as done:
+            results[number] = done.value
+        except MillstreamError as failure:
+            results[number] = failure
+
+    try:
+        for number in range(len(conversations)):
+            go_on(number)
+        while asked:
+            this_time, asked = asked, {}
+            for share in _shares(this_time):
+                if len(share) == 1:
+                    ((number, request),) = share.items()
+                    try:
+                        answer = yield request
+                    except MillstreamError as error:
+                        go_on(number, error=error)
+                    else:
+                        go_on(number, answer)
+                    continue
+                try:
+                    answers = yield _batch(share)
+                except MillstreamError as error:
+                    for number in share:
+                        go_on(number, error=error)
+                    continue
+                at = 0
+                for number, request in share.items():
+                    if isinstance(request, Command):
+                        answer = answers[at]
+                        at += 1
+                        if type(answer) is ErrorReply:
+                            go_on(number, error=typed(answer))
+                        else:
+                            go_on(number, answer)
+                    else:
+                        go_on(number, request.read(answers[at : at + len(request.commands)]))
+                        at += len(request.commands)
+    finally:
+        for conversation in conversations:
+            conversation.close()
+    return results
+
+
+def _shares(asked: Asked) -> list[Asked]:
+    """What may travel together: repeatable requests, and others. What waits, or must be alone, goes alone."""
+    repeatable: Asked = {}
+    others: Asked = {}
+    alone: list[Asked] = []
+    for number, request in asked.items():
+        if isinstance(request, Command):
+            plain = request.block_ms is None
+        else:
+            plain = not (request.atomic or request.same_connection or request.after) and request.reading is as_they_are
+        if not plain:
+            alone.append({number: request})
+        elif request.repeatable:
+            repeatable[number] = request
+        else:
+            others[number] = request
+    return [share for share in (repeatable, others, *alone) if share]
+
+
+def _batch(share: Asked) -> Batch:
+    commands: list[Args] = []
+    keys: list[Any] = []
+    for request in share.values():
+        if isinstance(request, Command):
+            commands.append(request.args)
+            keys.append(request.key)
+        else:
+            commands += request.commands
+            keys += request.keys if request.keys is not None else [request.key] * len(request.commands)
+    return Batch(commands, keys=keys, repeatable=all(request.repeatable for request in share.values()))

@@ -1,0 +1,120 @@
+"""What shared readers stand on: many operations in one go, and a wait that can be woken."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream import Broker, open_broker
+from millstream.broker.keys import beside
+from millstream.broker.operations import groups, info, streams
+from millstream.broker.steps.script import Guard
+from millstream.broker.steps.settle import call as settle
+from millstream.broker.together import together
+from millstream.errors import NoSuchGroup, StaleOwner, WrongKeyType
+from millstream.testing import eventually
+from millstream.wire.commands import Command
+
+
+async def test_operations_side_by_side_are_answered_each_for_itself(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        context = broker.context
+        await broker.set("no stream", "x")
+        results = await broker.run(
+            together,
+            [
+                streams.xadd(context, "a", {"n": 1}),
+                groups.xreadgroup(context, "a", "nobody", "c"),
+                streams.xlen(context, "no stream"),
+                groups.create_group(context, "a", "g", start="0"),
+                info.group_info(context, "a"),
+            ],
+        )
+        assert isinstance(results[1], NoSuchGroup)
+        assert isinstance(results[2], WrongKeyType)
+        assert [await broker.xlen("a"), len(await broker.group_info("a"))] == [1, 1]
+        assert await broker.run(together, []) == []
+
+
+async def test_one_stale_guard_fails_its_own_stream_alone(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        held = {}
+        for name in ("mine", "lost"):
+            await broker.create_group(name, "g", start="0")
+            await broker.xadd(name, {"n": 1})
+            [held[name]] = await broker.xreadgroup(name, "g", "c")
+            await broker.set(beside(name, "owner"), b"1 me")
+        await broker.set(beside("lost", "owner"), b"2 another")
+
+        def acknowledge(name: str) -> Any:
+            context = broker.behind(Guard(beside(name, "owner"), b"1 me")).context
+            return settle.ack_held(context, name, "g", "c", [held[name].id], times_delivered=1)
+
+        mine, lost = await broker.run(together, [acknowledge("mine"), acknowledge("lost")])
+        assert (mine.refused, type(lost)) == ([], StaleOwner)
+        assert [(await broker.xpending(name, "g")).count for name in held] == [0, 1]
+
+
+async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        for name in ("a", "b"):
+            await broker.create_group(name, "g", start="0")
+        waits: list[int] = []
+
+        def read() -> asyncio.Task[Any]:
+            return asyncio.create_task(
+                broker.run(
+                    groups.wait_for_streams, [b"a", b"b"], b"g", b"c", count=1, block_ms=600_000, on_wait=waits.append
+                )
+            )
+
+        reading_now = read()
+        await eventually(lambda: waits, what="it to wait")
+
+        async def woken() -> bool:
+            await broker.run(groups.unblock, waits[-1], stream="a")
+            return reading_now.done()
+
+        await eventually(woken, what="it to wake up")
+        assert await reading_now == []
+        # The same connection waits again, and takes what comes.
+        again = read()
+        await eventually(lambda: len(waits) == 2, what="it to wait again")
+        await broker.xadd("b", {"n": 1})
+        assert [name for name, _ in await asyncio.wait_for(again, 60)] == [b"b"]
+        assert (await broker.xpending("b", "g")).count == 1
+
+
+async def test_a_user_who_may_not_ask_for_numbers_is_told_none(redis_url: str) -> None:
+    host = redis_url.removeprefix("redis://")
+    async with open_broker(redis_url) as broker:
+        rule = (b"ACL", b"SETUSER", b"plain", b"on", b">secret", b"~*", b"+@all", b"-client|id")
+        await broker.link.call(Command(rule))
+        try:
+            async with open_broker(f"redis://plain:secret@{host}") as plain:
+                await plain.create_group("a", "g", start="0")
+                waits: list[int] = []
+                read = plain.run(groups.wait_for_streams, [b"a"], b"g", b"c", count=1, block_ms=1, on_wait=waits.append)
+                assert await read == []
+                assert waits == [0]
+        finally:
+            await broker.link.call(Command((b"ACL", b"DELUSER", b"plain")))
+
+
+@pytest.mark.parametrize("broker_url", ["embedded"], indirect=True)
+async def test_whoever_ends_early_leaves_no_conversation_open(broker_url: str) -> None:
+    closed: list[str] = []
+
+    def talk(name: str) -> Any:
+        try:
+            yield Command((b"PING",))
+            yield Command((b"PING",))
+        finally:
+            closed.append(name)
+
+    conversation = together(Broker.__new__(Broker), [talk("a"), talk("b")])  # type: ignore[arg-type]  # not looked at
+    next(conversation)
+    conversation.close()
+    assert closed == ["a", "b"]
