@@ -7,6 +7,7 @@ from millstream.testing.faulty import Fault, FaultyBlockingLink, FaultyLink
 from millstream.testing.fragile import FragileProxy
 from millstream.testing.handling_ledger import HandlingLedger
 from millstream.testing.ledger import DeliveryLedger
+from millstream.testing.loading import LoadingRedis
 from millstream.testing.proxy import CuttingProxy
 from millstream.testing.served import ServedBroker
 from millstream.testing.servers import RedisProcess, free_port, redis_server_installed, valkey_server
@@ -22,6 +23,7 @@ __all__ = [
     "FaultyLink",
     "FragileProxy",
     "HandlingLedger",
+    "LoadingRedis",
     "RedisProcess",
     "SentinelSetup",
     "ServedBroker",

@@ -92,6 +92,16 @@ class RedisProcess:
 
     def start(self, *extra: str) -> Self:
         """Returns when it answers."""
+        self.launch(*extra)
+        try:
+            wait_until(self._answers, what=f"redis-server on port {self.port}", timeout_s=STARTING_S)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def launch(self, *extra: str) -> None:
+        """Returns at once: it may not listen yet, or still load its data."""
         words = [self.program]
         if self._sentinel:
             words.append(str(self.directory / "sentinel.conf"))
@@ -102,12 +112,6 @@ class RedisProcess:
         self._process = subprocess.Popen(
             [*words, *self._options, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        try:
-            wait_until(self._answers, what=f"redis-server on port {self.port}", timeout_s=STARTING_S)
-        except BaseException:
-            self.kill()
-            raise
-        return self
 
     def _answers(self) -> bool:
         assert self._process is not None
