@@ -56,14 +56,14 @@ class Writer(ABC):
     async def write(self, tokens: list[str]) -> None:
         """One call. Returns when it was answered."""
 
-    def open(self) -> None:
+    def open(self) -> None:  # noqa: B027  # most have nothing to open, or to close
         """Makes what the calls share."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027
         """Ends what the calls share."""
 
     async def run(self) -> None:
-        """Until ``stop``. ``close`` it when what it wrote was looked at: delayed messages need somebody who moves them."""
+        """Until ``stop``. ``close`` it when what it wrote was looked at: somebody has to move what is delayed."""
         self.open()
         await asyncio.gather(*(self._go_on() for _ in range(self.tasks)))
 

@@ -38,16 +38,23 @@ ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
         partial(ServerError, retryable=True),
         "Nothing was stored. Bring replicas back until there are min-replicas-to-write of them, or lower that setting.",
     ),
+    "MISCONF": (
+        partial(ServerError, retryable=True),
+        "Nothing was stored. The server cannot write to its disk: make room there, or see its log.",
+    ),
     "NOGROUP": (NoSuchGroup, "Create it with create_group(stream, group, start=...)."),
     "BUSYGROUP": (GroupExists, "Use it as it is, or pass exist_ok=True."),
     "STALEOWNER": (StaleOwner, "Nothing was done: the stream is another member's by now. Stop working on it."),
     "WRONGTYPE": (WrongKeyType, "The key holds something other than this operation works on: choose another name."),
 }
 
-TRANSIENT = frozenset({"OOM", "LOADING", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
+TRANSIENT = frozenset(
+    {"OOM", "LOADING", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"}
+    | {"MISCONF", "UNBLOCKED"}
+)
 """The server refused without doing anything, and the reason may pass: worth another try before the deadline."""
 
-REPLACED = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN"})
+REPLACED = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "UNBLOCKED"})
 """What a node says that is no primary any more, or that was cut off from the others and does not know yet that they
 have another one: before the next try the link asks again whose turn it is."""
 
@@ -89,4 +96,5 @@ def typed(error: ErrorReply) -> MillstreamError:
         )
     if code == "CROSSSLOT":
         return InvalidArgument("streams", text, "streams with one hash tag, such as {orders}.a and {orders}.b")
-    return ServerError(text, retryable=code in TRANSIENT)
+    # A redirection that was followed until the deadline: the cluster is still being rearranged.
+    return ServerError(text, retryable=code in TRANSIENT or code in ("MOVED", "ASK"))

@@ -28,7 +28,7 @@ class LoadingRedis(RedisProcess):
             [
                 *(["--requirepass", password] if password else []),
                 *("--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "local"),
-                # Below zero: one key in so many is waited for. So what was written meanwhile makes a start little longer.
+                # Below zero: one key in so many is waited for, so that what was written meanwhile costs little.
                 # Clients are answered after every so many bytes: by default after two megabytes, which would be never.
                 *("--key-load-delay", "-4", "--loading-process-events-interval-bytes", "1024"),
             ]

@@ -1,0 +1,254 @@
+"""What follows when a server refuses: one row for each error that it can answer, one column for each phase of a call.
+
+The page ``docs/operate/faults.md`` shows this table, and the tests hold the code to it: they cannot drift apart.
+``python -m millstream.testing.fault_table`` prints it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from millstream.errors import (
+    AuthenticationFailed,
+    BrokerUnavailable,
+    MillstreamError,
+    NoSuchGroup,
+    OutOfMemory,
+    PermissionDenied,
+    ReadOnlyReplica,
+    ServerError,
+    ServerLoading,
+    WrongKeyType,
+)
+
+
+class Phase(Enum):
+    CONNECTING = "connecting"
+    """PING or AUTH on a new connection, or the connection itself."""
+    COMMAND = "first command"
+    """The first command of a caller on a connection that stands."""
+    BATCH = "middle of a batch"
+    """A command of a pipeline, and all that follow it; what stands before it was stored."""
+    TRANSACTION = "inside a transaction"
+    """A command between MULTI and EXEC, or EXEC itself."""
+    BLOCKED = "while blocked"
+    """A read that waits."""
+
+
+class Follows(Enum):
+    RETRIED = "retried"
+    """Asked again, with pauses, until the deadline of the call; then raised, as an error that may be retried."""
+    FOLLOWED = "followed"
+    """Asked again at once, where the answer says."""
+    RAISED = "raised"
+    """Raised at once. Nothing was stored, or the error says what was."""
+    FATAL = "fatal"
+    """Raised at once, and whatever runs for long ends with it: waiting cannot mend it."""
+    PERHAPS = "perhaps applied"
+    """A write that may not be repeated is raised with ``may_have_been_applied``; what may be repeated is retried."""
+    NEVER = "-"
+    """The server does not answer that here."""
+
+
+class Fault(NamedTuple):
+    """One row. ``text`` is the reply as a server writes it; {slot} and {place} stand for a slot and for host:port."""
+
+    name: str
+    text: str
+    raises: type[MillstreamError]
+    """At once, or when the deadline is over."""
+    connecting: Follows
+    command: Follows
+    batch: Follows
+    transaction: Follows
+    blocked: Follows
+    means: str
+
+    def follows(self, phase: Phase) -> Follows:
+        return {
+            Phase.CONNECTING: self.connecting,
+            Phase.COMMAND: self.command,
+            Phase.BATCH: self.batch,
+            Phase.TRANSACTION: self.transaction,
+            Phase.BLOCKED: self.blocked,
+        }[phase]
+
+
+RETRIED, FOLLOWED, RAISED, FATAL, PERHAPS, NEVER = Follows
+EVERYWHERE = RETRIED, RETRIED, RETRIED, RETRIED, RETRIED
+
+TABLE: tuple[Fault, ...] = (
+    Fault(
+        "LOADING",
+        "LOADING Redis is loading the dataset in memory",
+        ServerLoading,
+        *EVERYWHERE,
+        "it was restarted and reads its data",
+    ),
+    Fault(
+        "BUSY",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+        ServerError,
+        *EVERYWHERE,
+        "somebody's script runs for too long",
+    ),
+    Fault(
+        "OOM",
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        OutOfMemory,
+        *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
+        "maxmemory is reached; reading goes on",
+    ),
+    Fault(
+        "READONLY",
+        "READONLY You can't write against a read only replica.",
+        ReadOnlyReplica,
+        *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
+        "it is a replica now; the link looks for the primary",
+    ),
+    Fault(
+        "MISCONF",
+        "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk. Commands "
+        "that may modify the data set are disabled, because this instance is configured to report errors during writes "
+        "if RDB snapshotting fails (stop-writes-on-bgsave-error option). Please check the Redis logs for details about "
+        "the RDB error.",
+        ServerError,
+        *EVERYWHERE,
+        "its disk is full or broken",
+    ),
+    Fault(
+        "NOREPLICAS",
+        "NOREPLICAS Not enough good replicas to write.",
+        ServerError,
+        *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
+        "fewer replicas than min-replicas-to-write",
+    ),
+    Fault(
+        "MASTERDOWN",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        ServerError,
+        *EVERYWHERE,
+        "a replica without its primary",
+    ),
+    Fault(
+        "CLUSTERDOWN",
+        "CLUSTERDOWN The cluster is down",
+        ServerError,
+        *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
+        "slots without an owner; the link reads the table again",
+    ),
+    Fault(
+        "TRYAGAIN",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        ServerError,
+        *(NEVER, RETRIED, RETRIED, RETRIED, NEVER),
+        "keys of one command are on two nodes while their slot moves",
+    ),
+    Fault(
+        "MOVED",
+        "MOVED {slot} {place}",
+        ServerError,
+        *(NEVER, FOLLOWED, FOLLOWED, FOLLOWED, FOLLOWED),
+        "the slot has another owner",
+    ),
+    Fault(
+        "ASK",
+        "ASK {slot} {place}",
+        ServerError,
+        *(NEVER, FOLLOWED, FOLLOWED, RETRIED, FOLLOWED),
+        "the slot is on its way; a transaction waits until it has arrived",
+    ),
+    Fault(
+        "NOAUTH",
+        "NOAUTH Authentication required.",
+        AuthenticationFailed,
+        *(FATAL, FATAL, FATAL, FATAL, FATAL),
+        "a password is needed",
+    ),
+    Fault(
+        "WRONGPASS",
+        "WRONGPASS invalid username-password pair or user is disabled.",
+        AuthenticationFailed,
+        *(FATAL, NEVER, NEVER, NEVER, NEVER),
+        "the password is wrong",
+    ),
+    Fault(
+        "NOPERM",
+        "NOPERM this user has no permissions to run the 'xadd' command",
+        PermissionDenied,
+        *(NEVER, FATAL, FATAL, FATAL, FATAL),
+        "the ACL user may not do this; a PING that is refused so is no reason not to connect",
+    ),
+    Fault(
+        "NOSCRIPT",
+        "NOSCRIPT No matching script. Please use EVAL.",
+        ServerError,
+        *(NEVER, FOLLOWED, FOLLOWED, NEVER, NEVER),
+        "a node does not know the script: it is sent there; transactions carry scripts as text",
+    ),
+    Fault(
+        "NOGROUP",
+        "NOGROUP No such key 'orders' or consumer group 'billing' in XREADGROUP with GROUP option",
+        NoSuchGroup,
+        *(NEVER, RAISED, RAISED, RAISED, RAISED),
+        "somebody deleted the group; a subscriber makes it again",
+    ),
+    Fault(
+        "WRONGTYPE",
+        "WRONGTYPE Operation against a key holding the wrong kind of value",
+        WrongKeyType,
+        *(NEVER, RAISED, RAISED, RAISED, RAISED),
+        "the key is no stream",
+    ),
+    Fault(
+        "max clients",
+        "ERR max number of clients reached",
+        BrokerUnavailable,
+        *(RETRIED, NEVER, NEVER, NEVER, NEVER),
+        "maxclients is reached: the server ends the connection",
+    ),
+    Fault(
+        "EXECABORT",
+        "EXECABORT Transaction discarded because of previous errors.",
+        ServerError,
+        *(NEVER, NEVER, NEVER, RAISED, NEVER),
+        "without a reason; with one, what the reason's own row says",
+    ),
+    Fault(
+        "EXECABORT: OOM",
+        "EXECABORT Transaction discarded because of: OOM command not allowed when used memory > 'maxmemory'.",
+        OutOfMemory,
+        *(NEVER, NEVER, NEVER, RETRIED, NEVER),
+        "EXEC itself was refused, and names the reason",
+    ),
+    Fault(
+        "UNBLOCKED",
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        ServerError,
+        *(NEVER, NEVER, NEVER, NEVER, RETRIED),
+        "the primary became a replica under a read that waited",
+    ),
+    Fault(
+        "no answer",
+        "",
+        BrokerUnavailable,
+        *(RETRIED, PERHAPS, PERHAPS, PERHAPS, PERHAPS),
+        "the connection broke after the command was sent",
+    ),
+)
+
+
+def markdown() -> str:
+    """The table as the page shows it."""
+    lines = ["| the server says | " + " | ".join(phase.value for phase in Phase) + " | raised as | which means |"]
+    lines.append("|" + "---|" * (len(Phase) + 3))
+    for fault in TABLE:
+        cells = " | ".join(fault.follows(phase).value for phase in Phase)
+        name = f"`{fault.name}`" if fault.text else fault.name
+        lines.append(f"| {name} | {cells} | `{fault.raises.__name__}` | {fault.means} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown())  # noqa: T201  # that is what it is for
