@@ -19,9 +19,9 @@ from millstream.cli.found import is_glob, no_stream
 from millstream.cli.opened import DEADLINE_MS
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
-from millstream.messaging.durations import parse_ms
 from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
 from millstream.messaging.signals import run_until_signalled
+from millstream.model.units import parse_duration_ms
 
 app = typer.Typer()
 
@@ -70,7 +70,7 @@ def apply(
     limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
     limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes}
     policies = read_policies(streams or [], limits, config)
-    silent_s = parse_ms(dead_after, "--dead-after") / 1000
+    silent_s = parse_duration_ms(dead_after, "--dead-after") / 1000
 
     failed: list[str] = []
 
@@ -110,7 +110,10 @@ def run(
     limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
     limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes}
     policies = read_policies(streams or [], limits, config)
-    times = {"interval": parse_ms(every, "--every") / 1000, "dead_after": parse_ms(dead_after, "--dead-after") / 1000}
+    times = {
+        "interval": parse_duration_ms(every, "--every") / 1000,
+        "dead_after": parse_duration_ms(dead_after, "--dead-after") / 1000,
+    }
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the metrics' port has nothing to say
 

@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from millstream.errors import InvalidArgument, MillstreamError
-
-_UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1024, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
+from millstream.model.units import parse_size_bytes
 
 
 def command(
@@ -48,7 +47,7 @@ def command(
         debug_enabled=enable_debug_command,
     )
     try:
-        embedded.set_maxmemory(parse_size(maxmemory))
+        embedded.set_maxmemory(parse_size_bytes(maxmemory, "--maxmemory"))
         limits = ServerLimits(clients=make_room_for(maxclients))
         server = Server(embedded, host, port, unix_socket=unixsocket, limits=limits)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,14 +94,3 @@ def _password(password: str | None, password_file: Path | None) -> bytes | None:
     if not password:
         raise InvalidArgument("--password", password, "a password that is not empty")
     return os.fsencode(password)
-
-
-def parse_size(text: str) -> int:
-    """Bytes, with the units of redis.conf: k is 1000, kb is 1024, and so on."""
-    digits = text.rstrip("bBkKmMgG")
-    unit = _UNITS.get(text[len(digits) :].lower())
-    if unit is None or not digits.isdigit():
-        raise InvalidArgument("--maxmemory", text, "a size such as 512mb or 2gb; 0 for no limit")
-    if len(digits) > 20 or int(digits) * unit >= 1 << 63:
-        raise InvalidArgument("--maxmemory", text, "a size below 2**63 bytes")
-    return int(digits) * unit

@@ -11,7 +11,6 @@ from millstream.cqrs.handlers import Check, Handlers, Registered
 from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
 from millstream.cqrs.topics import TopicOf
 from millstream.errors import InvalidArgument
-from millstream.messaging.durations import Seconds
 from millstream.messaging.message import KEY, Message
 from millstream.messaging.middleware.correlation import correlated
 from millstream.messaging.publisher import Publisher
@@ -19,6 +18,7 @@ from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import Route, make_subscriber, refuse_shared_groups
 from millstream.messaging.router import Router
 from millstream.messaging.settings import check_topic
+from millstream.model.units import Seconds
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker

@@ -8,8 +8,8 @@ from millstream.cqrs.bus import Bus
 from millstream.cqrs.handlers import Registered, one_handler_each
 from millstream.cqrs.marshaler import Marshaler
 from millstream.cqrs.topics import COMMAND_GROUP, TopicOf, command_topic
-from millstream.messaging.durations import Seconds
 from millstream.messaging.publisher import Publisher
+from millstream.model.units import Seconds
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker

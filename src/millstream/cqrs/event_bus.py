@@ -9,8 +9,8 @@ from millstream.cqrs.handlers import Registered, one_group_each
 from millstream.cqrs.marshaler import Marshaler
 from millstream.cqrs.topics import TopicOf, event_topic
 from millstream.errors import InvalidArgument
-from millstream.messaging.durations import Seconds
 from millstream.messaging.publisher import Publisher
+from millstream.model.units import Seconds
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from millstream.broker.steps.retention.call import Retained
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.burial import text_of
-from millstream.messaging.durations import Seconds, parse_ms, seconds
-from millstream.messaging.sizes import parse_bytes
 from millstream.model import EntryId, GroupInfo, Observer
+from millstream.model.units import Seconds, parse_duration_ms, parse_size_bytes, seconds
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -55,10 +54,10 @@ class RetentionPolicy:
     def parse(cls, written: Mapping[str, object], *, argument: str = "retention") -> Self:
         """Reads what people write: ``{"max_age": "7d", "max_len": 100000, "max_bytes": "1gb", "keep_acked": "1h"}``."""
         readers = {
-            "max_age": ("max_age_ms", parse_ms),
-            "keep_acked": ("keep_acked_ms", parse_ms),
-            "max_bytes": ("max_bytes", parse_bytes),
-            "hard_max_bytes": ("hard_max_bytes", parse_bytes),
+            "max_age": ("max_age_ms", parse_duration_ms),
+            "keep_acked": ("keep_acked_ms", parse_duration_ms),
+            "max_bytes": ("max_bytes", parse_size_bytes),
+            "hard_max_bytes": ("hard_max_bytes", parse_size_bytes),
             "max_len": ("max_len", _parse_count),
             "hard_max_len": ("hard_max_len", _parse_count),
         }

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError
 from millstream.messaging.context import current_handler
-from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.handler import Middleware
 from millstream.messaging.middleware.retry import Backoff
 from millstream.messaging.place import place_of
@@ -26,6 +25,7 @@ from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
 from millstream.messaging.supervision import can_pass
 from millstream.model import EntryId
+from millstream.model.units import Seconds, seconds
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import InvalidArgument
 from millstream.messaging.context import current_handler
-from millstream.messaging.durations import parse_ms, seconds
 from millstream.messaging.failures import signature
 from millstream.messaging.message import Message
 from millstream.messaging.place import name_of, place_of
 from millstream.messaging.registration import HandlerRefused, message_handler
 from millstream.messaging.route import make_route
-from millstream.messaging.sizes import parse_bytes
 
 
 class Handler:
@@ -127,32 +124,6 @@ async def test_a_handler_knows_who_runs_it_and_nobody_runs_afterwards() -> None:
         await wrapped(Message(b"x"))
     assert seen == [("charge", "orders", "billing", "worker-1", self_made)] * 2
     assert current_handler().handler == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "ms"), [("250ms", 250), ("30", 30_000), ("1.5h", 5_400_000), (" 2 W ", 1_209_600_000)]
-)
-def test_lengths_of_time(text: str, ms: int) -> None:
-    assert parse_ms(text, "limit") == ms
-
-
-@pytest.mark.parametrize("text", ["", "-1s", "1 year", "1e3s", "٣s", "s"])
-def test_what_is_no_length_of_time(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="limit"):
-        parse_ms(text, "limit")
-
-
-@pytest.mark.parametrize("value", [-1, float("nan"), True])
-def test_what_is_no_number_of_seconds(value: float) -> None:
-    with pytest.raises(InvalidArgument, match="limit"):
-        seconds(value, "limit")
-
-
-def test_sizes() -> None:
-    assert [parse_bytes(text, "s") for text in ("7", "1kb", "1.5 MB", "2g")] == [7, 1024, 1_572_864, 2_147_483_648]
-    for text in ("", "-1", "1 tb?", "k"):
-        with pytest.raises(InvalidArgument, match="size"):
-            parse_bytes(text, "size")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from millstream.pipelines.run_context import Gate
 from millstream.pipelines.spec.pipeline import RetrySettings
 from millstream.testing import wait_until
 
-SETTINGS = RetrySettings(initial=100, max=1000, multiplier=2, jitter=0.2, deadline=5000)
+SETTINGS = RetrySettings.model_validate(
+    {"initial": "100ms", "max": "1s", "multiplier": 2, "jitter": 0.2, "deadline": "5s"}
+)
 
 
 def test_waits_double_up_to_the_maximum_with_jitter_around_them() -> None:

@@ -13,11 +13,11 @@ from enum import Enum
 from typing import Literal
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.errors import Rejected
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.messaging.middleware.errors import CircuitOpen
+from millstream.model.units import Seconds, seconds
 
 
 class State(Enum):

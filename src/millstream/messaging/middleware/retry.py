@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.errors import Rejected, RetryLater
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
+from millstream.model.units import Seconds, seconds
 
 
 @dataclass(frozen=True, slots=True)

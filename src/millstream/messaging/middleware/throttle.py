@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
+from millstream.model.units import Seconds, seconds
 
 
 class Pace:

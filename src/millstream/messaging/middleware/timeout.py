@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.messaging.durations import Seconds, seconds
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.messaging.middleware.errors import HandlerTimedOut
+from millstream.model.units import Seconds, seconds
 
 
 def timeout(limit: Seconds) -> Middleware:

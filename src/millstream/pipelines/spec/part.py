@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import re
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import (
@@ -19,12 +20,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from millstream.errors import InvalidArgument
+from millstream.model.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration_ms, parse_size_bytes
 from millstream.pipelines.templates import Template, TemplateError
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|seconds?|m|min|minutes?|h|hours?|d|days?)?")
-_UNITS = {"ms": 1, "mi": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SIZE = re.compile(r"(\d+)\s*(B|KB|KiB|MB|MiB|GB|GiB)?", re.IGNORECASE)
-_SIZES = {"": 1, "b": 1, "kb": 10**3, "kib": 2**10, "mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30}
 
 
 class Part(BaseModel):
@@ -33,24 +31,25 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def duration_ms(value: Any) -> Any:
-    """``10 minutes``, ``5s``, ``100ms``; a bare number is milliseconds."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise PydanticCustomError("duration", "write a duration such as 500ms, 5s, 10 minutes, 7 days")
-    match = _DURATION.fullmatch(str(value).strip())
-    if match is None:
-        raise PydanticCustomError("duration", "write a duration such as 500ms, 5s, 10 minutes, 7 days")
-    number, unit = match.groups()
-    unit = unit or "ms"
-    factor = 1 if unit.startswith("mil") or unit == "ms" else _UNITS[unit[0]]
-    return int(float(number) * factor)
+def _duration_ms(value: Any) -> int:
+    """``10 minutes``, ``5s``, ``100ms``."""
+    return _parsed("duration", parse_duration_ms, value)
 
 
-def size_bytes(value: Any) -> Any:
-    match = _SIZE.fullmatch(str(value).strip()) if isinstance(value, int | str) and value is not True else None
-    if match is None:
-        raise PydanticCustomError("size", "write a size such as 65536, 64KiB, 16MB")
-    return int(match.group(1)) * _SIZES[(match.group(2) or "").lower()]
+def _bare_duration_ms(value: Any) -> int:
+    """For a field whose name ends in ``_ms``: a number alone is what it says."""
+    return _parsed("duration", partial(parse_duration_ms, bare_ms=True), value)
+
+
+def _size_bytes(value: Any) -> int:
+    return _parsed("size", parse_size_bytes, value)
+
+
+def _parsed(kind: str, parse: Callable[[Any, str], int], value: Any) -> int:
+    try:
+        return parse(value, kind)
+    except InvalidArgument as error:
+        raise PydanticCustomError(kind, "write {allowed}", {"allowed": error.allowed}) from error
 
 
 def _checked_template(text: str) -> str:
@@ -79,13 +78,14 @@ def _told_secret(secret: SecretStr, info: SerializationInfo) -> str:
     return hashlib.sha256(secret.get_secret_value().encode()).hexdigest()
 
 
-_DURATION_SCHEMA = {
-    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{_DURATION.pattern}$"}]
-}
-_SIZE_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}
+_DURATION_SCHEMA = {"type": "string", "pattern": f"^{DURATION_PATTERN}$"}
+_BARE_DURATION_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, _DURATION_SCHEMA]}
+_SIZE_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{SIZE_PATTERN}$"}]}
 
-Duration = Annotated[int, BeforeValidator(duration_ms), WithJsonSchema(_DURATION_SCHEMA)]
-Size = Annotated[int, BeforeValidator(size_bytes), WithJsonSchema(_SIZE_SCHEMA)]
+Duration = Annotated[int, BeforeValidator(_duration_ms), WithJsonSchema(_DURATION_SCHEMA)]
+BareDuration = Annotated[int, BeforeValidator(_bare_duration_ms), WithJsonSchema(_BARE_DURATION_SCHEMA)]
+"""For a field whose name ends in ``_ms``."""
+Size = Annotated[int, BeforeValidator(_size_bytes), WithJsonSchema(_SIZE_SCHEMA)]
 Secret = Annotated[SecretStr, PlainSerializer(_told_secret, when_used="json")]
 Text = Annotated[str, AfterValidator(_no_template)]
 NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_no_template)]

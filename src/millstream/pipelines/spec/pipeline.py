@@ -9,7 +9,7 @@ from pydantic import Field
 from millstream.pipelines.processors import AnyProcessor
 from millstream.pipelines.sinks import AnySink
 from millstream.pipelines.sources import AnySource
-from millstream.pipelines.spec.part import Duration, Name, NonEmpty, Part, Size, Text
+from millstream.pipelines.spec.part import BareDuration, Duration, Name, NonEmpty, Part, Size, Text
 from millstream.pipelines.spec.uri import RedisUri
 
 
@@ -25,7 +25,7 @@ class BatchSettings(Part):
 
     max_events: Annotated[int, Field(ge=1)] = 100_000
     max_bytes: Annotated[Size, Field(ge=1)] | None = None
-    max_ms: Duration = 0
+    max_ms: BareDuration = 0
 
 
 class RetrySettings(Part):
