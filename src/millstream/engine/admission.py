@@ -6,7 +6,7 @@ Nothing here changes data. A refusal marks an open transaction as failed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.registry import Flag, Spec
@@ -21,6 +21,10 @@ DENY_OOM = int(Flag.DENY_OOM)
 WHILE_SUBSCRIBED = int(Flag.WHILE_SUBSCRIBED)
 AT_ONCE = int(Flag.AT_ONCE)
 ADMIN = int(Flag.ADMIN)
+
+QUEUE_BYTES: Final = 256 << 20
+"""What the commands between MULTI and EXEC may take in memory, about."""
+COMMAND_BYTES: Final = 400
 
 OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
 
@@ -47,6 +51,7 @@ def discard(session: Session) -> None:
     """The open transaction is over; nothing is watched any more."""
     session.queue = None
     session.queue_failed = False
+    session.queue_bytes = 0
     session.engine.unwatch(session)
     session.refresh()
 
@@ -59,11 +64,21 @@ def answer(session: Session, spec: Spec, args: Sequence[bytes]) -> Reply | None:
     if refusal is not None:
         return reject(session, spec, refusal)
     if session.queue is not None and not spec.bits & AT_ONCE:
-        session.queue.append((spec, args))
-        return QUEUED
+        return _queue(session, session.queue, spec, args)
     if session.engine.monitors and spec.name != "EXEC":
         feed_monitors(session, spec, args)
     return None
+
+
+def _queue(session: Session, queue: list[tuple[Spec, Sequence[bytes]]], spec: Spec, args: Sequence[bytes]) -> Reply:
+    if session.queue_failed:
+        return QUEUED  # it will never run, so that keeping it would only take memory
+    session.queue_bytes += COMMAND_BYTES + sum(map(len, args))
+    if session.queue_bytes > QUEUE_BYTES:
+        queue.clear()
+        return reject(session, spec, f"ERR the transaction is over the limit of {QUEUE_BYTES} bytes")
+    queue.append((spec, args))
+    return QUEUED
 
 
 def _refusal(session: Session, spec: Spec) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from millstream.engine.glob import matches
+from millstream.engine.glob import glob
 from millstream.engine.notifications import format_flags, parse_flags
 from millstream.engine.numbers import INT64_MAX, read_int
 from millstream.wire.names import to_bytes, to_name
@@ -151,12 +151,8 @@ class Config:
 
     def found(self, patterns: list[bytes]) -> dict[str, str]:
         """Those whose name fits one of the patterns."""
-        lowered = [pattern.lower() for pattern in patterns]
-        return {
-            name: value
-            for name, value in self._values.items()
-            if any(matches(pattern, name.encode()) for pattern in lowered)
-        }
+        globs = [glob(pattern.lower()) for pattern in patterns]
+        return {name: value for name, value in self._values.items() if any(one.matches(name.encode()) for one in globs)}
 
     def start_with(self, name: str, value: str) -> None:
         """For the driver, before the first command: also what cannot be changed later. Refuses as ``change`` does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.engine.glob import matches
+from millstream.engine.glob import Glob
 from millstream.wire.replies import Push, Reply
 
 if TYPE_CHECKING:
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 
 class PubSub:
-    __slots__ = ("_outbox", "channels", "patterns")
+    __slots__ = ("_globs", "_outbox", "channels", "patterns")
 
     def __init__(self, outbox: list[tuple[Session, Reply]]) -> None:
         self._outbox = outbox
         self.channels: dict[bytes, dict[Session, None]] = {}
         self.patterns: dict[bytes, dict[Session, None]] = {}
+        self._globs: dict[bytes, Glob] = {}
+        """Of every pattern that somebody listens to: made once, since each message is held against all of them."""
 
     def publish(self, channel: bytes, message: bytes) -> int:
         """Returns the number of deliveries: a session that listens twice hears it twice."""
@@ -26,7 +28,7 @@ class PubSub:
             self._outbox.append((session, Push([b"message", channel, message])))
             heard += 1
         for pattern, sessions in self.patterns.items():
-            if matches(pattern, channel):
+            if self._globs[pattern].matches(channel):
                 for session in sessions:
                     self._outbox.append((session, Push([b"pmessage", pattern, channel, message])))
                     heard += 1
@@ -37,6 +39,8 @@ class PubSub:
         self.channels.setdefault(channel, {})[session] = None
 
     def subscribe_pattern(self, session: Session, pattern: bytes) -> None:
+        if pattern not in self._globs:
+            self._globs[pattern] = Glob(pattern)
         session.patterns[pattern] = None
         self.patterns.setdefault(pattern, {})[session] = None
 
@@ -47,6 +51,8 @@ class PubSub:
     def unsubscribe_pattern(self, session: Session, pattern: bytes) -> None:
         session.patterns.pop(pattern, None)
         _leave(self.patterns, pattern, session)
+        if pattern not in self.patterns:
+            self._globs.pop(pattern, None)
 
     def forget(self, session: Session) -> None:
         for channel in list(session.channels):

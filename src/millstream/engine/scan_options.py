@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
+from millstream.engine.glob import glob
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int
 from millstream.wire.replies import ErrorReply
 
+_CURSOR: Final = re.compile(rb"([+-]?)0*([0-9]{1,20})")
+
 
 class ScanOptions:
-    __slots__ = ("count", "kind", "pattern")
+    __slots__ = ("count", "fits", "kind")
 
     def __init__(self, words: Sequence[bytes], *, with_type: bool = False) -> None:
-        self.pattern: bytes | None = None
+        self.fits: Callable[[bytes], bool] = _anything
         self.count = 10
         self.kind: bytes | None = None
         for at in range(0, len(words), 2):
@@ -25,14 +29,19 @@ class ScanOptions:
                 if self.count < 1:
                     raise ErrorReply(SYNTAX_ERROR)
             elif name == b"MATCH":
-                self.pattern = words[at + 1]
+                self.fits = glob(words[at + 1]).matches
             elif name == b"TYPE" and with_type:
                 self.kind = words[at + 1].lower()
             else:
                 raise ErrorReply(SYNTAX_ERROR)
 
 
+def _anything(name: bytes) -> bool:
+    return True
+
+
 def parse_cursor(raw: bytes) -> int:
-    if re.fullmatch(rb"[+-]?[0-9]+", raw) is None or abs(int(raw)) >= 2**64:
+    found = _CURSOR.fullmatch(raw)
+    if found is None or int(found[2]) >= 2**64:
         raise ErrorReply("ERR invalid cursor")
-    return int(raw) % 2**64
+    return int(found[1] + found[2]) % 2**64

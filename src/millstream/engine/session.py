@@ -35,6 +35,7 @@ class Session:
         "patterns",
         "protocol",
         "queue",
+        "queue_bytes",
         "queue_failed",
         "seen_ms",
         "skips",
@@ -64,6 +65,7 @@ class Session:
         self.queue: list[tuple[Spec, Sequence[bytes]]] | None = None
         """Commands between MULTI and EXEC."""
         self.queue_failed = False
+        self.queue_bytes = 0
         self.watched: set[tuple[int, bytes]] = set()
         self.dirty = False
         """A watched key has changed: the next EXEC is aborted."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from driving import Driver
 
-from millstream.engine.glob import matches
+from millstream.engine.glob import Glob, matches
+from millstream.wire.replies import ErrorReply
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,28 @@ def test_pattern(pattern: str, fits: list[str], does_not: list[str]) -> None:
 def test_many_stars_cost_no_more_than_the_text_is_long() -> None:
     """A matcher that tries every split would not come back from this one."""
     assert not matches(b"*a" * 40 + b"b", b"a" * 20_000)
+
+
+def test_a_long_pattern_is_only_looked_at_when_a_text_is_long_enough() -> None:
+    assert not matches(b"?" * 900, b"a" * 899)
+    assert matches(b"?" * 900, b"a" * 900)
+    assert matches(b"a" * 100_000, b"a" * 100_000)
+
+
+def test_a_pattern_of_thousands_of_wildcards_is_refused() -> None:
+    for pattern in (b"?" * 100_000, b"[a-z]" * 40_000, b"*" + b"?a" * 1000):
+        with pytest.raises(ErrorReply, match="too long"):
+            matches(pattern, b"k")
+
+
+def test_listening_to_many_patterns_makes_each_of_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = Glob.__init__
+    monkeypatch.setattr(Glob, "__init__", lambda self, pattern: (made.append(pattern), real(self, pattern))[1])
+    driver = Driver()
+    for number in range(2000):
+        driver.say(f"PSUBSCRIBE *{number}[a-z]?x")
+    other = driver.session()
+    for _ in range(10):
+        driver.say("PUBLISH hello world", other)
+    assert len(made) == 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driving import Driver, wait_for_list
 
-from millstream.engine import Hooks
+from millstream.engine import Hooks, admission
 from millstream.wire.replies import OK, ErrorReply, Several, Status
 
 NOAUTH = "NOAUTH Authentication required."
@@ -211,3 +211,16 @@ def test_an_unknown_command_shows_a_preview_that_is_cut() -> None:
     reply = driver.send((b"x" * 300, b"a" * 100, b"b" * 100, b"c"))
     assert isinstance(reply, ErrorReply)
     assert reply.text == (f"ERR unknown command '{'x' * 128}', with args beginning with: '{'a' * 100}' '{'b' * 25}' ")
+
+
+def test_a_transaction_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(admission, "QUEUE_BYTES", 10_000)
+    driver.say("MULTI")
+    replies = [driver.say("SET k v") for _ in range(100)]
+    assert [reply for reply in replies if isinstance(reply, ErrorReply)] != []
+    assert driver.main.queue == []
+    assert driver.error("EXEC").startswith("EXECABORT")
+    assert driver.say("MULTI") == b"OK"
+    assert driver.say("SET k v") == b"QUEUED"
+    assert driver.say("EXEC") == [b"OK"]

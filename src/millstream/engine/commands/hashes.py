@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.engine.encoding import is_small_hash
-from millstream.engine.glob import matches
 from millstream.engine.keyspace import Database
 from millstream.engine.notifications import HASH
 from millstream.engine.numbers import INT64_MAX, INT64_MIN, parse_int
@@ -138,6 +137,5 @@ def hscan(session: Session, args: Sequence[bytes]) -> Reply:
     following, names = 0, list(fields)
     if not is_small_hash(fields):
         following, names = session.engine.scan_orders.page((db.index, key), fields, cursor, options.count)
-    pattern = options.pattern
-    found = [name for name in names if name in fields and (pattern is None or matches(pattern, name))]
+    found = [name for name in names if name in fields and options.fits(name)]
     return [b"%d" % following, [word for name in found for word in (name, fields[name])]]

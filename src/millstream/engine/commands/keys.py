@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.engine.encoding import encoding_of, type_of
-from millstream.engine.glob import matches
+from millstream.engine.glob import glob
 from millstream.engine.keyspace import Database
 from millstream.engine.notifications import GENERIC
 from millstream.engine.registry import Flag, command
@@ -44,8 +44,8 @@ def type_(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("KEYS", arity=2, flags=Flag.READONLY)
 def keys(session: Session, args: Sequence[bytes]) -> Reply:
-    db, pattern = session.db, args[1]
-    return [key for key in db.values if matches(pattern, key) and not _is_over(db, key)]
+    db, fits = session.db, glob(args[1]).matches
+    return [key for key in db.values if fits(key) and not _is_over(db, key)]
 
 
 @command("SCAN", arity=-2, flags=Flag.READONLY)
@@ -57,7 +57,7 @@ def scan(session: Session, args: Sequence[bytes]) -> Reply:
     found = [
         key
         for key in names
-        if (options.pattern is None or matches(options.pattern, key))
+        if options.fits(key)
         and (value := db.find(key)) is not None
         and (options.kind is None or type_of(value) == options.kind)
     ]

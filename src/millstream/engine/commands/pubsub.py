@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.engine.glob import matches
+from millstream.engine.glob import glob
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.wire.replies import Push, Reply, Several
@@ -64,8 +64,8 @@ def _one_or_several(confirmations: list[Push]) -> Reply:
 
 @command("PUBSUB|CHANNELS", arity=-2, flags=Flag.PUBSUB)
 def pubsub_channels(session: Session, args: Sequence[bytes]) -> Reply:
-    pattern = args[2] if len(args) > 2 else b"*"
-    return [channel for channel in session.engine.pubsub.channels if matches(pattern, channel)]
+    fits = glob(args[2] if len(args) > 2 else b"*").matches
+    return [channel for channel in session.engine.pubsub.channels if fits(channel)]
 
 
 @command("PUBSUB|NUMSUB", arity=-2, flags=Flag.PUBSUB)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from millstream.engine.encoding import is_small_set
-from millstream.engine.glob import matches
 from millstream.engine.notifications import SET
 from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_range
 from millstream.engine.registry import Flag, command
@@ -110,6 +109,5 @@ def sscan(session: Session, args: Sequence[bytes]) -> Reply:
     following, names = 0, list(members)
     if not is_small_set(members):
         following, names = session.engine.scan_orders.page((db.index, key), members, cursor, options.count)
-    pattern = options.pattern
-    found = [name for name in names if name in members and (pattern is None or matches(pattern, name))]
+    found = [name for name in names if name in members and options.fits(name)]
     return [b"%d" % following, found]
