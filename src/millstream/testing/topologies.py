@@ -101,10 +101,12 @@ class ClusterSetup:
 
     def __init__(self) -> None:
         self._bus = [free_port() for _ in range(3)]
-        self.nodes = [
-            RedisProcess(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(bus)])
-            for bus in self._bus
-        ]
+        self.nodes = [self._node(bus) for bus in self._bus]
+
+    def _node(self, bus: int) -> RedisProcess:
+        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(bus)]
+        # A primary whose last slot moves away stays one, and can be given slots again.
+        return RedisProcess([*options, "--cluster-allow-replica-migration", "no"])
 
     @property
     def url(self) -> str:
@@ -137,6 +139,23 @@ class ClusterSetup:
             if b"cluster_state:ok" not in facts or len(ask(node, "CLUSTER", "SLOTS")) != len(self.nodes):
                 return False
         return True
+
+    def add_node(self) -> RedisProcess:
+        """One more primary, without slots and without memory. Returns when everybody knows it."""
+        bus = free_port()
+        fresh = self._node(bus).start()
+        self.nodes.append(fresh)
+        ask(fresh, "CLUSTER", "MEET", "127.0.0.1", str(self.nodes[0].port), str(self._bus[0]))
+        name = self.node_id(fresh).encode()
+
+        def known() -> bool:
+            return all(
+                name in ask(node, "CLUSTER", "NODES") and b"cluster_state:ok" in ask(node, "CLUSTER", "INFO")
+                for node in self.nodes
+            )
+
+        wait_until(known, what="the cluster to know its new node", timeout_s=SETTLING_S)
+        return fresh
 
     def node_id(self, node: RedisProcess) -> str:
         answer: bytes = ask(node, "CLUSTER", "MYID")

@@ -95,15 +95,17 @@ async def test_what_was_confirmed_is_there_after_every_restart(slow_to_load: tup
     async with open_broker(url, deadline_ms=300) as broker:
         async with Publisher(broker, retry_ms=60_000) as publisher:
             tasks = [asyncio.create_task(publish(publisher, mine)) for mine in range(PUBLISHERS)]
-            for _ in range(KILLS):
+            try:
+                for _ in range(KILLS):
+                    before = len(confirmed)
+                    await eventually(lambda most=before + 200: len(confirmed) > most, what="publishes before a kill")
+                    async with restarting(server):
+                        pass
                 before = len(confirmed)
-                await eventually(lambda enough=before + 200: len(confirmed) > enough, what="publishes before a kill")
-                async with restarting(server):
-                    pass
-            before = len(confirmed)
-            await eventually(lambda: len(confirmed) > before + 200, what="publishes after the last kill")
-            going = False
-            await asyncio.gather(*tasks)
+                await eventually(lambda: len(confirmed) > before + 200, what="publishes after the last kill")
+            finally:
+                going = False
+                await asyncio.gather(*tasks)
         stored = {entry.fields[b"payload"].decode(): str(entry.id) for entry in await broker.xrange("orders")}
         entries = await broker.xlen("orders")
 

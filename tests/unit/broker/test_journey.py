@@ -13,6 +13,7 @@ from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSen
 from millstream.broker.links.journey import Traveller, refused_from, unwrap
 from millstream.broker.links.nodes import Node, NodeName, Target
 from millstream.broker.links.routes import route_to
+from millstream.broker.steps.script import script
 from millstream.errors import BrokerUnavailable, OutOfMemory, ServerError
 from millstream.model import ManualClock, quiet
 from millstream.wire.commands import Batch, Command
@@ -395,3 +396,68 @@ def test_a_batch_over_many_keys_is_shared_out() -> None:
     replies = road.walk(road.traveller.call_many(Batch([(b"GET", key) for key in keys], keys=keys)))
 
     assert replies == [key + b"!" for key in keys]
+
+
+# --- scripts ---
+
+STEP = Command(script("trim_safely").words((b"s",), (b"1", b"0")), b"s", repeatable=True)
+LOAD = (b"SCRIPT", b"LOAD", script("trim_safely").source)
+UNKNOWN = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
+
+
+def test_a_script_that_the_node_does_not_know_is_given_to_it() -> None:
+    road = Road(single(), UNKNOWN, b"sha", 3)
+
+    assert road.walk(road.traveller.call(STEP)) == 3
+    assert [list(trip.requests) for trip in road.trips] == [[STEP.args], [LOAD], [STEP.args]]
+    assert road.pauses == []
+
+
+def test_a_script_goes_where_its_command_was_sent_on_to() -> None:
+    """The slot is on its way: its owner knows the script, and asks us to ask elsewhere."""
+    road = Road(spread(), HALVES, ErrorReply(f"ASK {slot_of(b's')} yonder:3"), [b"OK", UNKNOWN], b"sha", [b"OK", 3])
+
+    assert road.walk(road.traveller.call(STEP)) == 3
+    assert road.nodes()[2:] == [YONDER, YONDER, YONDER]
+    assert list(road.trips[-1].requests) == [(b"ASKING",), STEP.args]
+
+
+def test_a_wait_for_replicas_is_repeated_with_the_script_that_was_not_known() -> None:
+    wait = (b"WAIT", b"1", b"100")
+    road = Road(single(), [UNKNOWN, 1], b"sha", [3, 1])
+
+    assert road.walk(road.traveller.call_many(Batch([STEP.args], b"s", after=wait))) == [3, 1]
+    assert list(road.trips[2].requests) == [STEP.args, wait]
+
+
+def test_a_node_that_never_learns_a_script_is_asked_with_pauses_until_the_deadline() -> None:
+    road = Road(single(), *[UNKNOWN, b"sha"] * 100)
+
+    with pytest.raises(ServerError, match="NOSCRIPT"):
+        road.walk(road.traveller.call(STEP))
+    assert len(road.pauses) >= 3
+    assert len(road.trips) < 30
+
+
+def test_a_strangers_script_is_the_strangers_affair() -> None:
+    road = Road(single(), UNKNOWN)
+
+    with pytest.raises(ServerError, match="NOSCRIPT"):
+        road.walk(road.traveller.call(Command((b"EVALSHA", b"0" * 40, b"0"))))
+
+
+def test_one_load_serves_all_streams_of_a_node_and_nobody_elses_answer_waits() -> None:
+    keys = [b"k%d" % n for n in range(6)]
+    words = [script("trim_safely").words((key,), (b"1", b"0")) for key in keys]
+    here = [key for key in keys if slot_of(key) <= SLOTS // 2]
+    there = [key for key in keys if slot_of(key) > SLOTS // 2]
+    assert here
+    assert there
+    first_is_here = slot_of(keys[0]) <= SLOTS // 2
+    answers = {True: [[UNKNOWN] * len(here), b"sha", [1] * len(here)], False: [[2] * len(there)]}
+    road = Road(spread(), HALVES, *answers[first_is_here], *answers[not first_is_here])
+
+    replies = road.walk(road.traveller.call_many(Batch(words, keys=keys)))
+
+    assert replies == [1 if key in here else 2 for key in keys]
+    assert len(road.trips) == 5

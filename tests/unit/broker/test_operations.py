@@ -10,10 +10,8 @@ from millstream.broker.context import Context
 from millstream.broker.limits import Limits
 from millstream.broker.operations import groups, streams
 from millstream.broker.operations.durability import REMEMBER_MS
-from millstream.broker.steps import leases
 from millstream.broker.steps.once import Digest, Once
 from millstream.broker.steps.retention import call as retention
-from millstream.broker.steps.script import TRIES, script
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, Conversation
@@ -51,32 +49,6 @@ def test_what_may_be_repeated_says_so() -> None:
     ):
         _, (asked,) = talk(conversation, reply)
         assert asked.repeatable is repeatable, asked
-
-
-def test_a_script_that_the_server_does_not_know_is_given_to_it() -> None:
-    unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
-
-    result, asked = talk(retention.trim_safely(Context(), "s", max_len=1), unknown, b"sha", 3)
-
-    assert result == 3
-    assert [request.args[0] for request in asked if isinstance(request, Command)] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
-    assert asked[1].args[2] == script("trim_safely").source  # type: ignore[union-attr]  # a Command
-
-
-def test_a_script_that_went_to_a_primary_that_was_replaced_is_given_to_the_next() -> None:
-    unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
-
-    result, asked = talk(retention.trim_safely(Context(), "s", max_len=1), unknown, b"sha", unknown, b"sha", 3)
-
-    assert result == 3
-    assert len(asked) == 5
-
-
-def test_a_server_that_never_learns_a_script_is_believed_in_the_end() -> None:
-    unknown = ServerError("NOSCRIPT No matching script. Please use EVAL.")
-
-    with pytest.raises(ServerError):
-        talk(retention.trim_safely(Context(), "s", max_len=1), *[unknown, b"sha"] * 50)
 
 
 def test_long_streams_are_trimmed_now_and_then() -> None:
@@ -194,15 +166,3 @@ def test_a_batch_that_was_stored_in_part_says_how_much() -> None:
     with pytest.raises(OutOfMemory, match="2 of 3 entries were stored") as caught:
         talk(streams.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
     assert caught.value.ids == [EntryId(1, 0), EntryId(1, 1), None]  # type: ignore[attr-defined]  # a fact of this one
-
-
-def test_a_node_that_never_learns_a_script_is_asked_a_few_times_and_the_other_streams_have_their_answers() -> None:
-    """A slot on its way to a node without our scripts: the script is loaded on the old owner, and asked of the new."""
-    unknown = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
-    again = [b"sha", [unknown]] * TRIES
-
-    answers, asked = talk(leases.take_leases(Context(), "me", [("a", None), ("b", None)]), [[1, b"7"], unknown], *again)
-
-    assert answers[0] == 7
-    assert isinstance(answers[1], ServerError)
-    assert len(asked) == 1 + 2 * TRIES

@@ -15,6 +15,7 @@ from millstream.broker.failures import REPLACED, TRANSIENT, code_of, typed
 from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
 from millstream.broker.links.nodes import Node
 from millstream.broker.links.routes import Route
+from millstream.broker.steps.script import source_of
 from millstream.errors import BrokerUnavailable
 from millstream.model.backoff import Backoff
 from millstream.model.clock import Clock
@@ -25,6 +26,8 @@ from millstream.wire.replies import ErrorReply
 BACKOFF = Backoff(initial_ms=20, max_ms=800, jitter=0.25)
 MAX_HOPS = 5
 """Redirections in a row that are followed at once; after that it waits between them, for the cluster is rearranging."""
+MAX_LOADS = 3
+"""Times in a row that a node which does not know a script is given it at once; after that it waits in between."""
 ASKING: Args = (b"ASKING",)
 MULTI: Args = (b"MULTI",)
 EXEC: Args = (b"EXEC",)
@@ -102,20 +105,31 @@ class Traveller:
             except NotSent:
                 alone.append(index)
         for node, share in shares.items():
-            try:
-                answers = yield Exchange(node, [commands[index] for index in share])
-            except NotSent:
-                alone += share
-                continue
-            except NoAnswer as failure:
-                if not repeatable:
-                    raise unanswered(str(failure), failure.replies) from failure
-                alone += share
-                continue
-            for index, answer in zip(share, answers, strict=True):
-                replies[index] = answer
-                if passing(answer):
-                    alone.append(index)
+            unsettled = share
+            for _ in range(2):  # the second time with what the node had to be given first
+                try:
+                    answers = yield Exchange(node, [commands[index] for index in unsettled])
+                except NotSent:
+                    alone += unsettled
+                    break
+                except NoAnswer as failure:
+                    if not repeatable:
+                        raise unanswered(str(failure), failure.replies) from failure
+                    alone += unsettled
+                    break
+                sources: dict[bytes, list[int]] = {}
+                for index, answer in zip(unsettled, answers, strict=True):
+                    replies[index] = answer
+                    if passing(answer):
+                        alone.append(index)
+                    elif (source := script_to_load(commands[index], answer)) is not None:
+                        sources.setdefault(source, []).append(index)
+                if not sources:
+                    break
+                unsettled = [index for some in sources.values() for index in some]
+                yield from self._load(node, list(sources))
+            else:
+                alone += unsettled
         for index in alone:
             (replies[index],) = yield from self._carry([commands[index]], keys[index], repeatable, 0, alone=False)
         return replies
@@ -135,7 +149,7 @@ class Traveller:
     ) -> Journey[list[Any]]:
         deadline = self._clock.monotonic_ms() + self._deadline_ms
         done: list[Any] = []
-        attempt = hops = 0
+        attempt = hops = loads = 0
         detour: Node | None = None
         asking = False
         while True:
@@ -159,17 +173,26 @@ class Traveller:
                 if not repeatable:
                     raise unanswered(trouble, [*done, *failure.replies]) from failure
             else:
-                refused = refused_from(replies[: len(replies) - trailing], atomic=atomic)
-                if refused is None:
-                    return [*done, *replies] if done else replies
-                done += replies[:refused]
-                requests, replies = requests[refused:] if refused else requests, replies[refused:]
-                refusal: ErrorReply = next(filter(passing, replies))
-                trouble = refusal
-                detour, asking = self._redirect(refusal, node, atomic=atomic)
-                hops = hops + 1 if detour else 0
-                if 0 < hops <= MAX_HOPS:
-                    continue
+                if len(replies) == 1 + trailing and (source := script_to_load(requests[0], replies[0])) is not None:
+                    # Where the command goes, not where its key belongs: for a slot on its way these are two nodes.
+                    trouble = replies[0]
+                    yield from self._load(node, [source])
+                    loads += 1
+                    if loads <= MAX_LOADS:
+                        continue
+                    detour, asking = None, False
+                else:
+                    refused = refused_from(replies[: len(replies) - trailing], atomic=atomic)
+                    if refused is None:
+                        return [*done, *replies] if done else replies
+                    done += replies[:refused]
+                    requests, replies = requests[refused:] if refused else requests, replies[refused:]
+                    refusal: ErrorReply = next(filter(passing, replies))
+                    trouble = refusal
+                    detour, asking = self._redirect(refusal, node, atomic=atomic)
+                    hops = hops + 1 if detour else 0
+                    if 0 < hops <= MAX_HOPS:
+                        continue
             attempt += 1
             pause_ms = BACKOFF.delay_ms(attempt, self._chance())
             if self._clock.monotonic_ms() + pause_ms >= deadline:
@@ -181,6 +204,13 @@ class Traveller:
                 )
             self._observer("broker.retry", reason=str(trouble), attempt=attempt, pause_ms=pause_ms)
             yield Pause(pause_ms / 1000)
+
+    def _load(self, node: Node, sources: Sequence[bytes]) -> Journey[None]:
+        """Whether it worked, the next try tells: without its script the command is refused again."""
+        try:
+            yield Exchange(node, [(b"SCRIPT", b"LOAD", source) for source in sources])
+        except (NotSent, NoAnswer):
+            pass
 
     def _redirect(self, trouble: ErrorReply, node: Node, *, atomic: bool) -> tuple[Node | None, bool]:
         """The node that the refusal sends us to (None: ask the route again), and whether to say ASKING there."""
@@ -221,6 +251,13 @@ def passing(reply: Any) -> bool:
         return False
     code = code_of(reply)
     return code in TRANSIENT or code in ("MOVED", "ASK")
+
+
+def script_to_load(args: Args, reply: Any) -> bytes | None:
+    """The text of one of our scripts, where the reply says that the node does not know it."""
+    if type(reply) is ErrorReply and args[0] == b"EVALSHA" and code_of(reply) == "NOSCRIPT":
+        return source_of(args[1])
+    return None
 
 
 def unwrap(replies: Sequence[Any]) -> list[Any]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.broker.context import Context
-from millstream.broker.failures import code_of, typed
+from millstream.broker.failures import typed
 from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
-from millstream.broker.steps.script import TRIES, Script, load_script, run_script
+from millstream.broker.steps.script import Script, run_script
 from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
 from millstream.model.durability import Durability
 from millstream.wire.commands import Args, Batch, Command, Conversation, Reading, as_they_are
@@ -108,16 +108,10 @@ def run_script_durably(
     """A script's reply; DurabilityUnavailable where what it wrote was not confirmed. ``reply`` is then a fact of it."""
     if wanted is None:
         return (yield from run_script(chosen, keys, argv, repeatable=repeatable))
-    for _ in range(TRIES + 1):
-        (reply,), unconfirmed = yield from send_durably(
-            context, keys[0], [chosen.words(keys, argv)], wanted, repeatable=repeatable
-        )
-        if not isinstance(reply, ErrorReply):
-            break
-        if code_of(reply) != "NOSCRIPT":
-            raise typed(reply)
-        yield from load_script(chosen, keys[0])
-    else:
+    (reply,), unconfirmed = yield from send_durably(
+        context, keys[0], [chosen.words(keys, argv)], wanted, repeatable=repeatable
+    )
+    if isinstance(reply, ErrorReply):
         raise typed(reply)
     if unconfirmed is not None:
         unconfirmed.__dict__["reply"] = reply

@@ -1,4 +1,4 @@
-"""Scripts: found in the folders beside this file, called by digest, given to a server that does not know them."""
+"""Scripts: found in the folders beside this file, and called by digest. Links load them where they are not known."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from millstream.errors import ServerError
 from millstream.wire.commands import Args, Command, Conversation
-
-TRIES = 4
-"""How often a server that does not know a script is given it before it is believed."""
 
 
 class Script(NamedTuple):
@@ -65,6 +61,18 @@ def script(name: str) -> Script:
     return Script(name, source, sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
+def source_of(sha: bytes) -> bytes | None:
+    """The text of one of our scripts; None for anybody else's. For links, which give a script to a node that does not
+    know it: yet, any more, or because its slot has come from elsewhere."""
+    return _sources().get(sha)
+
+
+@cache
+def _sources() -> dict[bytes, bytes]:
+    plain = [script(name) for name in all_names()]
+    return {one.sha: one.source for one in (*plain, *map(guarded_form, plain))}
+
+
 class Guard(NamedTuple):
     """An owner record in the slot of what is written, and what it must hold: then alone a guarded script runs."""
 
@@ -96,24 +104,10 @@ def run_script(
     repeatable: bool = False,
     guard: Guard | None = None,
 ) -> Conversation[Any]:
-    """Runs it where its first key lives; a server that does not know it (yet, or after a restart) is given it.
+    """Runs it where its first key lives.
 
     Behind a ``guard`` it raises StaleOwner, and does nothing, where the owner record is another by now.
     """
     if guard is not None:
         chosen, keys, argv = guarded_form(chosen), (*keys, guard.key), (*argv, guard.record)
-    call = Command(chosen.words(keys, argv), keys[0], repeatable)
-    # More than once: after a failover the script may have been given to the old primary, and be asked of the new one.
-    for _ in range(TRIES):
-        try:
-            return (yield call)
-        except ServerError as error:
-            if error.code != "NOSCRIPT":
-                raise
-        yield from load_script(chosen, keys[0])
-    return (yield call)
-
-
-def load_script(chosen: Script, key: bytes) -> Conversation[None]:
-    """Gives the script to the node of ``key``."""
-    yield Command((b"SCRIPT", b"LOAD", chosen.source), key, repeatable=True)
+    return (yield Command(chosen.words(keys, argv), keys[0], repeatable))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.broker.context import Context
-from millstream.broker.failures import code_of, typed
+from millstream.broker.failures import typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import entries, entry_id
 from millstream.broker.operations.arguments import (
@@ -24,7 +24,7 @@ from millstream.broker.operations.arguments import (
     value_word,
 )
 from millstream.broker.steps.retention.call import added
-from millstream.broker.steps.script import TRIES, Guard, Script, load_script, run_script, script
+from millstream.broker.steps.script import Guard, Script, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId
@@ -235,27 +235,10 @@ def _answers(replies: Sequence[Any]) -> list[Any]:
 
 
 def _run_each(chosen: Script, calls: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> Conversation[list[Any]]:
-    """One script for many keys, one round trip a node; a node that does not know it is given it, and asked again.
-
-    A node that still does not know it after a few times is believed: its streams' answers are errors, for the caller's
-    next round, with a pause before it.
-    """
+    """One script for many keys, one round trip a node."""
     if not calls:
         return []
-    replies: list[Any] = list((yield _script_batch(chosen, calls)))
-    for _ in range(TRIES):
-        unknown = [n for n, reply in enumerate(replies) if _is_unknown(reply)]
-        if not unknown:
-            break
-        yield from load_script(chosen, calls[unknown[0]][0][0])
-        again = yield _script_batch(chosen, [calls[n] for n in unknown])
-        for n, reply in zip(unknown, again, strict=True):
-            replies[n] = reply
-    return _answers(replies)
-
-
-def _is_unknown(reply: object) -> bool:
-    return isinstance(reply, ErrorReply) and code_of(reply) == "NOSCRIPT"
+    return _answers((yield _script_batch(chosen, calls)))
 
 
 def _script_batch(chosen: Script, calls: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> Batch:
