@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.broker.keys import LEGEND
-from millstream.cli.exits import LEGEND as EXITS
+from millstream.cli.exit_codes import LEGEND as EXITS
 from millstream.cli.main import CHAPTERS
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"

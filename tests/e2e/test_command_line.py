@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from millstream import open_blocking_broker
-from millstream.cli.exits import DECLINED, DENIED, FINDINGS, NOT_FOUND, UNREACHABLE, USAGE
+from millstream.cli.exit_codes import DECLINED, DENIED, FINDINGS, NOT_FOUND, UNREACHABLE, USAGE
 from millstream.testing import RedisProcess, free_port
 
 MILLSTREAM = str(Path(sys.executable).with_name("millstream"))

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millstream.bench.result import Progress, Result
-from millstream.bench.rounds import interleaved
+from millstream.bench.result import Progress, Result, interleaved
 from millstream.pipelines.plan import plan
 from millstream.pipelines.runner import Runner
 from millstream.pipelines.session import start_session

@@ -11,9 +11,8 @@ from millstream.assignment.announcement import Announcement, balancer_stream
 from millstream.assignment.operator import announce_stream, assignments, force_release
 from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.ages import duration
-from millstream.cli.found import typed
-from millstream.cli.opened import opened
+from millstream.cli.format import duration, named, printable
+from millstream.cli.lookup import opened, typed
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument, NoSuchStream
 
@@ -76,14 +75,14 @@ def release(
         _need_service(broker, service)
         if all(one.stream != stream for one in assignments(broker, service)):
             listing = typed("assignments", "ls", service)
-            raise NoSuchStream(f"stream {show.named(stream)} is not announced. {listing} lists what is.")
-        show.confirm(f"Take {show.named(stream)} from its owner? Its work there will be refused.", yes=yes)
+            raise NoSuchStream(f"stream {named(stream)} is not announced. {listing} lists what is.")
+        show.confirm(f"Take {named(stream)} from its owner? Its work there will be refused.", yes=yes)
         owner = force_release(broker, service, stream)
-    sentence = f"released; it was owned by {show.printable(owner)}" if owner else "nobody owned it"
+    sentence = f"released; it was owned by {printable(owner)}" if owner else "nobody owned it"
     show.outcome(output, sentence, service=service, stream=stream, owner=owner or None)
 
 
 def _need_service(broker: BlockingBroker, service: str) -> None:
     if not broker.exists(balancer_stream(service)):
         first = typed("assignments", "announce", service, "STREAM")
-        raise NoSuchStream(f"service {show.named(service)} has announced nothing yet. {first} does.")
+        raise NoSuchStream(f"service {named(service)} has announced nothing yet. {first} does.")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli.exits import FAILED
+from millstream.cli.exit_codes import FAILED
 from millstream.cli.show import console
 
 
@@ -29,8 +29,7 @@ def command(
 ) -> None:
     from rich.table import Table
 
-    from millstream.bench.machine import machine
-    from millstream.bench.result import Result
+    from millstream.bench.result import Result, machine
 
     results: list[Result] = []
     for suite in suites or list(Suite):

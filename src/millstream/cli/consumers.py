@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.ages import count_of, duration, entries
-from millstream.cli.found import need_group, need_stream
-from millstream.cli.opened import opened
+from millstream.cli.format import count_of, duration, entries, named, printable
+from millstream.cli.lookup import need_group, need_stream, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 from millstream.model import ConsumerInfo
 
@@ -71,7 +70,7 @@ def reap(
             moved = broker.delete_consumer(stream, group, consumer.name, to=to)
             removed.append({"consumer": consumer.name, "handed_over": moved})
             if output is OutputKind.table:
-                typer.echo(f"removed {show.printable(consumer.name)}; {entries(moved)} handed over")
+                typer.echo(f"removed {printable(consumer.name)}; {entries(moved)} handed over")
     if output is OutputKind.json:
         show.as_json(removed)
     elif not dead:
@@ -82,4 +81,4 @@ def _heir(to: str | None, members: Sequence[ConsumerInfo]) -> str:
     if to is None:
         return ""
     known = any(one.name == to for one in members)
-    return f", handing their entries to {show.named(to)}{'' if known else ', whom the group does not know yet'}"
+    return f", handing their entries to {named(to)}{'' if known else ', whom the group does not know yet'}"

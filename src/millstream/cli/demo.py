@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli.exits import FAILED
+from millstream.cli.exit_codes import FAILED
 from millstream.cli.show import console
 
 

@@ -10,10 +10,9 @@ import typer
 
 from millstream.broker.open import open_broker
 from millstream.cli import show
-from millstream.cli.ages import age
-from millstream.cli.exits import FAILED
-from millstream.cli.found import NoSuchEntry, no_entry, no_stream, typed
-from millstream.cli.opened import DEADLINE_MS
+from millstream.cli.exit_codes import FAILED
+from millstream.cli.format import age, named, printable
+from millstream.cli.lookup import DEADLINE_MS, NoSuchEntry, no_entry, no_stream, typed
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.messaging.dead_letters import (
     DeadLetter,
@@ -84,7 +83,7 @@ def show_letter(
 ) -> None:
     """One dead letter in full: its fields, and what happened."""
     letter = _with_letters(url, stream, dlq, lambda letters: letters.show(id))
-    fields = {show.printable(name): show.printable(value) for name, value in letter.fields.items()}
+    fields = {printable(name): printable(value) for name, value in letter.fields.items()}
     if output is OutputKind.json:
         trace = letter.burial.traceback if letter.burial is not None else None
         show.as_json({**_row(letter), "traceback": trace, "fields": fields})
@@ -92,7 +91,7 @@ def show_letter(
     show.table(("what", ""), [(name.replace("_", " "), value) for name, value in _row(letter).items()])
     show.table(("field", "value"), list(fields.items()), title="\nThe entry as it was")
     if letter.burial is not None and letter.burial.traceback:
-        typer.echo("\n" + "\n".join(show.printable(line) for line in letter.burial.traceback.splitlines()))
+        typer.echo("\n" + "\n".join(printable(line) for line in letter.burial.traceback.splitlines()))
 
 
 @app.command("errors")
@@ -163,7 +162,7 @@ def replay(
 
 
 def _tell_replayed(done: Replayed) -> None:
-    targets = ", ".join(f"{count:,} to {show.printable(name)}" for name, count in done.streams.items()) or "nothing"
+    targets = ", ".join(f"{count:,} to {printable(name)}" for name, count in done.streams.items()) or "nothing"
     typer.echo(f"{'would replay' if done.dry_run else 'replayed'} {targets}")
     if done.already:
         typer.echo(f"{done.already:,} of them had been sent by a replay that was interrupted")
@@ -171,11 +170,11 @@ def _tell_replayed(done: Replayed) -> None:
         typer.echo(f"{done.left:,} do not say where they came from, and stay: pass --to")
     for (name, group), count in done.without_handler.items():
         if group:
-            why = f"no group {show.named(group)}: pass --for-group with its new name, or --every-group"
+            why = f"no group {named(group)}: pass --for-group with its new name, or --every-group"
         else:
             create = typed("groups", "create", name, "NAME", "--start", "0")
             why = f"no group that would read them: make one first, {create}"
-        typer.echo(f"{count:,} stay: {show.named(name)} has {why}")
+        typer.echo(f"{count:,} stay: {named(name)} has {why}")
 
 
 @app.command()
@@ -202,7 +201,7 @@ def purge(
         sentence = f"would purge {count:,}" if count else "there is nothing to purge"
         show.outcome(output, sentence, stream=stream, would_purge=count, dry_run=dry_run)
         return
-    show.confirm(f"Throw {count:,} dead letters of {show.named(stream)} away for good?", yes=yes)
+    show.confirm(f"Throw {count:,} dead letters of {named(stream)} away for good?", yes=yes)
     gone = _with_letters(url, stream, dlq, lambda letters: letters.purge(chosen, limit=limit))
     show.outcome(output, f"purged {gone:,}", stream=stream, purged=gone, dry_run=False)
 

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.exits import FINDINGS
-from millstream.cli.opened import opened
+from millstream.cli.exit_codes import FINDINGS
+from millstream.cli.format import printable
+from millstream.cli.lookup import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
-from millstream.observe.findings import Finding, Level
+from millstream.observe.findings import Finding, Severity
 
-_STYLE = {Level.ok: "green", Level.note: "cyan", Level.warning: "yellow", Level.problem: "red"}
+_STYLE = {Severity.ok: "green", Severity.note: "cyan", Severity.warning: "yellow", Severity.problem: "red"}
 
 
 def command(
@@ -31,12 +32,12 @@ def command(
     else:
         for finding in findings:
             _print(finding)
-    if any(finding.level in (Level.warning, Level.problem) for finding in findings):
+    if any(finding.level in (Severity.warning, Severity.problem) for finding in findings):
         raise typer.Exit(FINDINGS)
 
 
 def _print(finding: Finding) -> None:
     typer.secho(f"{finding.level.value:>8}  ", fg=_STYLE[finding.level], nl=False)
-    typer.echo(f"{show.printable(finding.what)}: {show.printable(finding.found)}")
+    typer.echo(f"{printable(finding.what)}: {printable(finding.found)}")
     if finding.remedy:
-        typer.secho(f"          -> {show.printable(finding.remedy)}", dim=True)
+        typer.secho(f"          -> {printable(finding.remedy)}", dim=True)

@@ -9,9 +9,8 @@ import typer
 
 from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.ages import age, count_of, entries
-from millstream.cli.found import need_group, streams_found
-from millstream.cli.opened import opened
+from millstream.cli.format import age, count_of, entries, named
+from millstream.cli.lookup import need_group, opened, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId
@@ -94,7 +93,7 @@ def rm(
     with opened(url) as broker:
         found = need_group(broker, stream, group)
         show.confirm(
-            f"Remove group {show.named(group)} of {show.named(stream)}: "
+            f"Remove group {named(group)} of {named(stream)}: "
             f"{count_of(len(found.consumers), 'consumer', 'consumers')}, "
             f"{count_of(found.pending, 'pending entry', 'pending entries')} that will not be delivered again?",
             yes=yes,
@@ -139,7 +138,7 @@ def reset(
             position = position.previous() if position.ms else position
         again, skipped = _moved(broker, stream, found.last_delivered, position)
         show.confirm(
-            f"Group {show.named(group)} is at {found.last_delivered}. Move it to {position}? "
+            f"Group {named(group)} is at {found.last_delivered}. Move it to {position}? "
             f"({again} delivered again, {skipped} skipped; {found.pending:,} pending stay as they are)",
             yes=yes,
         )

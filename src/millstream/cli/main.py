@@ -10,7 +10,8 @@ from typing import NamedTuple
 import typer
 
 from millstream import __version__
-from millstream.cli.exits import FAILED, exit_code
+from millstream.cli.exit_codes import FAILED, exit_code
+from millstream.cli.format import harmless
 from millstream.errors import MillstreamError
 
 
@@ -86,13 +87,11 @@ def main() -> None:
     try:
         build(sys.argv[1:])()
     except MillstreamError as error:
-        from millstream.cli.advice import sentence
+        from millstream.cli.exit_codes import sentence
 
         typer.secho(f"error: {sentence(error)}", fg="red", err=True)
         sys.exit(exit_code(error))
     except OSError as error:  # a full disk, a file that may not be read: the system's own words, without our insides
-        from millstream.cli.show import harmless
-
         typer.secho(f"error: {harmless(str(error))}", fg="red", err=True)
         sys.exit(FAILED)
     except KeyboardInterrupt:

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.ages import duration, entries
-from millstream.cli.found import need_consumer, need_group, no_entry
-from millstream.cli.opened import opened
+from millstream.cli.format import duration, entries, named
+from millstream.cli.lookup import need_consumer, need_group, no_entry, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 
 app = typer.Typer()
@@ -70,7 +69,7 @@ def claim(
         need_group(broker, stream, group)
         moved = broker.xclaim_ids(stream, group, consumer, ids, min_idle_ms=int(idle_s * 1000))
     if not moved:
-        why = f" in what group {show.named(group)} was handed out and has left alone for {duration(idle_s * 1000)}"
+        why = f" in what group {named(group)} was handed out and has left alone for {duration(idle_s * 1000)}"
         raise no_entry(stream, ids, why)
     show.rows(output, ("id",), [{"id": str(one)} for one in moved])
 
@@ -90,5 +89,5 @@ def ack(
         show.confirm(f"Acknowledge {entries(len(ids))} that no handler has finished?", yes=yes)
         done = broker.xack(stream, group, ids)
     if not done:
-        raise no_entry(stream, ids, f" in what group {show.named(group)} was handed out and has not acknowledged")
+        raise no_entry(stream, ids, f" in what group {named(group)} was handed out and has not acknowledged")
     show.outcome(output, f"acknowledged {done:,}", stream=stream, group=group, acknowledged=done)

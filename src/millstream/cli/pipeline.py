@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.exits import FAILED
+from millstream.cli.exit_codes import FAILED
+from millstream.cli.format import printable
 from millstream.cli.options import Output, OutputKind, Yes
-from millstream.cli.show import as_json, confirm, printable, table
+from millstream.cli.show import as_json, confirm, table
 
 if TYPE_CHECKING:
     from millstream.pipelines.plan import PipelinePlan

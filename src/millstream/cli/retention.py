@@ -13,10 +13,9 @@ import typer
 from millstream.broker.broker import Broker
 from millstream.broker.open import open_broker
 from millstream.cli import show
-from millstream.cli.ages import duration, size
-from millstream.cli.exits import FAILED
-from millstream.cli.found import is_glob, no_stream
-from millstream.cli.opened import DEADLINE_MS
+from millstream.cli.exit_codes import FAILED
+from millstream.cli.format import duration, size
+from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
 from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport

@@ -11,38 +11,9 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console
 
-from millstream.cli.exits import DECLINED
+from millstream.cli.exit_codes import DECLINED
+from millstream.cli.format import printable
 from millstream.cli.options import OutputKind
-
-_SPECIAL = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
-
-
-def printable(text: str | bytes) -> str:
-    """The text with every byte that is not plain print shown as an escape: a name can hold anything."""
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "surrogateescape")
-    return "".join(_escaped(char) for char in text)
-
-
-def harmless(text: str) -> str:
-    """A sentence of ours with foreign names in it: lines and backslashes stay as they are, the rest is escaped."""
-    return "".join(char if char in "\n\\" else _escaped(char) for char in text)
-
-
-def _escaped(char: str) -> str:
-    if char in _SPECIAL:
-        return _SPECIAL[char]
-    code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    if char.isprintable():
-        return char
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-def named(text: str | bytes) -> str:
-    """A name within a sentence: in quotes, with nothing in it that a terminal would obey."""
-    return f"'{printable(text)}'"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:

@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.ages import age
-from millstream.cli.ages import entries as entry_count
-from millstream.cli.found import need_stream, no_entry, no_stream, streams_found
-from millstream.cli.opened import opened
+from millstream.cli.format import age, named, printable
+from millstream.cli.format import entries as entry_count
+from millstream.cli.lookup import need_stream, no_entry, no_stream, opened, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId, TrimPolicy
@@ -101,7 +100,7 @@ def tail(
 
 
 def _print_entry(entry: Entry, output: OutputKind) -> None:
-    fields = {show.printable(name): show.printable(value) for name, value in entry.fields.items()}
+    fields = {printable(name): printable(value) for name, value in entry.fields.items()}
     if output is OutputKind.json:
         show.json_line({"id": str(entry.id), "fields": fields})
     else:
@@ -142,7 +141,7 @@ def delete(
         if output is OutputKind.table:
             for entry in found:
                 _print_entry(entry, output)
-        show.confirm(f"Delete {entry_count(len(found))} of {show.named(stream)}?", yes=yes)
+        show.confirm(f"Delete {entry_count(len(found))} of {named(stream)}?", yes=yes)
         gone = broker.xdel(stream, ids)
     show.outcome(output, f"deleted {gone}", stream=stream, deleted=gone)
 
@@ -167,7 +166,7 @@ def trim(
         length = broker.xlen(stream)
         what = f"to {entry_count(max_len)}" if max_len is not None else f"before {smallest}"
         kept = "what groups still need goes too" if force else "what a group still needs is kept"
-        show.confirm(f"{show.named(stream)} has {entry_count(length)}. Trim it {what}? ({kept})", yes=yes)
+        show.confirm(f"{named(stream)} has {entry_count(length)}. Trim it {what}? ({kept})", yes=yes)
         if force:
             gone = broker.xtrim(stream, TrimPolicy(max_len=max_len, min_id=smallest))
         else:
@@ -184,10 +183,10 @@ def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL, output: Output 
         found = broker.survey([stream])
         if not found:
             raise no_stream(stream)
-        groups = ", ".join(show.printable(group.name) for group in found[0].groups) or "none"
+        groups = ", ".join(printable(group.name) for group in found[0].groups) or "none"
         pending = sum(group.pending for group in found[0].groups)
         show.confirm(
-            f"Remove {show.named(stream)}: {entry_count(found[0].length)}, groups: {groups}, {pending:,} pending?",
+            f"Remove {named(stream)}: {entry_count(found[0].length)}, groups: {groups}, {pending:,} pending?",
             yes=yes,
         )
         broker.delete_stream(stream, companions=True)

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from millstream.broker.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.ages import count_of, duration, size
-from millstream.cli.interrupts import UntilInterrupted
-from millstream.cli.opened import opened
+from millstream.cli.format import count_of, duration, printable, size
+from millstream.cli.lookup import opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
+from millstream.cli.terminal import UntilInterrupted
 from millstream.observe.diagnose_server import read_info
 from millstream.observe.watch import Look, Row, rows
 
@@ -98,7 +98,7 @@ def picture(now: Look, before: Look | None, height: int | None) -> Group:
 def _cells(row: Row) -> list[Text]:
     late = row.oldest_pending_ms is not None and row.oldest_pending_ms > 60_000
     return [
-        Text(show.printable(row.stream)),
+        Text(printable(row.stream)),
         Text(f"{row.length:,}"),
         Text("-" if row.added_per_s is None else f"{row.added_per_s:,.0f}"),
         Text(f"{row.groups:,}"),
@@ -106,5 +106,5 @@ def _cells(row: Row) -> list[Text]:
         Text(f"{row.pending:,}"),
         Text("-" if row.oldest_pending_ms is None else duration(row.oldest_pending_ms), "red" if late else ""),
         Text("-" if row.memory_bytes is None else size(row.memory_bytes)),
-        Text("-" if row.holds_back is None else show.printable(row.holds_back)),
+        Text("-" if row.holds_back is None else printable(row.holds_back)),
     ]

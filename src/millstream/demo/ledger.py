@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from millstream.broker.broker import BlockingBroker
 from millstream.broker.keys import beside
-from millstream.demo.names import results, topics
+from millstream.demo.stage import results, topics
 from millstream.model import Entry, EntryId
 
 PAGE = 1000

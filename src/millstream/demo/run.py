@@ -14,8 +14,7 @@ from millstream.broker.broker import BlockingBroker
 from millstream.broker.keys import beside
 from millstream.broker.open import open_blocking_broker
 from millstream.demo.ledger import Ledger, count
-from millstream.demo.names import GROUP, POISON, results, topics
-from millstream.demo.stage import Stage
+from millstream.demo.stage import GROUP, POISON, Stage, results, topics
 from millstream.errors import MillstreamError
 
 WORKERS = 3

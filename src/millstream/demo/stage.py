@@ -102,3 +102,17 @@ class Stage:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+
+
+TABLES = ("customers", "orders", "payments")
+GROUP = "fulfilment"
+POISON = "poison"
+
+
+def topics(tag: str) -> list[str]:
+    return [f"{tag}.{table}" for table in TABLES]
+
+
+def results(tag: str) -> str:
+    """Where workers put what they have done."""
+    return f"{tag}.done"

@@ -13,7 +13,7 @@ import sys
 from typing import TextIO
 
 from millstream.broker.open import open_broker
-from millstream.demo.names import GROUP, POISON, results, topics
+from millstream.demo.stage import GROUP, POISON, results, topics
 from millstream.messaging import Backoff, Message, Subscriber, run_until_signalled
 
 WORK_S = 0.01

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from importlib import metadata
 
-from millstream.observe.findings import Finding, Level
+from millstream.observe.findings import Finding, Severity
 
 
 def examine_machine() -> list[Finding]:
@@ -23,41 +23,44 @@ def examine_machine() -> list[Finding]:
 def spark_python(configured: str | None, running: str) -> Finding:
     if configured and os.path.realpath(configured) != os.path.realpath(running):
         return Finding(
-            Level.warning,
+            Severity.warning,
             "PYSPARK_PYTHON",
             "names another interpreter than this one",
             "export PYSPARK_PYTHON to this environment's python, or Spark will not find the format redis_streams.",
         )
     if not configured:
         return Finding(
-            Level.note,
+            Severity.note,
             "PYSPARK_PYTHON",
             "not set",
             "millstream sets it for what it starts; in programs of your own, set it to sys.executable.",
         )
-    return Finding(Level.ok, "PYSPARK_PYTHON", "names this interpreter")
+    return Finding(Severity.ok, "PYSPARK_PYTHON", "names this interpreter")
 
 
 def java(version: int | None) -> Finding:
     if version is None:
         return Finding(
-            Level.warning, "Java", "not found", "Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless"
+            Severity.warning,
+            "Java",
+            "not found",
+            "Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless",
         )
     if version < 17:
         return Finding(
-            Level.warning, "Java", str(version), "Spark needs 17 or newer: apt-get install openjdk-17-jre-headless"
+            Severity.warning, "Java", str(version), "Spark needs 17 or newer: apt-get install openjdk-17-jre-headless"
         )
-    return Finding(Level.ok, "Java", str(version))
+    return Finding(Severity.ok, "Java", str(version))
 
 
 def spark(version: str | None) -> Finding:
     if version is None:
         return Finding(
-            Level.note, "Spark", "not installed", "pip install 'millstream[spark]' for the Spark source and sink."
+            Severity.note, "Spark", "not installed", "pip install 'millstream[spark]' for the Spark source and sink."
         )
     if not version.startswith(("4.2", "4.3")):
-        return Finding(Level.warning, "Spark", version, "4.2 and 4.3 are tested: pip install 'pyspark>=4.2,<4.4'")
-    return Finding(Level.ok, "Spark", version)
+        return Finding(Severity.warning, "Spark", version, "4.2 and 4.3 are tested: pip install 'pyspark>=4.2,<4.4'")
+    return Finding(Severity.ok, "Spark", version)
 
 
 def _java_version() -> int | None:

@@ -6,7 +6,7 @@ import time
 
 from millstream.broker.broker import BlockingBroker
 from millstream.errors import MillstreamError, PermissionDenied
-from millstream.observe.findings import Finding, Level
+from millstream.observe.findings import Finding, Severity
 
 OLDEST = (7, 0)
 NEWER_CAPABILITIES = (
@@ -31,7 +31,7 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
     info = read_info(broker, "server", "memory", "persistence", "clients")
     if not info:
         remedy = "Allow this user INFO, or ask whoever runs the server: version, memory and disk are not examined."
-        return [Finding(Level.note, "server", "not readable", remedy), *settings]
+        return [Finding(Severity.note, "server", "not readable", remedy), *settings]
     return [
         version(broker.server_version()),
         *settings,
@@ -60,9 +60,9 @@ def _setting(broker: BlockingBroker, name: str) -> str | None:
 def version(found: tuple[int, ...]) -> Finding:
     text = ".".join(map(str, found))
     if found < OLDEST:
-        return Finding(Level.problem, "server version", text, "Use Redis 7.0 or newer: lag and XAUTOCLAIM need it.")
+        return Finding(Severity.problem, "server version", text, "Use Redis 7.0 or newer: lag and XAUTOCLAIM need it.")
     newer = [names for since, names in NEWER_CAPABILITIES if found >= since]
-    return Finding(Level.ok, "server version", text + (f" (it also has {', '.join(newer)})" if newer else ""))
+    return Finding(Severity.ok, "server version", text + (f" (it also has {', '.join(newer)})" if newer else ""))
 
 
 def clock_skew(server_ms: float, before_ms: float, after_ms: float) -> Finding:
@@ -70,33 +70,35 @@ def clock_skew(server_ms: float, before_ms: float, after_ms: float) -> Finding:
     skew = 0.0 if before_ms <= server_ms <= after_ms else min(server_ms - before_ms, server_ms - after_ms, key=abs)
     if abs(skew) > 1000:
         return Finding(
-            Level.warning,
+            Severity.warning,
             "clock",
             f"the server is {skew / 1000:+.1f} s off this machine",
             "Ids and leases go by the server's clock; run NTP on both, or ages will look wrong here.",
         )
-    return Finding(Level.ok, "clock", f"within {max(abs(skew), after_ms - before_ms):.0f} ms of this machine")
+    return Finding(Severity.ok, "clock", f"within {max(abs(skew), after_ms - before_ms):.0f} ms of this machine")
 
 
 def persistence(appendonly: str | None, appendfsync: str | None, save: str | None) -> Finding:
     if appendonly is None:
-        return Finding(Level.note, "persistence", "not readable", "Allow CONFIG GET, or ask whoever runs the server.")
+        return Finding(
+            Severity.note, "persistence", "not readable", "Allow CONFIG GET, or ask whoever runs the server."
+        )
     if appendonly == "yes":
         if appendfsync == "no":
             return Finding(
-                Level.warning, "persistence", "append-only file, never fsynced", "CONFIG SET appendfsync everysec"
+                Severity.warning, "persistence", "append-only file, never fsynced", "CONFIG SET appendfsync everysec"
             )
         loss = "nothing answered is lost" if appendfsync == "always" else "a power cut loses up to a second"
-        return Finding(Level.ok, "persistence", f"append-only file, fsync {appendfsync}: {loss}")
+        return Finding(Severity.ok, "persistence", f"append-only file, fsync {appendfsync}: {loss}")
     if save:
         return Finding(
-            Level.warning,
+            Severity.warning,
             "persistence",
             "snapshots only: a crash loses everything since the last one",
             "CONFIG SET appendonly yes",
         )
     return Finding(
-        Level.problem,
+        Severity.problem,
         "persistence",
         "off: a restart loses everything",
         "CONFIG SET appendonly yes; or serve with --dir",
@@ -107,52 +109,52 @@ def last_save(info: dict[str, str]) -> Finding:
     broken = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if info.get(name, "ok") != "ok"]
     if broken:
         return Finding(
-            Level.problem,
+            Severity.problem,
             "last write to disk",
             f"failed ({', '.join(broken)})",
             "Look at the disk and the server's log.",
         )
-    return Finding(Level.ok, "last write to disk", "ok")
+    return Finding(Severity.ok, "last write to disk", "ok")
 
 
 def eviction(policy: str | None) -> Finding:
     if policy is None:
-        return Finding(Level.note, "eviction", "not readable", "It must be noeviction: make sure that it is.")
+        return Finding(Severity.note, "eviction", "not readable", "It must be noeviction: make sure that it is.")
     if policy != "noeviction":
         return Finding(
-            Level.problem,
+            Severity.problem,
             "eviction",
             f"{policy}: the server may drop whole streams when memory is short",
             "CONFIG SET maxmemory-policy noeviction",
         )
-    return Finding(Level.ok, "eviction", "noeviction")
+    return Finding(Severity.ok, "eviction", "noeviction")
 
 
 def memory(used: int, most: int) -> Finding:
     text = f"{used / 1e6:,.0f} MB used"
     if not most:
         return Finding(
-            Level.note,
+            Severity.note,
             "memory",
             f"{text}, no limit",
             "Set maxmemory, so that a growing stream is refused before the kernel kills.",
         )
     share = used / most
-    level = Level.problem if share > 0.95 else Level.warning if share > 0.8 else Level.ok
-    remedy = "" if level is Level.ok else "Trim streams (millstream retention), or raise maxmemory."
+    level = Severity.problem if share > 0.95 else Severity.warning if share > 0.8 else Severity.ok
+    remedy = "" if level is Severity.ok else "Trim streams (millstream retention), or raise maxmemory."
     return Finding(level, "memory", f"{text} of {most / 1e6:,.0f} MB ({share:.0%})", remedy)
 
 
 def notifications(flags: str | None) -> Finding:
     if flags is None:
         return Finding(
-            Level.note, "keyspace events", "not readable", "They only make take-over quicker; nothing needs them."
+            Severity.note, "keyspace events", "not readable", "They only make take-over quicker; nothing needs them."
         )
     heard = ("K" in flags or "E" in flags) and ("x" in flags or "A" in flags)
     if heard:
-        return Finding(Level.ok, "keyspace events", f"on ({flags}): expired leases are noticed at once")
+        return Finding(Severity.ok, "keyspace events", f"on ({flags}): expired leases are noticed at once")
     return Finding(
-        Level.note,
+        Severity.note,
         "keyspace events",
         f"off ({flags or 'none'}): expired leases are found by the sweep",
         "Nothing needs them; CONFIG SET notify-keyspace-events Ex makes take-over a little quicker.",
@@ -160,4 +162,4 @@ def notifications(flags: str | None) -> Finding:
 
 
 def blocked(waiting: int, connected: int) -> Finding:
-    return Finding(Level.ok, "clients", f"{connected} connected, {waiting} waiting for entries")
+    return Finding(Severity.ok, "clients", f"{connected} connected, {waiting} waiting for entries")

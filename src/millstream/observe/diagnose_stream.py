@@ -8,7 +8,7 @@ from millstream.broker.broker import BlockingBroker
 from millstream.broker.keys import beside
 from millstream.errors import NoSuchStream, PermissionDenied
 from millstream.model import ConsumerInfo, GroupInfo, StreamInfo
-from millstream.observe.findings import Finding, Level
+from millstream.observe.findings import Finding, Severity
 from millstream.wire.names import to_name
 
 DEAD_AFTER_MS = 600_000
@@ -21,12 +21,12 @@ def examine_stream(broker: BlockingBroker, stream: str) -> list[Finding]:
         info = broker.stream_info(stream)
     except NoSuchStream:
         remedy = "Check the name with `millstream streams ls`; it is made by the first XADD."
-        return [Finding(Level.problem, "stream", "it does not exist", remedy)]
+        return [Finding(Severity.problem, "stream", "it does not exist", remedy)]
     groups = broker.group_info(stream)
-    findings = [Finding(Level.ok, "length", f"{info.length:,} in the stream, {info.entries_added:,} ever added")]
+    findings = [Finding(Severity.ok, "length", f"{info.length:,} in the stream, {info.entries_added:,} ever added")]
     if not groups:
         remedy = f"Nobody will be handed anything: millstream groups create {shlex.quote(stream)} GROUP --start 0"
-        findings.append(Finding(Level.warning, "groups", "none: nothing is processed", remedy))
+        findings.append(Finding(Severity.warning, "groups", "none: nothing is processed", remedy))
     for group in groups:
         findings += examine_group(stream, group)
         findings += _stuck(broker, stream, group)
@@ -35,11 +35,11 @@ def examine_stream(broker: BlockingBroker, stream: str) -> list[Finding]:
         buried = broker.xlen(beside(stream, "dlq"))
     except PermissionDenied:
         remedy = f"Allow this user the keys beside the stream, such as {to_name(beside(stream, 'dlq'))}."
-        findings.append(Finding(Level.note, "dead letters", "not readable", remedy))
+        findings.append(Finding(Severity.note, "dead letters", "not readable", remedy))
         return findings
     if buried:
         remedy = f"See why: millstream dlq errors {shlex.quote(stream)}"
-        findings.append(Finding(Level.warning, "dead letters", f"{buried:,} messages are buried", remedy))
+        findings.append(Finding(Severity.warning, "dead letters", f"{buried:,} messages are buried", remedy))
     return findings
 
 
@@ -50,12 +50,12 @@ def examine_group(stream: str, group: GroupInfo) -> list[Finding]:
     dead = [one for one in group.consumers if one.idle_ms >= DEAD_AFTER_MS]
     behind = "lag unknown" if group.lag is None else f"lag {group.lag:,}"
     if not group.consumers:
-        found = [Finding(Level.warning, what, f"no consumer reads it ({behind})", "Start a worker with this group.")]
+        found = [Finding(Severity.warning, what, f"no consumer reads it ({behind})", "Start a worker with this group.")]
     elif not living:
         silent = f"every consumer is silent, {len(dead)} in all ({behind})"
-        found = [Finding(Level.problem, what, silent, "Start a worker.")]
+        found = [Finding(Severity.problem, what, silent, "Start a worker.")]
     else:
-        found = [Finding(Level.ok, what, f"living consumers: {len(living)}, {behind}, {group.pending:,} pending")]
+        found = [Finding(Severity.ok, what, f"living consumers: {len(living)}, {behind}, {group.pending:,} pending")]
     holding = [one for one in dead if one.pending]
     if holding:
         found.append(_dead_with_work(stream, group, holding))
@@ -68,7 +68,7 @@ def _dead_with_work(stream: str, group: GroupInfo, dead: list[ConsumerInfo]) -> 
         "A running subscriber takes them over by itself; by hand: "
         f"millstream consumers reap {shlex.quote(stream)} {shlex.quote(group.name)} --to CONSUMER"
     )
-    return Finding(Level.warning, f"group {group.name}", f"dead consumers hold entries: {names}", remedy)
+    return Finding(Severity.warning, f"group {group.name}", f"dead consumers hold entries: {names}", remedy)
 
 
 def _stuck(broker: BlockingBroker, stream: str, group: GroupInfo) -> list[Finding]:
@@ -80,7 +80,7 @@ def _stuck(broker: BlockingBroker, stream: str, group: GroupInfo) -> list[Findin
     one = oldest[0]
     return [
         Finding(
-            Level.warning,
+            Severity.warning,
             f"group {group.name}",
             f"{one.id} has been pending for {one.idle_ms // 1000:,} s with {one.consumer}, "
             f"delivered {one.times_delivered} times",
@@ -97,8 +97,8 @@ def examine_growth(info: StreamInfo, groups: list[GroupInfo]) -> list[Finding]:
     if slowest is not None and (slowest.lag or 0) > info.length // 2:
         text = f"group {slowest.name} holds back {slowest.lag:,} of {info.length:,} entries"
         remedy = "Start its workers, or remove the group: safe trimming keeps what it still needs."
-        return [Finding(Level.warning, "growth", text, remedy)]
+        return [Finding(Severity.warning, "growth", text, remedy)]
     if info.entries_added == info.length:
         remedy = f"millstream retention run, with a policy for {shlex.quote(info.name)}"
-        return [Finding(Level.warning, "growth", f"{info.length:,} entries, and nothing ever trims it", remedy)]
+        return [Finding(Severity.warning, "growth", f"{info.length:,} entries, and nothing ever trims it", remedy)]
     return []

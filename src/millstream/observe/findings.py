@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     ok = "ok"
     note = "note"
     warning = "warning"
@@ -14,7 +14,7 @@ class Level(StrEnum):
 
 
 class Finding(NamedTuple):
-    level: Level
+    level: Severity
     what: str
     found: str
     remedy: str = ""

@@ -18,11 +18,11 @@ from millstream.broker.broker import Broker
 from millstream.errors import InvalidArgument
 from millstream.messaging.handler import Middleware
 from millstream.messaging.middleware.metrics import metrics
+from millstream.observe.health import Failures, HealthStatus, Watched, check_watched, health_of, name_of
 from millstream.observe.labels import MAX_SERIES, label
 from millstream.observe.metrics import Exposition
 from millstream.observe.service_http import LOOPBACK, LoopServer, service_app
 from millstream.observe.service_metrics import ServiceMetrics
-from millstream.observe.standing import Failures, Standing, Watched, check_watched, name_of, standing_of
 from millstream.observe.stream_metrics import EVERY_S, MAX_STREAMS, StreamSurveyor
 
 PORT = 9100
@@ -56,8 +56,8 @@ class ServiceMonitor:
         self._metrics = ServiceMetrics(self.registry, per_consumer=per_consumer, max_series=max_series)
         self._watched: dict[str, Watched] = {}
         self._surveyors: list[StreamSurveyor] = []
-        self._standings = _StandingMetrics()
-        self.registry.register(self._standings)
+        self._statuses = _HealthMetrics()
+        self.registry.register(self._statuses)
         self.app: Starlette = service_app(metrics=self.exposition, health=self.health, ready=self.ready, token=token)
         """The ASGI application, to be mounted elsewhere. It must run on the loop of what is watched."""
         self._server = None if port is None else LoopServer(self.app, host=host, port=port, token=token)
@@ -115,27 +115,27 @@ class ServiceMonitor:
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
-    async def standings(self) -> list[Standing]:
+    async def statuses(self) -> list[HealthStatus]:
         """Everything that is watched, and what has failed since it began."""
-        watched = await asyncio.gather(*(standing_of(name, thing) for name, thing in self._watched.items()))
-        return [*watched, *self._failures.standings()]
+        watched = await asyncio.gather(*(health_of(name, thing) for name, thing in self._watched.items()))
+        return [*watched, *self._failures.statuses()]
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
         """Ill while a subscription or a task has ended by an error, and was not begun again."""
-        failed = [one.shown() for one in await self.standings() if one.failed]
+        failed = [one.shown() for one in await self.statuses() if one.failed]
         return not failed, {"failed": failed}
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
         """Ready while everything is; nothing watched, nothing to wait for."""
-        standings = await self.standings()
-        waiting = [one.shown() for one in standings if not one.ready]
-        return not waiting, {"not_ready": waiting, "watched": [one.name for one in standings]}
+        statuses = await self.statuses()
+        waiting = [one.shown() for one in statuses if not one.ready]
+        return not waiting, {"not_ready": waiting, "watched": [one.name for one in statuses]}
 
     async def exposition(self) -> tuple[bytes, str]:
         """All metrics, in Prometheus's text format, and its content type."""
         for surveyor in self._surveyors:
             await surveyor.refresh()
-        self._standings.look(await self.standings(), self._watched)
+        self._statuses.look(await self.statuses(), self._watched)
         return self._exposition.text(), self._exposition.content_type
 
     # --- its life ---------------------------------------------------------------------------------------------------
@@ -158,22 +158,22 @@ class ServiceMonitor:
         await self.stop()
 
 
-class _StandingMetrics(Collector):
+class _HealthMetrics(Collector):
     """What was found on looking at the watched, for the exposition that follows at once."""
 
     def __init__(self) -> None:
         self._families: list[GaugeMetricFamily] = []
 
-    def look(self, standings: list[Standing], watched: dict[str, Watched]) -> None:
+    def look(self, statuses: list[HealthStatus], watched: dict[str, Watched]) -> None:
         ready = GaugeMetricFamily("millstream_ready", "1: what is watched is ready.", labels=["what"])
-        for one in standings:
+        for one in statuses:
             ready.add_metric([label(one.name)], int(one.ready))
         self._families = [
             ready,
             GaugeMetricFamily(
                 "millstream_failed",
                 "Watched things and subscriptions that have failed.",
-                value=sum(one.failed for one in standings),
+                value=sum(one.failed for one in statuses),
             ),
             GaugeMetricFamily(
                 "millstream_publisher_buffered_messages",

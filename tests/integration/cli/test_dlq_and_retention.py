@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.cli.dlq import app as dlq_app
-from millstream.cli.exits import DECLINED, FAILED
+from millstream.cli.exit_codes import DECLINED, FAILED
 from millstream.cli.retention import app as retention_app
 from millstream.cli.retention import read_policies
 from millstream.errors import InvalidArgument

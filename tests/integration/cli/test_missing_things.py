@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream import BlockingBroker, __version__, open_blocking_broker
-from millstream.cli.exits import FAILED, FINDINGS, NOT_FOUND, USAGE
+from millstream.cli.exit_codes import FAILED, FINDINGS, NOT_FOUND, USAGE
 from millstream.cli.main import main
 from millstream.wire.commands import Command
 

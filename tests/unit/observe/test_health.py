@@ -11,8 +11,8 @@ from millstream import Publisher, Router, Subscriber, open_broker
 from millstream.assignment import AssignmentClient
 from millstream.errors import InvalidArgument
 from millstream.messaging import Message
-from millstream.observe import standing
-from millstream.observe.standing import Failures, check_watched, name_of, standing_of
+from millstream.observe import health
+from millstream.observe.health import Failures, check_watched, health_of, name_of
 
 
 class Thing:
@@ -25,9 +25,9 @@ class Thing:
 
 
 async def test_what_is_not_ready_names_its_parts() -> None:
-    found = await standing_of("router", Thing(orders=True, refunds=False))
+    found = await health_of("router", Thing(orders=True, refunds=False))
     assert found.shown() == {"name": "router", "ready": False, "not_ready": ["refunds"]}
-    assert (await standing_of("router", Thing(orders=True))).ready
+    assert (await health_of("router", Thing(orders=True))).ready
 
 
 async def test_functions_of_the_service_may_be_async_and_may_fail() -> None:
@@ -37,19 +37,19 @@ async def test_functions_of_the_service_may_be_async_and_may_fail() -> None:
     def broken() -> bool:
         raise RuntimeError("password=s3cret")
 
-    assert (await standing_of("cache", warm)).ready
-    found = await standing_of("cache", broken)
+    assert (await health_of("cache", warm)).ready
+    found = await health_of("cache", broken)
     assert found.shown() == {"name": "cache", "ready": False, "error": "RuntimeError"}
 
 
 async def test_nobody_waits_for_an_answer_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(health, "PATIENCE_S", 0.01)
 
     async def hangs() -> bool:
         await asyncio.Event().wait()
         return True
 
-    assert (await standing_of("x", hangs)).shown() == {"name": "x", "ready": False, "error": "TimeoutError"}
+    assert (await health_of("x", hangs)).shown() == {"name": "x", "ready": False, "error": "TimeoutError"}
 
 
 async def test_a_task_that_ended_by_an_error_has_failed() -> None:
@@ -60,25 +60,25 @@ async def test_a_task_that_ended_by_an_error_has_failed() -> None:
     fine, ill = asyncio.create_task(ends(None)), asyncio.create_task(ends(ValueError("x")))
     running = asyncio.create_task(asyncio.Event().wait())
     await asyncio.wait([fine, ill])
-    assert (await standing_of("t", running)).ready
-    assert (await standing_of("t", fine)).shown() == {"name": "t", "ready": False}
-    assert (await standing_of("t", ill)).shown() == {"name": "t", "ready": False, "failed": True, "error": "ValueError"}
+    assert (await health_of("t", running)).ready
+    assert (await health_of("t", fine)).shown() == {"name": "t", "ready": False}
+    assert (await health_of("t", ill)).shown() == {"name": "t", "ready": False, "failed": True, "error": "ValueError"}
     running.cancel()
 
 
 async def test_everything_that_a_service_runs_can_be_watched_by_a_name_that_stays() -> None:
-    async with open_broker("local://standing") as broker:
+    async with open_broker("local://health") as broker:
         subscriber = Subscriber(broker, group="billing", group_start="0")
         publisher = Publisher(broker)
         things: list[Any] = [Router(broker), subscriber, publisher, AssignmentClient(broker, "s"), broker]
         names = [name_of(check_watched(thing)) for thing in things]
         assert names == ["router", "subscriber of billing", "publisher", "assignment client", "broker"]
-        assert [(await standing_of("x", thing)).ready for thing in things] == [False, False, True, False, True]
+        assert [(await health_of("x", thing)).ready for thing in things] == [False, False, True, False, True]
         await publisher.publish("orders", Message(b"1"))
         assert publisher.readiness == {"orders": True}
         await publisher.close()
-        assert not (await standing_of("publisher", publisher)).ready
-    found = await standing_of("broker", broker)
+        assert not (await health_of("publisher", publisher)).ready
+    found = await health_of("broker", broker)
     assert found.shown() == {"name": "broker", "ready": False, "error": "BrokerClosed"}
 
 
@@ -92,7 +92,7 @@ def test_a_subscription_that_failed_is_forgiven_when_it_begins_again() -> None:
     failures = Failures()
     subscription = {"topic": "a\x1bb", "group": "billing", "consumer": "c"}
     failures("messaging.subscription_failed", error="s3cret", error_type="PermissionDenied", **subscription)
-    (found,) = failures.standings()
+    (found,) = failures.statuses()
     assert found.shown() == {
         "name": r"subscription a\x1bb of group billing",
         "ready": False,
@@ -100,13 +100,13 @@ def test_a_subscription_that_failed_is_forgiven_when_it_begins_again() -> None:
         "error": "PermissionDenied",
     }
     failures("messaging.subscribed", topic="other", group="billing", consumer="c")
-    assert failures.standings()
+    assert failures.statuses()
     failures("messaging.subscribed", **subscription)
-    assert not failures.standings()
+    assert not failures.statuses()
 
 
 def test_failures_are_bounded() -> None:
     failures = Failures()
     for number in range(10_000):
         failures("messaging.subscription_failed", topic=f"t{number}", group="g", consumer="c", error_type="E")
-    assert len(failures.standings()) == standing.MAX_FAILURES
+    assert len(failures.statuses()) == health.MAX_FAILURES

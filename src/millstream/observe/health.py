@@ -33,7 +33,7 @@ Check = Callable[[], bool | Awaitable[bool]]
 Watched = Readable | Broker | asyncio.Future[Any] | Check
 
 
-class Standing(NamedTuple):
+class HealthStatus(NamedTuple):
     """One thing. ``parts`` names what of it is not ready, where it has parts; ``error`` is a class's name."""
 
     name: str
@@ -78,36 +78,38 @@ def name_of(thing: object) -> str:
     return label(f"{kind} of {group}" if group else kind)
 
 
-async def standing_of(name: str, thing: Watched) -> Standing:
+async def health_of(name: str, thing: Watched) -> HealthStatus:
     """Asks the thing, on its own loop. Never raises, and never waits for longer than PATIENCE_S."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             return await _ask(name, thing)
     except TimeoutError:
-        return Standing(name, False, error="TimeoutError")
+        return HealthStatus(name, False, error="TimeoutError")
     except Exception as error:
-        return Standing(name, False, error=type(error).__name__)
+        return HealthStatus(name, False, error=type(error).__name__)
 
 
-async def _ask(name: str, thing: Watched) -> Standing:
+async def _ask(name: str, thing: Watched) -> HealthStatus:
     if isinstance(thing, Broker):
         await thing.ping()
-        return Standing(name, True)
+        return HealthStatus(name, True)
     if isinstance(thing, asyncio.Future):
         return _of_task(name, thing)
     if is_readable(thing):
         readiness: Mapping[str, bool] = getattr(thing, "readiness", {})
-        return Standing(name, thing.ready, parts=sorted(label(part) for part, ready in readiness.items() if not ready))
+        return HealthStatus(
+            name, thing.ready, parts=sorted(label(part) for part, ready in readiness.items() if not ready)
+        )
     assert callable(thing)
     answer = thing()
-    return Standing(name, bool(await answer if isinstance(answer, Awaitable) else answer))
+    return HealthStatus(name, bool(await answer if isinstance(answer, Awaitable) else answer))
 
 
-def _of_task(name: str, task: asyncio.Future[Any]) -> Standing:
+def _of_task(name: str, task: asyncio.Future[Any]) -> HealthStatus:
     if not task.done():
-        return Standing(name, True)
+        return HealthStatus(name, True)
     error = None if task.cancelled() else task.exception()
-    return Standing(name, False, failed=error is not None, error=None if error is None else type(error).__name__)
+    return HealthStatus(name, False, failed=error is not None, error=None if error is None else type(error).__name__)
 
 
 class Failures:
@@ -127,9 +129,9 @@ class Failures:
         elif name == "messaging.subscribed":
             self._failed.pop(_subscription(facts), None)
 
-    def standings(self) -> list[Standing]:
+    def statuses(self) -> list[HealthStatus]:
         return [
-            Standing(label(f"subscription {topic} of group {group}"), False, failed=True, error=error)
+            HealthStatus(label(f"subscription {topic} of group {group}"), False, failed=True, error=error)
             for (topic, group, _), error in self._failed.items()
         ]
 

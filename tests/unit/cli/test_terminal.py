@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from millstream.cli.interrupts import UntilInterrupted
+from millstream.cli.terminal import UntilInterrupted
 
 
 class Tidied:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from millstream.broker.broker import BlockingBroker
-from millstream.cli import show
+from millstream.broker.open import open_blocking_broker
+from millstream.cli.format import named, printable
 from millstream.errors import MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import GroupInfo
 
@@ -27,11 +29,11 @@ def is_glob(pattern: str) -> bool:
 
 def typed(*words: str) -> str:
     """A command as one would type it."""
-    return "`" + show.printable(shlex.join(("millstream", *words))) + "`"
+    return "`" + printable(shlex.join(("millstream", *words))) + "`"
 
 
 def no_stream(stream: str) -> NoSuchStream:
-    return NoSuchStream(f"there is no stream {show.named(stream)}. {typed('streams', 'ls')} lists those that exist.")
+    return NoSuchStream(f"there is no stream {named(stream)}. {typed('streams', 'ls')} lists those that exist.")
 
 
 def streams_found(broker: BlockingBroker, pattern: str) -> list[str]:
@@ -54,9 +56,9 @@ def need_group(broker: BlockingBroker, stream: str, group: str) -> GroupInfo:
     for found in groups:
         if found.name == group:
             return found
-    others = ", ".join(show.named(one.name) for one in groups[:10]) or "none"
+    others = ", ".join(named(one.name) for one in groups[:10]) or "none"
     raise NoSuchGroup(
-        f"{show.named(stream)} has no group {show.named(group)} (it has: {others}). "
+        f"{named(stream)} has no group {named(group)} (it has: {others}). "
         f"Make it with {typed('groups', 'create', stream, group, '--start', '0')}."
     )
 
@@ -64,11 +66,21 @@ def need_group(broker: BlockingBroker, stream: str, group: str) -> GroupInfo:
 def need_consumer(broker: BlockingBroker, stream: str, group: str, consumer: str) -> None:
     if all(one.name != consumer for one in need_group(broker, stream, group).consumers):
         raise NoSuchConsumer(
-            f"group {show.named(group)} has no consumer {show.named(consumer)}. "
+            f"group {named(group)} has no consumer {named(consumer)}. "
             f"{typed('consumers', 'ls', stream, group)} lists those that it has."
         )
 
 
 def no_entry(stream: str, ids: Sequence[str], why: str) -> NoSuchEntry:
     which = "entry " + ids[0] if len(ids) == 1 else f"any of these {len(ids)} entries"
-    return NoSuchEntry(f"{show.named(stream)}: no sign of {show.printable(which)}{why}. Nothing was changed.")
+    return NoSuchEntry(f"{named(stream)}: no sign of {printable(which)}{why}. Nothing was changed.")
+
+
+DEADLINE_MS = 3_000
+"""People wait for an answer: a server that is away is said to be away soon."""
+
+
+@contextmanager
+def opened(url: str) -> Iterator[BlockingBroker]:
+    with open_blocking_broker(url, deadline_ms=DEADLINE_MS) as broker:
+        yield broker
