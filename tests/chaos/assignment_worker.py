@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from millstream import open_broker
+from millstream import Broker, open_broker
 from millstream.assignment import AssignmentClient, StreamAdded, StreamDisowned, Token
 from millstream.assignment.settings import Settings
 from millstream.errors import BrokerUnavailable, StaleOwner
@@ -13,11 +13,11 @@ from millstream.errors import BrokerUnavailable, StaleOwner
 SETTINGS = Settings(lease_ms=1_000, renew_interval_ms=300, sweep_interval_ms=100)
 
 
-async def work(client: AssignmentClient, token: Token) -> None:
-    guarded = client.guarded(token)
+async def work(broker: Broker, token: Token) -> None:
+    mine = broker.behind(token.guard())
     while True:
         try:
-            await guarded.xadd(token.stream, {"member": token.member, "token": token.number})
+            await mine.xadd(token.stream, {"member": token.member, "token": token.number})
         except StaleOwner:
             return
         except BrokerUnavailable:
@@ -31,7 +31,7 @@ async def main(url: str, name: str) -> None:
         working: dict[str, asyncio.Task[None]] = {}
         async for one in client.start():
             if isinstance(one, StreamAdded) and one.token is not None:
-                working[one.stream] = asyncio.create_task(work(client, one.token))
+                working[one.stream] = asyncio.create_task(work(broker, one.token))
             elif isinstance(one, StreamDisowned) and one.stream in working:
                 working.pop(one.stream).cancel()
 

@@ -22,8 +22,7 @@ from millstream.assignment import (
 from millstream.assignment.client import announce
 from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.tokens import OwnerRecord
-from millstream.broker.keys import beside
-from millstream.broker.steps.script import Guard
+from millstream.broker import Guard, beside, leases, settle
 from millstream.errors import InvalidArgument, StaleOwner
 from millstream.messaging import Handler, Message, Publisher
 from millstream.testing import Fault, FaultyLink, eventually
@@ -47,7 +46,7 @@ async def worker(url: str, name: str, handler: Handler, **options: Any) -> Async
 
 
 async def owner_records(broker: Broker, *streams: str) -> list[OwnerRecord]:
-    records, _ = await broker.read_leases(streams)
+    records, _ = await broker.run(leases.read_leases, streams)
     return [OwnerRecord.parse(record) for record in records]
 
 
@@ -136,16 +135,16 @@ async def test_a_stale_token_cannot_acknowledge_a_delivery(broker_url: str) -> N
         await broker.create_group("s", "g", start="0")
         await broker.xadd("s", {"n": 1})
         [delivery] = await broker.xreadgroup("s", "g", "c")
-        [number] = await broker.take_leases("a", [("s", None)])
+        [number] = await broker.run(leases.take_leases, "a", [("s", None)])
         record = b"%d a" % (number or 0)
-        await broker.take_leases("b", [("s", record)])
+        await broker.run(leases.take_leases, "b", [("s", record)])
         stale = broker.behind(Guard(beside("s", "owner"), record))
         with pytest.raises(StaleOwner):
-            await stale.ack_held("s", "g", "c", [delivery.id], times_delivered=1)
+            await stale.run(settle.ack_held, "s", "g", "c", [delivery.id], times_delivered=1)
         assert (await broker.xpending("s", "g")).count == 1
         current = await broker.get(beside("s", "owner"))
         fresh = broker.behind(Guard(beside("s", "owner"), current or b""))
-        assert (await fresh.ack_held("s", "g", "c", [delivery.id], times_delivered=1)).refused == []
+        assert (await fresh.run(settle.ack_held, "s", "g", "c", [delivery.id], times_delivered=1)).refused == []
 
 
 async def test_partitions_are_announced_once_however_long_ago_that_was(broker_url: str) -> None:

@@ -23,13 +23,13 @@ from millstream.assignment import (
     StreamExpired,
     StreamIsOwned,
     StreamTerminated,
-    guarded,
 )
 from millstream.assignment.announcement import lock_key
 from millstream.assignment.client import announce
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.settings import Settings
+from millstream.broker import leases
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, StaleOwner, WrongKeyType
 from millstream.model import Clock, SystemClock
@@ -243,7 +243,7 @@ async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) ->
     async with member(broker_url, "a", QUICK) as a:
         await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
-        stale = a.client.guarded(a.client.owned["s"])
+        stale = a.broker.behind(a.client.owned["s"].guard())
         await a.broker.create_group("s", "g", start="0")
         await stale.xadd("s", {"n": 1})
         [delivery] = await a.broker.xreadgroup("s", "g", "c")
@@ -254,7 +254,7 @@ async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) ->
                 await stale.xadd("s", {"n": 2})
             with pytest.raises(StaleOwner):
                 await stale.xack("s", "g", delivery.id)
-            fresh = guarded(b.broker, b.client.owned["s"])
+            fresh = b.broker.behind(b.client.owned["s"].guard())
             await fresh.xadd("s", {"n": 3})
             assert await fresh.xack("s", "g", delivery.id) == 1
             assert [entry.fields[b"n"] for entry in await b.broker.xrange("s")] == [b"1", b"3"]
@@ -444,7 +444,7 @@ async def test_dead_consumers_that_hold_nothing_are_removed_and_those_that_hold_
         # A Go member of which no table knows: it holds an announcement, under its lock, for as long as it lives.
         await broker.xadd("svc-input", {"lbs-input": json.dumps({"DataStreamName": "go", "Info": {}})})
         [theirs] = await broker.xreadgroup("svc-input", "svc-group", "redis-consumer-go", count=1)
-        await broker.lock_keys([lock_key("go", theirs.id)], "redis-consumer-go", ttl_ms=60_000)
+        await broker.run(leases.lock_keys, [lock_key("go", theirs.id)], "redis-consumer-go", ttl_ms=60_000)
         await broker.create_consumer("svc-input", "svc-group", "long-gone")
 
         async def only_those_that_count() -> bool:
@@ -501,4 +501,4 @@ async def test_a_member_that_fell_silent_past_its_lease_takes_its_streams_anew_b
         assert steps.certain_until(first) == 0.0
         assert [(type(one), one.token) for one in told[1:]] == [(StreamDisowned, first), (StreamAdded, second)]
         with pytest.raises(StaleOwner):
-            await guarded(broker, first).xadd("s", {"n": 1})
+            await broker.behind(first.guard()).xadd("s", {"n": 1})

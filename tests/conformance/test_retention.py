@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from millstream import Broker, open_broker
+from millstream.broker import retention
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, NoSuchStream, WrongKeyType
 from millstream.messaging.message import Message
@@ -46,15 +47,15 @@ async def left(broker: Broker) -> list[EntryId]:
 
 async def test_with_no_group_age_and_length_count_alone(broker: Broker) -> None:
     ids = await fill(broker, 10)
-    assert (await broker.retain("orders", max_age_ms=5, now_ms=ids[-1].ms)).dropped == 4
+    assert (await broker.run(retention.retain, "orders", max_age_ms=5, now_ms=ids[-1].ms)).dropped == 4
     assert await left(broker) == ids[4:]
-    assert (await broker.retain("orders", max_len=2)).dropped == 4
+    assert (await broker.run(retention.retain, "orders", max_len=2)).dropped == 4
     assert await left(broker) == ids[8:]
-    assert (await broker.retain("orders", keep_acked_ms=0)).dropped == 0
+    assert (await broker.run(retention.retain, "orders", keep_acked_ms=0)).dropped == 0
 
 
 async def test_a_stream_that_is_not_there_is_nothing_to_do(broker: Broker) -> None:
-    retained = await broker.retain("orders", max_len=0, max_bytes=0, keep_acked_ms=0, hard_max_len=0)
+    retained = await broker.run(retention.retain, "orders", max_len=0, max_bytes=0, keep_acked_ms=0, hard_max_len=0)
     assert (retained.dropped, retained.length, list(retained.groups)) == (0, 0, [])
     assert not await broker.exists("orders")
 
@@ -62,24 +63,24 @@ async def test_a_stream_that_is_not_there_is_nothing_to_do(broker: Broker) -> No
 async def test_the_servers_clock_decides_where_no_time_is_given(broker: Broker) -> None:
     await fill(broker, 3)  # long ago
     await broker.xadd("orders", {"n": "now"})
-    assert (await broker.retain("orders", max_age_ms=3_600_000)).dropped == 3
+    assert (await broker.run(retention.retain, "orders", max_age_ms=3_600_000)).dropped == 3
     assert await broker.xlen("orders") == 1
 
 
 async def test_bytes_are_memory_and_bound_it(broker: Broker) -> None:
     for n in range(2000):
         await broker.xadd("orders", {"payload": f"{n:0200}"})
-    used = await broker.stream_bytes("orders")
-    retained = await broker.retain("orders", max_bytes=used // 4)
+    used = await broker.run(retention.stream_bytes, "orders")
+    retained = await broker.run(retention.retain, "orders", max_bytes=used // 4)
     assert 400 <= retained.length <= 600
-    assert await broker.stream_bytes("orders") < used // 2
-    assert (await broker.retain("orders", max_bytes=used)).dropped == 0
+    assert await broker.run(retention.stream_bytes, "orders") < used // 2
+    assert (await broker.run(retention.retain, "orders", max_bytes=used)).dropped == 0
 
 
 async def test_a_key_that_is_no_stream_is_left_alone(broker: Broker) -> None:
     await broker.set("orders", "text")
     with pytest.raises(WrongKeyType):
-        await broker.retain("orders", max_len=0)
+        await broker.run(retention.retain, "orders", max_len=0)
     assert await broker.get("orders") == b"text"
 
 
@@ -91,35 +92,35 @@ async def test_nothing_goes_that_a_group_has_not_read_or_not_acknowledged(broker
     await broker.create_group("orders", "quick", start="$")
     await broker.create_group("orders", "slow", start="0")
     everything: dict[str, Any] = {"max_len": 0, "max_age_ms": 0, "keep_acked_ms": 0, "max_bytes": 0}
-    assert (await broker.retain("orders", **everything)).dropped == 0
+    assert (await broker.run(retention.retain, "orders", **everything)).dropped == 0
     await broker.xreadgroup("orders", "slow", "c", count=6)
-    assert (await broker.retain("orders", **everything)).dropped == 0
+    assert (await broker.run(retention.retain, "orders", **everything)).dropped == 0
     await broker.xack("orders", "slow", [*ids[:2], ids[4]])
-    assert (await broker.retain("orders", **everything)).dropped == 2
+    assert (await broker.run(retention.retain, "orders", **everything)).dropped == 2
     assert await left(broker) == ids[2:]
     await broker.xack("orders", "slow", ids[2:6])
-    assert (await broker.retain("orders", **everything)).dropped == 4
+    assert (await broker.run(retention.retain, "orders", **everything)).dropped == 4
     assert await left(broker) == ids[6:]
     await broker.xreadgroup("orders", "slow", "c", count=6)
     await broker.xack("orders", "slow", ids)
-    assert (await broker.retain("orders", **everything)).dropped == 4
+    assert (await broker.run(retention.retain, "orders", **everything)).dropped == 4
 
 
 async def test_a_group_that_is_made_later_finds_what_is_still_there_and_keeps_it(broker: Broker) -> None:
     ids = await fill(broker, 10)
     await broker.create_group("orders", "first", start="$")
-    assert (await broker.retain("orders", max_len=6)).dropped == 4
+    assert (await broker.run(retention.retain, "orders", max_len=6)).dropped == 4
     await broker.create_group("orders", "second", start="0")
-    assert (await broker.retain("orders", max_len=0)).dropped == 0
+    assert (await broker.run(retention.retain, "orders", max_len=0)).dropped == 0
     assert await left(broker) == ids[4:]
 
 
 async def test_length_goes_as_far_as_the_groups_allow(broker: Broker) -> None:
     ids = await fill(broker, 500)
     await broker.create_group("orders", "g", start=str(ids[299]))
-    retained = await broker.retain("orders", max_len=450, step=7)
+    retained = await broker.run(retention.retain, "orders", max_len=450, step=7)
     assert (retained.dropped, await left(broker)) == (50, ids[50:])
-    retained = await broker.retain("orders", max_len=100, step=7)
+    retained = await broker.run(retention.retain, "orders", max_len=100, step=7)
     assert (retained.dropped, await left(broker)) == (250, ids[300:])
 
 
@@ -134,7 +135,7 @@ async def test_entries_stay_for_a_while_after_everybody_has_acknowledged_them(br
     async def after(ms: int) -> list[EntryId]:
         nonlocal at
         at += ms
-        await broker.retain("orders", keep_acked_ms=hour, now_ms=at)
+        await broker.run(retention.retain, "orders", keep_acked_ms=hour, now_ms=at)
         return await left(broker)
 
     assert await after(0) == ids
@@ -155,7 +156,7 @@ async def test_marks_stay_few_however_often_it_runs(broker: Broker) -> None:
     await fill(broker, 1)
     await broker.create_group("orders", "g", start="$")
     for n in range(200):
-        await broker.retain("orders", keep_acked_ms=1600, now_ms=NOW + n * 37)
+        await broker.run(retention.retain, "orders", keep_acked_ms=1600, now_ms=NOW + n * 37)
     marks = await broker.get(beside("orders", "acked"))
     assert marks is not None
     assert marks.count(b";") <= 18
@@ -169,10 +170,10 @@ async def test_a_deleted_entry_that_is_pending_holds_nothing_back(broker: Broker
     await broker.xdel("orders", ids[0])
     await fill(broker, 1, first_ms=NOW + 100)
     await broker.create_group("orders", "other", start="$")
-    retained = await broker.retain("orders", max_len=0)
+    retained = await broker.run(retention.retain, "orders", max_len=0)
     assert retained.dropped == 0  # conservative: from the oldest pending id on everything stays
     await broker.xack("orders", "g", ids[0])
-    assert (await broker.retain("orders", max_len=0)).dropped == 2
+    assert (await broker.run(retention.retain, "orders", max_len=0)).dropped == 2
 
 
 # --- the hard cap -----------------------------------------------------------------------------------------------------
@@ -184,15 +185,15 @@ async def test_the_hard_cap_takes_what_is_needed_too_and_counts_it_for_each_grou
     await broker.create_group("orders", "done", start="$")
     deliveries = await broker.xreadgroup("orders", "reading", "c", count=50)
     await broker.xack("orders", "reading", [delivery.id for delivery in deliveries[:10]])
-    retained = await broker.retain("orders", max_len=50, hard_max_len=30, step=9)
+    retained = await broker.run(retention.retain, "orders", max_len=50, hard_max_len=30, step=9)
     assert await left(broker) == ids[70:]
     told = {hold.group: (hold.undelivered, hold.unacked) for hold in retained.groups}
     assert told == {"reading": (20, 40), "done": (0, 0)}
     assert (retained.dropped, retained.taken) == (70, 60)
-    assert await broker.retention_losses("orders") == {"reading": 60}
+    assert await broker.run(retention.losses, "orders") == {"reading": 60}
     await fill(broker, 10, first_ms=NOW + 1000)
-    await broker.retain("orders", hard_max_len=30)
-    assert await broker.retention_losses("orders") == {"reading": 70}
+    await broker.run(retention.retain, "orders", hard_max_len=30)
+    assert await broker.run(retention.losses, "orders") == {"reading": 70}
 
 
 async def test_without_the_switch_nothing_needed_is_ever_taken(broker: Broker) -> None:
@@ -238,7 +239,9 @@ async def test_without_the_switch_nothing_needed_is_ever_taken(broker: Broker) -
                     if max_len is None and max_age is None:
                         continue
                     step = dice.choice([1, 2, 5, 2000])
-                    await broker.retain("orders", max_len=max_len, max_age_ms=max_age, now_ms=at, step=step)
+                    await broker.run(
+                        retention.retain, "orders", max_len=max_len, max_age_ms=max_age, now_ms=at, step=step
+                    )
                     needed = [id for name in unread for id in unread[name] + pending[name]]
                     first_needed = min(needed) if needed else EntryId(at + 1)
                     wanted = 0
@@ -328,7 +331,7 @@ async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream
 async def test_several_janitors_at_once_do_no_harm(broker: Broker) -> None:
     ids = await fill(broker, 300)
     await broker.create_group("orders", "g", start=str(ids[199]))
-    passes = [broker.retain("orders", max_len=150, max_bytes=10**9, step=5) for _ in range(4)]
+    passes = [broker.run(retention.retain, "orders", max_len=150, max_bytes=10**9, step=5) for _ in range(4)]
     dropped = [retained.dropped for retained in await asyncio.gather(*passes)]
     assert sum(dropped) == 150
     assert await left(broker) == ids[150:]
@@ -403,9 +406,9 @@ async def test_a_group_that_has_read_the_greatest_id_of_all(broker: Broker) -> N
     await broker.create_group("orders", "g", start="0")
     (delivery,) = await broker.xreadgroup("orders", "g", "c")
 
-    assert (await broker.retain("orders", max_len=0)).dropped == 0
+    assert (await broker.run(retention.retain, "orders", max_len=0)).dropped == 0
     await broker.xack("orders", "g", [delivery.id])
-    assert (await broker.retain("orders", max_len=0)).dropped == 1
+    assert (await broker.run(retention.retain, "orders", max_len=0)).dropped == 1
 
 
 async def test_a_janitor_outlives_what_nobody_foresaw(broker: Broker) -> None:

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from millstream import open_blocking_broker
+from millstream.broker import leases
 from millstream.cli.exit_codes import DECLINED, DENIED, FINDINGS, NOT_FOUND, UNREACHABLE, USAGE
 from millstream.testing import RedisProcess, free_port
 
@@ -234,9 +235,9 @@ def test_assignments_are_shown_announced_and_released(terminal: Terminal, redis_
     assert terminal.types("assignments", "announce", "svc", "data-1", "--info", '{"tenant": "a"}')[0] == 0
     with open_blocking_broker(redis_url) as broker:
         broker.create_group("svc-input", "svc-group", start="0")
-        broker.member_beat("svc-input", "m1", lease_ms=60_000, owned=1, capacity=10)
+        broker.run(leases.heartbeat, "svc-input", "m1", lease_ms=60_000, owned=1, capacity=10)
         broker.xreadgroup("svc-input", "svc-group", "m1")
-        broker.take_leases("m1", [("data-1", None)])
+        broker.run(leases.take_leases, "m1", [("data-1", None)])
     code, shown = terminal.pipes("assignments", "ls", "svc", "-o", "json")
     assert code == 0
     [row] = json.loads(shown)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.broker.keys import beside
+from millstream.broker import Guard, beside, leases
 from millstream.errors import MillstreamError, StaleOwner
 from millstream.testing import RedisProcess
 from millstream.wire.commands import Command
@@ -43,7 +43,7 @@ class Side:
         broker.create_group("svc-input", "g", start="0")
 
     def record(self, stream: str, right: bool) -> bytes | None:
-        found = self.broker.read_leases([stream])[0][0]
+        found = self.broker.run(leases.read_leases, [stream])[0][0]
         return found if right else b"12 nobody"
 
     def step(self, name: str, *args: Any) -> Any:
@@ -52,19 +52,23 @@ class Side:
         try:
             if name == "beat":
                 member, lease_ms, owned = args
-                _, announced, rows = broker.member_beat("svc-input", member, lease_ms=lease_ms, owned=owned, capacity=9)
+                _, announced, rows = broker.run(
+                    leases.heartbeat, "svc-input", member, lease_ms=lease_ms, owned=owned, capacity=9
+                )
                 return announced, {who: row.split(b" ")[1:] for who, row in rows.items()}
             if name == "take":
                 member, stream, right = args
-                won = broker.take_leases(member, [(stream, self.record(stream, right))])[0] is not None
+                won = broker.run(leases.take_leases, member, [(stream, self.record(stream, right))])[0] is not None
                 return won, self.owner(stream)
             if name == "release":
                 _, stream, right = args
-                return broker.release_lease(stream, self.record(stream, right) or b"1 x"), self.owner(stream)
+                return broker.run(leases.release_lease, stream, self.record(stream, right) or b"1 x"), self.owner(
+                    stream
+                )
             if name == "lock":
-                return broker.lock_keys([args[1].encode() + b".lock"], args[0], ttl_ms=60_000)
+                return broker.run(leases.lock_keys, [args[1].encode() + b".lock"], args[0], ttl_ms=60_000)
             if name == "unlock":
-                return broker.unlock_keys([args[1].encode() + b".lock"], args[0])
+                return broker.run(leases.unlock_keys, [args[1].encode() + b".lock"], args[0])
             if name == "announce":
                 self.announced.append(broker.xadd("svc-input", {"n": len(self.announced)}))
                 return broker.xlen("svc-input")
@@ -74,14 +78,14 @@ class Side:
                 member, index = args
                 if index >= len(self.announced):
                     return None
-                done = broker.finish_announcement("svc-input", "g", member, self.announced[index])
+                done = broker.run(leases.finish_announcement, "svc-input", "g", member, self.announced[index])
                 return done, broker.xlen("svc-input"), broker.xpending("svc-input", "g").consumers
             stream, right = args
             record = self.record(stream, right) or b"1 x"
             if name == "guarded_add":
-                broker.guarded_xadd(stream, {"n": 1}, owned=stream, record=record)
+                broker.behind(Guard(beside(stream, "owner"), record)).xadd(stream, {"n": 1})
                 return broker.xlen(stream)
-            return broker.guarded_xack(stream, "g", "1-1", owned=stream, record=record)
+            return broker.behind(Guard(beside(stream, "owner"), record)).xack(stream, "g", "1-1")
         except StaleOwner as error:
             return str(error)
         except MillstreamError as error:

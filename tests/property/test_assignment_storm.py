@@ -16,11 +16,11 @@ import pytest
 from millstream import Broker, open_broker
 from millstream.assignment.announcement import Announcement
 from millstream.assignment.errors import NotTheOwner
-from millstream.assignment.guarded import guarded
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.notifications import Notification
 from millstream.assignment.settings import Settings
 from millstream.assignment.tokens import OwnerRecord, Token
+from millstream.broker import leases
 from millstream.errors import StaleOwner
 from millstream.model import ManualClock
 
@@ -135,7 +135,7 @@ class Storm:
             for stream, token in member.believes.items():
                 try:
                     if self.fenced:
-                        await guarded(self.broker, token).xadd(stream, {"token": token.number})
+                        await self.broker.behind(token.guard()).xadd(stream, {"token": token.number})
                     else:
                         await self.broker.xadd(stream, {"token": token.number})
                 except StaleOwner:
@@ -145,7 +145,7 @@ class Storm:
     async def look(self) -> None:
         """Measures how long each stream has been without a living owner."""
         streams = sorted(self.announced)
-        records, _ = await self.broker.read_leases(streams)
+        records, _ = await self.broker.run(leases.read_leases, streams)
         living = {member.steps.name for member in self.members if not member.paused}
         if not living:  # nobody is there to take anything: the time counts from when somebody is
             self.unowned_since = dict.fromkeys(self.announced, self.clock.now_ms())

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream import BlockingBroker, EntryId, open_blocking_broker
+from millstream.broker import delayed, recovery, settle
+from millstream.broker import groups as group_steps
 from millstream.broker.keys import beside
 from millstream.broker.steps.recovery import Swept
 from millstream.broker.steps.recovery.call import needs_visit
@@ -32,7 +34,7 @@ steps = st.lists(
         st.tuples(st.just("read"), groups, consumers, st.integers(1, 4)),
         st.tuples(st.just("abandon"), groups, consumers, ids, times),
         st.tuples(st.just("delete"), ids),
-        st.tuples(st.sampled_from(["ack_held", "touch", "charge"]), groups, consumers, ids, times),
+        st.tuples(st.sampled_from(["ack_held", "heartbeat", "count_delivery"]), groups, consumers, ids, times),
         st.tuples(st.just("hand_back"), groups, consumers, ids, times, times),
         st.tuples(st.just("delay"), groups, consumers, ids, times, st.sampled_from([0, HOUR])),
         st.tuples(st.just("bury"), groups, consumers, st.integers(1, 9), times),
@@ -97,23 +99,28 @@ class Side:
                 return broker.xclaim_ids("s", group, consumer, some, min_idle_ms=0, time_ms=1, retry_count=count)
             case "delete", (numbers,):
                 return broker.xdel("s", [entry(n) for n in numbers])
-            case (("ack_held" | "touch" | "charge"), (group, consumer, numbers, count)):
-                return getattr(broker, name)("s", group, consumer, [entry(n) for n in numbers], times_delivered=count)
+            case (("ack_held" | "heartbeat" | "count_delivery"), (group, consumer, numbers, count)):
+                some = [entry(n) for n in numbers]
+                return broker.run(getattr(settle, name), "s", group, consumer, some, times_delivered=count)
             case "hand_back", (group, consumer, numbers, count, leaving):
                 some = [entry(n) for n in numbers]
-                return broker.hand_back("s", group, consumer, some, times_delivered=count, leaving=leaving)
+                return broker.run(settle.hand_back, "s", group, consumer, some, times_delivered=count, leaving=leaving)
             case "delay", (group, consumer, numbers, count, delay_ms):
                 some = [entry(n) for n in numbers]
-                return broker.delay("s", group, consumer, some, times_delivered=count, delay_ms=delay_ms)
+                return broker.run(settle.delay, "s", group, consumer, some, times_delivered=count, delay_ms=delay_ms)
             case "bury", (group, consumer, number, count):
                 letter = {"why": b"\x00"}
-                return broker.bury("s", group, consumer, entry(number), times_delivered=count, letter=letter) is None
+                return (
+                    broker.run(settle.bury, "s", group, consumer, entry(number), times_delivered=count, letter=letter)
+                    is None
+                )
             case "outputs", (group, consumer, numbers, count, outputs):
                 step = [Output(entry(n), count, [("{s}.out", {"n": n})] * outputs) for n in numbers]
-                ids = broker.ack_with_outputs("s", group, consumer, step)
+                ids = broker.run(settle.ack_with_outputs, "s", group, consumer, step)
                 return [None if some is None else len(some) for some in ids]
             case "sweep", (group, consumer, scan, room, own, but):
-                swept = broker.sweep(
+                swept = broker.run(
+                    recovery.sweep,
                     "s",
                     group,
                     consumer,
@@ -125,28 +132,28 @@ class Side:
                 )
                 return timeless(swept)
             case "small_sweep", (group, consumer, max_bytes):
-                return timeless(broker.sweep("s", group, consumer, min_idle_ms=HOUR, max_bytes=max_bytes))
+                return timeless(broker.run(recovery.sweep, "s", group, consumer, min_idle_ms=HOUR, max_bytes=max_bytes))
             case "visit", (group, scan, min_idle_ms):
                 streams = ("none", "s", "{s}.out")
                 visits = broker.run(needs_visit, streams, group, min_idle_ms=min_idle_ms, scan=scan)
                 return {n: (one.sweep, one.due_ms is None, one.later_ms is None) for n, one in visits.items()}
             case "due", (group, consumer, room):
-                due = broker.take_due("s", group, consumer, room=room)
+                due = broker.run(recovery.take_due, "s", group, consumer, room=room)
                 return due.deliveries, due.next_ms is None, due.gone
             case "later", (tokens, delay_ms):
                 messages = [(token, {"token": token, "bytes": b"1:\x00:"}) for token in dict.fromkeys(tokens)]
-                return broker.publish_later("s", messages, delay_ms=delay_ms)
+                return broker.run(delayed.publish_later, "s", messages, delay_ms=delay_ms)
             case "later_unique", (tokens, delay_ms):
                 self.published += 1
                 messages = [(token, {"n": self.published}) for token in tokens]
-                return broker.publish_later("s", messages, delay_ms=delay_ms, unique_for_ms=HOUR)
+                return broker.run(delayed.publish_later, "s", messages, delay_ms=delay_ms, unique_for_ms=HOUR)
             case "unique", (event,):
                 return broker.append_unique("s", [(event, {"event": event})]).added
             case "move", (limit,):
-                moved, next_ms = broker.publish_due("s", limit=limit)
+                moved, next_ms = broker.run(delayed.publish_due, "s", limit=limit)
                 return moved, next_ms is None
             case "group_back", (group, number):
-                return broker.put_group_back("s", group, EntryId(1, number))
+                return broker.run(group_steps.put_group_back, "s", group, EntryId(1, number))
             case "lose_group", (group,):
                 return broker.delete_group("s", group)
             case "wrong_type", ():
@@ -197,10 +204,14 @@ def test_many_ids_are_settled_although_the_consumer_holds_many_others(redis_serv
             held = [one.id for one in broker.xreadgroup("many", "g", "me", count=500)]
             some = held[::50]
 
-            assert broker.ack_held("many", "g", "me", some, times_delivered=1).refused == []
-            assert broker.ack_held("many", "g", "me", some, times_delivered=1) == (some, True, [])
+            assert broker.run(settle.ack_held, "many", "g", "me", some, times_delivered=1).refused == []
+            assert broker.run(settle.ack_held, "many", "g", "me", some, times_delivered=1) == (some, True, [])
             assert broker.xpending("many", "g").count == 490
-            assert broker.ack_held("many", "g", "stranger", held[1:3], times_delivered=1) == (held[1:3], False, [])
+            assert broker.run(settle.ack_held, "many", "g", "stranger", held[1:3], times_delivered=1) == (
+                held[1:3],
+                False,
+                [],
+            )
 
 
 def test_what_left_the_stream_is_told_and_taken_off_every_list(redis_server: RedisProcess) -> None:
@@ -212,19 +223,19 @@ def test_what_left_the_stream_is_told_and_taken_off_every_list(redis_server: Red
             broker.create_group("gone", "g", start="0")
             held = [one.id for one in broker.xreadgroup("gone", "g", "me", count=14)]
             early, late = held[8:11], held[11:]
-            broker.delay("gone", "g", "me", early, times_delivered=1, delay_ms=0)
+            broker.run(settle.delay, "gone", "g", "me", early, times_delivered=1, delay_ms=0)
             broker.xdel("gone", [*held[:8:2], *early[:2]])
             broker.xack("gone", "g", early[1])
 
             say = {"times_delivered": 1}
-            assert broker.touch("gone", "g", "me", held[:2], **say) == ([], True, held[:1])
-            assert broker.charge("gone", "g", "me", held[2:4], **say) == ([], True, held[2:3])
-            assert broker.hand_back("gone", "g", "me", held[4:6], **say, leaving=0) == ([], True, held[4:5])
-            assert broker.delay("gone", "g", "me", held[6:8], **say, delay_ms=HOUR) == ([], True, held[6:7])
-            due = broker.take_due("gone", "g", "me")
+            assert broker.run(settle.heartbeat, "gone", "g", "me", held[:2], **say) == ([], True, held[:1])
+            assert broker.run(settle.count_delivery, "gone", "g", "me", held[2:4], **say) == ([], True, held[2:3])
+            assert broker.run(settle.hand_back, "gone", "g", "me", held[4:6], **say, leaving=0) == ([], True, held[4:5])
+            assert broker.run(settle.delay, "gone", "g", "me", held[6:8], **say, delay_ms=HOUR) == ([], True, held[6:7])
+            due = broker.run(recovery.take_due, "gone", "g", "me")
             assert ([one.id for one in due.deliveries], due.gone) == (early[2:], early[:1])
             broker.xdel("gone", late)
-            assert broker.ack_held("gone", "g", "me", late, **say) == ([], True, [])
+            assert broker.run(settle.ack_held, "gone", "g", "me", late, **say) == ([], True, [])
 
             assert [one.id for one in broker.xpending_range("gone", "g")] == [*held[1:8:2], early[2]]
             assert broker.link.call(Command((b"ZRANGE", beside("gone", "due:g"), b"0", b"-1"))) == [bytes(held[7])]

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from millstream import open_blocking_broker
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.spark.source import RedisStreamsSource
 from millstream.spark.writer import RedisStreamsBatchWriter, RedisStreamsWriter, Written
 from millstream.testing import wait_until

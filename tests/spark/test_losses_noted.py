@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
+from millstream.broker import retention
 from millstream.model import TrimPolicy
 from millstream.spark.caps import cap
 from millstream.spark.data_loss import KEPT_MS, new_book, note, noted
@@ -38,7 +39,7 @@ def test_what_a_cap_takes_is_entered_for_each_group(broker):
     broker.create_group("capped", "quick", start="$", entries_read=50)
     for expected in (30, 0):
         assert cap(broker, "capped", TrimPolicy(max_len=20)) == expected
-    assert broker.retention_losses("capped") == {"slow": 30}
+    assert broker.run(retention.losses, "capped") == {"slow": 30}
 
 
 def test_a_name_that_can_have_no_companions_is_capped_all_the_same(broker):

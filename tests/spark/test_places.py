@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from millstream import open_blocking_broker
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.testing import RedisProcess, free_port, wait_until
 from millstream.testing.serving import ServeProcess
 from millstream.testing.topologies import ClusterSetup

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from millstream import BlockingBroker, open_blocking_broker
+from millstream.broker import retention
 from millstream.testing import RedisProcess, free_port
 
 pytestmark = pytest.mark.spark
@@ -239,7 +240,7 @@ def test_what_a_hard_cap_takes_from_a_group_unread_is_counted(broker):
     assert cap(broker, "out", TrimPolicy(max_len=20)) == 20
     assert cap(broker, "out", TrimPolicy(max_len=20)) == 0
     assert cap(broker, "out", TrimPolicy(max_len=5)) == 15
-    assert broker.retention_losses("out") == {"slow": 35, "uncounted": 5}
+    assert broker.run(retention.losses, "out") == {"slow": 35, "uncounted": 5}
     assert cap(broker, "nothing", TrimPolicy(max_len=20)) == 0
 
 
@@ -250,7 +251,7 @@ def test_a_querys_hard_cap_enters_what_it_takes_unread_into_the_account_of_losse
     for delivery in ("exactly_once", "at_least_once"):
         sink = {"stream": "out", "maxlen": "100", "delivery": delivery}
         run(copy_query(spark, redis_url, tmp_path / delivery, source, sink))
-    assert broker.retention_losses("out") == {"slow": 500}
+    assert broker.run(retention.losses, "out") == {"slow": 500}
 
 
 def test_a_server_that_is_out_of_memory_for_a_while_only_delays(spark, broker, save):

@@ -12,7 +12,6 @@ from millstream.assignment.errors import (
     NotTheOwner,
     StreamIsOwned,
 )
-from millstream.assignment.guarded import GuardedBroker, guarded
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
@@ -29,7 +28,6 @@ __all__ = [
     "Announcement",
     "AssignedSubscriber",
     "AssignmentClient",
-    "GuardedBroker",
     "MalformedAnnouncement",
     "MemberClosed",
     "NotTheOwner",
@@ -43,7 +41,6 @@ __all__ = [
     "StreamTerminated",
     "Token",
     "assigned_subscriber",
-    "guarded",
     "partition_of",
     "partition_streams",
 ]

@@ -12,7 +12,6 @@ from typing import Any
 
 from millstream.assignment.announcement import Announcement, balancer_stream, is_lock
 from millstream.assignment.errors import MemberClosed
-from millstream.assignment.guarded import GuardedBroker
 from millstream.assignment.member import AssignmentMember, BeforeRelease, release_at_once
 from millstream.assignment.notifications import Notification, StreamAdded, StreamDisowned, StreamExpired
 from millstream.assignment.settings import Settings, default_member
@@ -91,10 +90,6 @@ class AssignmentClient:
 
         Begin nothing later: a member that was stopped past its lease finds its streams with others."""
         return self._steps.certain_until(token)
-
-    def guarded(self, token: Token) -> GuardedBroker:
-        """A broker whose xadd and xack are refused, atomically, once ``token`` is not the owner's any more."""
-        return GuardedBroker(self._broker, token)
 
     # --- the walk of a member's life ---
 

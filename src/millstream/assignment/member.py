@@ -25,6 +25,7 @@ from millstream.assignment.placement import Member as Row
 from millstream.assignment.placement import living, targets
 from millstream.assignment.settings import Settings
 from millstream.assignment.tokens import OwnerRecord, Token
+from millstream.broker import leases as lease_steps
 from millstream.broker.broker import Broker
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import Entry, EntryId, Observer, PendingEntry, quiet
@@ -106,8 +107,13 @@ class AssignmentMember:
         return self._alive_until
 
     async def _beat(self, lease_ms: int) -> View:
-        now_ms, announced, rows = await self.broker.member_beat(
-            self.stream, self.name, lease_ms=lease_ms, owned=len(self.owned), capacity=self.settings.capacity
+        now_ms, announced, rows = await self.broker.run(
+            lease_steps.heartbeat,
+            self.stream,
+            self.name,
+            lease_ms=lease_ms,
+            owned=len(self.owned),
+            capacity=self.settings.capacity,
         )
         return View(now_ms, announced, {name: Row.parse(row) for name, row in rows.items()})
 
@@ -173,7 +179,7 @@ class AssignmentMember:
             elif self.settings.go_locks and lock is None:
                 unlocked.append(lease)
             elif self.settings.go_locks and lock is not None and to_name(lock) != self.name:
-                await self.broker.release_lease(lease.stream, lease.token.record())
+                await self.broker.run(lease_steps.release_lease, lease.stream, lease.token.record())
                 self._disown(lease)
         if unlocked:
             await self._lock(unlocked)
@@ -200,7 +206,9 @@ class AssignmentMember:
         """This member was silent for longer than its lease, and the records are still its own. A rival who saw it dead
         may be about to take them: so they are taken anew, by the same step that lets one of two rivals win."""
         run = self.run  # before the answer, as heartbeats go on meanwhile
-        numbers = await self.broker.take_leases(self.name, [(one.stream, one.token.record()) for one in leases])
+        numbers = await self.broker.run(
+            lease_steps.take_leases, self.name, [(one.stream, one.token.record()) for one in leases]
+        )
         for lease, number in zip(leases, numbers, strict=True):
             if self.owned.get(lease.stream) is not lease:
                 continue
@@ -236,7 +244,7 @@ class AssignmentMember:
         """The server lost data (FLUSHALL, a failover): whoever owned a stream is the one who still knows of it."""
         if not leases:
             return
-        entries = await self.broker.entries_at(self.stream, [lease.lbs_id for lease in leases])
+        entries = await self.broker.run(lease_steps.entries_at, self.stream, [lease.lbs_id for lease in leases])
         gone = [lease for lease, entry in zip(leases, entries, strict=True) if entry is None]
         if not gone:
             return
@@ -319,7 +327,7 @@ class AssignmentMember:
         ids = [item.id for item in pending if item.id not in held]
         if not ids:
             return 0
-        entries = await self.broker.entries_at(self.stream, ids)
+        entries = await self.broker.run(lease_steps.entries_at, self.stream, ids)
         gone = [entry_id for entry_id, entry in zip(ids, entries, strict=True) if entry is None]
         if gone:
             await self.broker.xack(self.stream, self.group, gone)
@@ -346,7 +354,7 @@ class AssignmentMember:
             )
             window = self._settled(holder, page.next_window(pending, 2 * STEP))
             due = [item.id for item in window if now - self._expired_told.get(item.id, -again) >= again]
-            entries = await self.broker.entries_at(self.stream, due)
+            entries = await self.broker.run(lease_steps.entries_at, self.stream, due)
             candidates = await self._understand([one for one in entries if one is not None], dict.fromkeys(due, holder))
             for candidate, record in await self._free(candidates, alive):
                 if room <= 0:
@@ -374,7 +382,9 @@ class AssignmentMember:
     async def _bury(self, entry: Entry, error: MalformedAnnouncement) -> None:
         """To the dead letters beside the load-balancer stream, then out of it: the reader goes on."""
         log.warning("entry %s of %r was buried: %s", entry.id, self.stream, error)
-        await self.broker.bury_announcement(self.stream, self.group, entry.id, entry.fields, str(error))
+        await self.broker.run(
+            lease_steps.bury_announcement, self.stream, self.group, entry.id, entry.fields, str(error)
+        )
         self._tell("assignment.malformed", id=str(entry.id), error=str(error))
 
     async def _take(self, candidates: Sequence[Candidate], alive: Mapping[str, Row], at_most: int = STEP) -> int:
@@ -416,7 +426,9 @@ class AssignmentMember:
             return []
         began = time.perf_counter()
         run = self.run  # before the answer: a lease that a late answer tells of is no surer than the beat before it
-        numbers = await self.broker.take_leases(self.name, [(c.announcement.stream, record) for c, record in free])
+        numbers = await self.broker.run(
+            lease_steps.take_leases, self.name, [(c.announcement.stream, record) for c, record in free]
+        )
         # Only what was answered is worth another step at once: what was refused gets its pause.
         self._tried += sum(not isinstance(number, MillstreamError) for number in numbers)
         won: list[tuple[Candidate, Lease, bytes | None]] = []
@@ -454,7 +466,7 @@ class AssignmentMember:
         """Takes the Go client's locks; gives back, and names, the streams that a Go member holds."""
         keys = [self._lock_keys(lease.stream, lease.lbs_id) for lease in leases]
         flat = [key for each in keys for key in each]
-        granted = iter(await self.broker.lock_keys(flat, self.name, ttl_ms=self.settings.lease_ms))
+        granted = iter(await self.broker.run(lease_steps.lock_keys, flat, self.name, ttl_ms=self.settings.lease_ms))
         refused: list[Lease] = []
         for lease, each in zip(leases, keys, strict=True):
             answers = [next(granted) for _ in each]
@@ -466,7 +478,9 @@ class AssignmentMember:
             if not all(one is True for one in answers):
                 refused.append(lease)
         await self._unlock(refused)
-        released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in refused])
+        released = await self.broker.run(
+            lease_steps.release_leases, [(lease.stream, lease.token.record()) for lease in refused]
+        )
         for lease, gone in zip(refused, released, strict=True):
             if isinstance(gone, MillstreamError):
                 self._unanswered(lease.stream, gone)
@@ -477,14 +491,16 @@ class AssignmentMember:
     async def _unlock(self, leases: Sequence[Lease]) -> None:
         keys = [key for lease in leases for key in self._lock_keys(lease.stream, lease.lbs_id)]
         if keys:
-            await self.broker.unlock_keys(keys, self.name)
+            await self.broker.run(lease_steps.unlock_keys, keys, self.name)
 
     async def _give_back(self, leases: Sequence[Lease]) -> None:
         await self.before_release([lease.stream for lease in leases])
         for lease in leases:
             self.owned.pop(lease.stream, None)
         # The records first: they decide. Then the entries go to nobody, where the others' sweeps find them.
-        released = await self.broker.release_leases([(lease.stream, lease.token.record()) for lease in leases])
+        released = await self.broker.run(
+            lease_steps.release_leases, [(lease.stream, lease.token.record()) for lease in leases]
+        )
         await self._unlock(leases)
         mine = [lease for lease, ok in zip(leases, released, strict=True) if ok is True]
         self._tell("assignment.released", streams=[lease.stream for lease in leases])
@@ -508,8 +524,11 @@ class AssignmentMember:
         With ``renew``, their times to live start anew in the same round trip.
         """
         keys = [self._lock_keys(stream, lbs_id) for stream, lbs_id in zip(streams, ids, strict=True)]
-        records, values = await self.broker.read_leases(
-            streams, [key for each in keys for key in each], lock_ttl_ms=self.settings.lease_ms if renew else None
+        records, values = await self.broker.run(
+            lease_steps.read_leases,
+            streams,
+            [key for each in keys for key in each],
+            lock_ttl_ms=self.settings.lease_ms if renew else None,
         )
         answers = iter(values)
         return records, [lock_that_counts([next(answers) for _ in each], self.name) for each in keys]
@@ -530,7 +549,7 @@ class AssignmentMember:
             raise StreamIsOwned(stream, self.name)
         await self.beat()
         alive = living(self.view.members, self.view.now_ms)
-        [entry] = await self.broker.entries_at(self.stream, [lbs_id])
+        [entry] = await self.broker.run(lease_steps.entries_at, self.stream, [lbs_id])
         if entry is None:
             raise NotTheOwner(stream)
         record, lock = await self._read_one(stream, lbs_id)
@@ -551,12 +570,12 @@ class AssignmentMember:
         if not await self._still_mine(lease):
             self._disown(lease)
             raise NotTheOwner(stream)
-        if not await self.broker.finish_announcement(self.stream, self.group, self.name, lease.lbs_id):
+        if not await self.broker.run(lease_steps.finish_announcement, self.stream, self.group, self.name, lease.lbs_id):
             # A failover may have lost the last claim; the record still says that the entry is this member's.
             await self._hold([lease.lbs_id])
-            await self.broker.finish_announcement(self.stream, self.group, self.name, lease.lbs_id)
+            await self.broker.run(lease_steps.finish_announcement, self.stream, self.group, self.name, lease.lbs_id)
         self.owned.pop(stream, None)
-        await self.broker.release_lease(stream, lease.token.record())
+        await self.broker.run(lease_steps.release_lease, stream, lease.token.record())
         await self._unlock([lease])
         self._emit(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
         self._tell("assignment.finished", stream=stream)

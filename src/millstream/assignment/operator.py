@@ -10,7 +10,8 @@ from millstream.assignment.errors import MalformedAnnouncement
 from millstream.assignment.member import NOBODY
 from millstream.assignment.placement import Member, living
 from millstream.assignment.tokens import OwnerRecord
-from millstream.broker.broker import BlockingBroker
+from millstream.broker import leases
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.errors import MillstreamError, NoSuchStream
 from millstream.model import EntryId
 
@@ -35,9 +36,9 @@ def assignments(broker: BlockingBroker, service: str, *, most: int = 100_000) ->
             found.append((entry.id, Announcement.parse(entry.fields)))
         except MalformedAnnouncement:
             continue  # a member will bury it
-    now_ms, _, rows = broker.members(name)
+    now_ms, _, rows = broker.run(leases.members, name)
     alive = living({member: Member.parse(row) for member, row in rows.items()}, now_ms)
-    records, _ = broker.read_leases([one.stream for _, one in found])
+    records, _ = broker.run(leases.read_leases, [one.stream for _, one in found])
     owners = [OwnerRecord.parse(_known(record)) for record in records]
     return [
         Assignment(one.stream, lbs_id, one.info, owner.member, owner.number, owner.member in alive)
@@ -62,11 +63,11 @@ def force_release(broker: BlockingBroker, service: str, stream: str) -> str:
     found = [one for one in assignments(broker, service) if one.stream == stream]
     if not found:
         raise NoSuchStream(f"stream {stream!r} is not announced. `millstream assignments ls {service}` lists what is.")
-    [record], _ = broker.read_leases([stream])
+    [record], _ = broker.run(leases.read_leases, [stream])
     held = _known(record)
     owner = OwnerRecord.parse(held)
     if held is not None and owner.member:
-        broker.release_lease(stream, held)
+        broker.run(leases.release_lease, stream, held)
     name, group = balancer_stream(service), balancer_group(service)
     broker.xclaim_ids(name, group, NOBODY, [one.lbs_id for one in found], min_idle_ms=0)
     return owner.member

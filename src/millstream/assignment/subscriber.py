@@ -17,8 +17,6 @@ from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.settings import Settings
 from millstream.assignment.tokens import Token
 from millstream.broker.broker import Broker
-from millstream.broker.keys import beside
-from millstream.broker.steps.script import Guard
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging import Handler, Subscriber
 from millstream.model import Observer
@@ -100,8 +98,8 @@ class AssignedSubscriber:
         await self.client.close()
 
     def _start(self, token: Token) -> None:
-        guard = Guard(beside(token.stream, "owner"), token.record())
-        subscriber = Subscriber(self._broker.behind(guard), group=self._group, consumer=self.client.id, **self._options)
+        mine = self._broker.behind(token.guard())
+        subscriber = Subscriber(mine, group=self._group, consumer=self.client.id, **self._options)
         subscriber.begin_only_until(lambda: self.client.certain_until(token))
         task = asyncio.create_task(self._consume(subscriber, token))
         self._running[token.stream] = (subscriber, task)

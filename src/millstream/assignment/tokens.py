@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from millstream.broker import Guard, beside
 from millstream.wire.names import to_bytes, to_name
 
 
@@ -17,6 +18,14 @@ class Token(NamedTuple):
     def record(self) -> bytes:
         """The owner record while this token is good: the number first, since a member's name may hold anything."""
         return b"%d %b" % (self.number, to_bytes(self.member))
+
+    def guard(self) -> Guard:
+        """For ``broker.behind``: what is written through that is refused, in the same step, once the token is stale.
+
+        It covers the stream and those in its slot. Where Go members share the load-balancer stream, it holds between
+        Python members only.
+        """
+        return Guard(beside(self.stream, "owner"), self.record())
 
 
 class OwnerRecord(NamedTuple):

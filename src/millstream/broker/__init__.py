@@ -4,22 +4,40 @@ In: calls with plain Python values. Out: the values of ``model/``, or typed erro
 Never a second implementation of a command: both APIs and all links run the same conversations.
 """
 
-from millstream.broker.broker import BlockingBroker, Broker
+from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker.broker import Broker
+from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
 from millstream.broker.open import open_blocking_broker, open_broker
+from millstream.broker.operations.info import GroupSurvey, StreamSurvey, server_setting, server_version, survey
+from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
 from millstream.broker.steps.once import Appended, BlockingOnceWriter, Digest, OnceWriter, RowsMissing
+from millstream.broker.steps.script import Guard
 
 __all__ = [
     "Appended",
     "BlockingBroker",
     "BlockingOnceWriter",
     "Broker",
+    "Context",
     "Digest",
+    "GroupSurvey",
+    "Guard",
     "Limits",
     "OnceWriter",
     "RowsMissing",
+    "StreamSurvey",
     "beside",
+    "delayed",
+    "groups",
+    "leases",
     "open_blocking_broker",
     "open_broker",
+    "recovery",
+    "retention",
+    "server_setting",
+    "server_version",
+    "settle",
+    "survey",
 ]

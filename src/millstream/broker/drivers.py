@@ -7,20 +7,19 @@ to the garbage collector, it would set things straight at a moment when others a
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from millstream.broker.context import Context
 from millstream.errors import MillstreamError
 from millstream.wire.commands import Batch, Command, Conversation
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import BlockingBroker, Broker
+    from millstream.broker.blocking_broker import BlockingBroker
+    from millstream.broker.broker import Broker
     from millstream.broker.links.link import BlockingLink, Link
 
-P = ParamSpec("P")
 R = TypeVar("R")
-Operation = Callable[Concatenate[Context, P], Conversation[R]]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 async def run_async(link: Link, conversation: Conversation[R]) -> R:
@@ -66,53 +65,27 @@ def run_blocking(link: BlockingLink, conversation: Conversation[R]) -> R:
         raise
 
 
-def asynchronous(operation: Operation[P, R]) -> Callable[Concatenate[Broker, P], Coroutine[Any, Any, R]]:
-    """The operation as an ``async`` method."""
+def bound_async(operation: Callable[..., Conversation[Any]]) -> Callable[[F], F]:
+    """Makes a method that is declared on the contract's page run its operation. A test compares their parameters."""
 
-    def method(broker: Broker, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        return run_async(broker.link, operation(broker.context, *args, **kwargs))
+    def bind(declared: F) -> F:
+        @wraps(declared)
+        def method(broker: Broker, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+            return run_async(broker.link, operation(broker.context, *args, **kwargs))
 
-    _dress(method, operation)
-    return method
+        return cast(F, method)
 
-
-def with_short_way(
-    short: Callable[..., R | None], operation: Operation[P, R]
-) -> Callable[Concatenate[Broker, P], Coroutine[Any, Any, R]]:
-    """As ``asynchronous``; but without options, and over a link that answers at once, ``short`` is asked first.
-
-    A generator costs more than the engine needs for an XADD: this is for the one operation where that counts.
-    """
-
-    async def method(broker: Broker, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        now = broker.link.now
-        if now is not None and not kwargs:
-            result = short(broker.context, now, *args)
-            if result is not None:
-                return result
-        return await run_async(broker.link, operation(broker.context, *args, **kwargs))
-
-    _dress(method, operation)
-    return method
+    return bind
 
 
-def blocking(operation: Operation[P, R]) -> Callable[Concatenate[BlockingBroker, P], R]:
-    """The operation as a plain method."""
+def bound_blocking(operation: Callable[..., Conversation[Any]]) -> Callable[[F], F]:
+    """The same for threads."""
 
-    def method(broker: BlockingBroker, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return run_blocking(broker.link, operation(broker.context, *args, **kwargs))
+    def bind(declared: F) -> F:
+        @wraps(declared)
+        def method(broker: BlockingBroker, /, *args: Any, **kwargs: Any) -> Any:
+            return run_blocking(broker.link, operation(broker.context, *args, **kwargs))
 
-    _dress(method, operation)
-    return method
+        return cast(F, method)
 
-
-def _dress(method: Any, operation: Operation[P, R]) -> None:
-    """Gives the method the operation's name, promises and parameters; ``self`` stands where ``context`` stood."""
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(method, name, getattr(operation, name))
-    inner = signature(operation)
-    own = Parameter("self", Parameter.POSITIONAL_ONLY)
-    result = str(inner.return_annotation).removeprefix("Conversation[").removesuffix("]")
-    method.__signature__ = inner.replace(
-        parameters=[own, *list(inner.parameters.values())[1:]], return_annotation=result
-    )
+    return bind

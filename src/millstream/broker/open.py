@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from millstream.broker.broker import BlockingBroker, Broker
+from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker.broker import Broker
 from millstream.broker.context import Context as Site
 from millstream.broker.limits import DEFAULT_LIMITS, Limits
 from millstream.broker.links.link import BlockingLink, Link

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker import survey
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.format import age, count_of, entries, named
 from millstream.cli.lookup import need_group, opened, streams_found
@@ -29,7 +30,7 @@ def list_groups(
 ) -> None:
     """All groups with their lag and what is pending."""
     with opened(url) as broker:
-        found = broker.survey(streams_found(broker, pattern), memory=False)
+        found = broker.run(survey, streams_found(broker, pattern), memory=False)
         now_ms = broker.server_time_ms()
     items = [
         {

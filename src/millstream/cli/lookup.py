@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from millstream.broker.broker import BlockingBroker
-from millstream.broker.open import open_blocking_broker
+from millstream.broker import BlockingBroker, open_blocking_broker, survey
 from millstream.cli.format import named, printable
 from millstream.errors import MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import GroupInfo
@@ -45,7 +44,7 @@ def streams_found(broker: BlockingBroker, pattern: str) -> list[str]:
 
 
 def need_stream(broker: BlockingBroker, stream: str) -> None:
-    if not broker.survey([stream], memory=False):
+    if not broker.run(survey, [stream], memory=False):
         broker.xlen(stream)  # where another kind of key has the name, this says so
         raise no_stream(stream)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from millstream.broker import retention
 from millstream.broker.broker import Broker
 from millstream.broker.open import open_broker
 from millstream.cli import show
@@ -171,12 +172,12 @@ def _read_config(path: Path) -> dict[object, object]:
 
 async def _row(broker: Broker, report: StreamReport) -> dict[str, Any]:
     retained = report.retained
-    lost = await broker.retention_losses(retained.stream)
+    lost = await broker.run(retention.losses, retained.stream)
     return {
         "stream": retained.stream,
         "dropped": retained.dropped,
         "length": retained.length,
-        "memory": size(await broker.stream_bytes(retained.stream)),
+        "memory": size(await broker.run(retention.stream_bytes, retained.stream)),
         "held_back_by": "; ".join(
             f"{each.group} ({each.holds_back:,}{_silence(each.idle_ms) if each.dead else ''})"
             for each in report.holding

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from millstream.broker import leases, survey
 from millstream.cli import show
 from millstream.cli.format import age, named, printable
 from millstream.cli.format import entries as entry_count
@@ -24,7 +25,7 @@ Pattern = Annotated[str, typer.Argument(help="A glob, such as 'orders*'.")]
 def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
     """All streams with their length, groups, lag, pending entries and memory."""
     with opened(url) as broker:
-        found = broker.survey(streams_found(broker, pattern))
+        found = broker.run(survey, streams_found(broker, pattern))
         now_ms = broker.server_time_ms()
     items = [
         {
@@ -135,7 +136,7 @@ def delete(
     """Delete entries by id, whether or not a group still needs them."""
     with opened(url) as broker:
         need_stream(broker, stream)
-        found = [one for one in broker.entries_at(stream, ids) if one is not None]
+        found = [one for one in broker.run(leases.entries_at, stream, ids) if one is not None]
         if not found:
             raise no_entry(stream, ids, "")
         if output is OutputKind.table:
@@ -180,7 +181,7 @@ def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL, output: Output 
     """Remove a stream with its groups, pending lists and companion keys."""
     with opened(url) as broker:
         need_stream(broker, stream)
-        found = broker.survey([stream])
+        found = broker.run(survey, [stream])
         if not found:
             raise no_stream(stream)
         groups = ", ".join(printable(group.name) for group in found[0].groups) or "none"

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker import survey
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.format import count_of, duration, printable, size
 from millstream.cli.lookup import opened
@@ -51,7 +52,7 @@ def command(
 
 
 def look(broker: BlockingBroker, pattern: str) -> Look:
-    streams = broker.survey(broker.list_streams(pattern))
+    streams = broker.run(survey, broker.list_streams(pattern))
     facts = read_info(broker, "memory", "clients")
     return Look(
         broker.server_time_ms(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from millstream.broker import delayed
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.burial import text_of
 from millstream.messaging.ground import log, monotonic_ms
@@ -52,7 +53,7 @@ class Mover:
                 continue
             del self._due_at[topic]
             try:
-                _, next_ms = await self._broker.publish_due(topic)
+                _, next_ms = await self._broker.run(delayed.publish_due, topic)
             except BrokerClosed:
                 return
             except MillstreamError as error:

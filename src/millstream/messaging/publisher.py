@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakSet
 
+from millstream.broker import delayed
 from millstream.broker.limits import ROW_WORDS
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.batching import Ids, Line, Row
@@ -203,7 +204,9 @@ class Publisher:
             self._tokens += 1
             key = f"{self.id}.{self._tokens}"
         tokens = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        await self._broker.publish_later(topic, tokens, delay_ms=delay_ms, unique_for_ms=window_ms, durability=level)
+        await self._broker.run(
+            delayed.publish_later, topic, tokens, delay_ms=delay_ms, unique_for_ms=window_ms, durability=level
+        )
         self._mover.due_in(topic, delay_ms)
         self._tell("messaging.published_later", topic, messages=len(tokens), delay_ms=delay_ms)
         return [None] * len(messages)

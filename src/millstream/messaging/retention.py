@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from millstream.broker import retention
 from millstream.broker.steps.retention.call import Retained
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.burial import text_of
@@ -157,7 +158,7 @@ class Janitor:
 
     async def tend(self, stream: str, policy: RetentionPolicy) -> StreamReport:
         """One stream, now."""
-        retained = await self._broker.retain(stream, **asdict(policy))
+        retained = await self._broker.run(retention.retain, stream, **asdict(policy))
         holding: list[HoldingGroup] = []
         if any(hold.holds_back for hold in retained.groups):
             holding = holding_groups(retained, await self._broker.group_info(stream), self._dead_after_ms)

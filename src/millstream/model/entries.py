@@ -32,10 +32,16 @@ class Delivery(NamedTuple):
 
 
 class PendingEntry(NamedTuple):
+    """An entry that was handed out and is not acknowledged.
+
+    ``fields`` only where they were asked for (``with_entries``), and the entry was not deleted meanwhile.
+    """
+
     id: EntryId
     consumer: str
     idle_ms: int
     times_delivered: int
+    fields: dict[bytes, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker import server_setting, server_version
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.errors import MillstreamError, PermissionDenied
 from millstream.observe.findings import Finding, Severity
 
@@ -33,7 +34,7 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
         remedy = "Allow this user INFO, or ask whoever runs the server: version, memory and disk are not examined."
         return [Finding(Severity.note, "server", "not readable", remedy), *settings]
     return [
-        version(broker.server_version()),
+        version(broker.run(server_version)),
         *settings,
         last_save(info),
         memory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))),
@@ -52,7 +53,7 @@ def read_info(broker: BlockingBroker, *sections: str) -> dict[str, str]:
 def _setting(broker: BlockingBroker, name: str) -> str | None:
     """A setting's value; None where the server does not let this user read it."""
     try:
-        return broker.server_setting(name)
+        return broker.run(server_setting, name)
     except MillstreamError:
         return None
 

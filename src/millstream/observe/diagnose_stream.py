@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.keys import beside
 from millstream.errors import NoSuchStream, PermissionDenied
 from millstream.model import ConsumerInfo, GroupInfo, StreamInfo

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from millstream.broker import survey
 from millstream.broker.broker import Broker
 from millstream.broker.operations.info import GroupSurvey, StreamSurvey
 from millstream.errors import InvalidArgument, MillstreamError
@@ -82,7 +83,7 @@ class StreamSurveyor(Collector):
     async def _survey(self) -> Found:
         names = await self._names()
         chosen = names[: self._max_streams]
-        streams = await self._broker.survey(chosen)
+        streams = await self._broker.run(survey, chosen)
         groups = [(stream.name, group) for stream in streams for group in stream.groups]
         consumers = []
         if self._per_consumer:

@@ -16,7 +16,7 @@ from millstream.pipelines.sinks import Write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from millstream.broker.broker import BlockingBroker
+    from millstream.broker.blocking_broker import BlockingBroker
 
 log = logging.getLogger("millstream.pipelines")
 _SHOWN = 20

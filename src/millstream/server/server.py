@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.embedded import Embedded
 from millstream.broker.links.engine_blocking import BlockingEngineLink
 from millstream.errors import BrokerClosed, InvalidArgument

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.failures import typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import mapping

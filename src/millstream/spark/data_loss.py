@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import uuid4
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.failures import typed
 from millstream.broker.keys import beside
 from millstream.broker.operations.answers import mapping

@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.spark.caps import cap
 from millstream.spark.connection import broker_at
 from millstream.spark.delivery import (

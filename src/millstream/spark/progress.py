@@ -7,7 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker import groups
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.model import MIN_ID
 from millstream.spark import plan
 from millstream.spark.connection import reached_broker
@@ -35,7 +36,7 @@ class GroupProgress:
                 # safe trimming would take all that the new one holds for read.
                 continue
             entries_read = place.added if place.exact else None
-            moved = broker.advance_group(stream, self._group, place.id, entries_read=entries_read)
+            moved = broker.run(groups.advance_group, stream, self._group, place.id, entries_read=entries_read)
             if moved or place.id > MIN_ID:  # else the stream may not exist yet: the group is made when it does
                 self._published[stream] = place
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from millstream.broker.broker import BlockingBroker
+from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.operations.info import stream_info

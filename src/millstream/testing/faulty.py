@@ -92,6 +92,7 @@ class FaultyBlockingLink:
     def __init__(self, link: BlockingLink, faults: Iterable[Fault | None] | Choice = ()) -> None:
         self._link = link
         self.features = link.features
+        self.now: Callable[[Command], Any] | None = None
         self.plan = _Plan(faults)
 
     def call(self, command: Command) -> Any:

@@ -17,6 +17,7 @@ from messaging_chapters.chapter import (
     running,
 )
 from messaging_chapters.recovery import abandon
+from millstream.broker import settle
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.broker.steps.script import script
@@ -45,7 +46,7 @@ class GoneChapter(Chapter):
         await publisher.publish(topic, *numbered(5))
         await broker.create_group(topic, "g", start="0")
         ids = [one.id for one in await broker.xreadgroup(topic, "g", "dead", count=4)]
-        await broker.delay(topic, "g", "dead", ids, times_delivered=1, delay_ms=0)
+        await broker.run(settle.delay, topic, "g", "dead", ids, times_delivered=1, delay_ms=0)
         await broker.xdel(topic, ids[1:3])
         told, seen = Told(), Seen()
         async with running(told.beside(broker), topic, seen):

@@ -16,6 +16,7 @@ from messaging_chapters.chapter import (
     publish_one,
     running,
 )
+from millstream.broker import settle
 from millstream.broker.broker import Broker
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
@@ -69,7 +70,9 @@ class HoldingChapter(Chapter):
         async with running(broker, topic, seen) as subscriber:
             await seen.have(1)
             await broker.xclaim(topic, "g", "somebody else", [entry_id], min_idle_ms=0)
-            touched = await broker.touch(topic, "g", subscriber.settings.consumer, [entry_id], times_delivered=1)
+            touched = await broker.run(
+                settle.heartbeat, topic, "g", subscriber.settings.consumer, [entry_id], times_delivered=1
+            )
             assert touched.refused == [entry_id]
             (pending,) = await broker.xpending_range(topic, "g")
             assert pending.consumer == "somebody else"

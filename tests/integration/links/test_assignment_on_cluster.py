@@ -28,7 +28,7 @@ async def test_streams_in_many_slots_are_placed_guarded_and_taken_over(cluster: 
             await a.announce(f"cluster-data-{n}")
         await eventually(lambda: len(a.owned) == len(b.owned) == 20, what="an even spread", timeout_s=60)
         stream, token = next(iter(a.owned.items()))
-        await a.guarded(token).xadd(stream, {"n": 1})
+        await broker.behind(token.guard()).xadd(stream, {"n": 1})
         for task in a._tasks:
             task.cancel()
         await eventually(lambda: len(b.owned) == 40, what="the dead member's streams to be taken", timeout_s=60)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker, open_broker
+from millstream.broker import delayed
 from millstream.broker.steps.once import OnceAt
 from millstream.errors import DurabilityUnavailable
 from millstream.model import Durability, replicated
@@ -84,11 +85,11 @@ REPEATABLE: dict[str, Callable[[BlockingBroker, Durability | None], Any]] = {
     "append_once": lambda broker, level: broker.append_once("s", "w", 1, 0, [{"n": 1}], durability=level),
     "append_once_at": append_with_ids,
     "append_unique": lambda broker, level: broker.append_unique("s", [("e", {"n": 1})], durability=level),
-    "publish_later": lambda broker, level: broker.publish_later(
-        "s", [("token", {"n": 1})], delay_ms=3_600_000, durability=level
+    "publish_later": lambda broker, level: broker.run(
+        delayed.publish_later, "s", [("token", {"n": 1})], delay_ms=3_600_000, durability=level
     ),
-    "publish_later_with_key": lambda broker, level: broker.publish_later(
-        "s", [("key", {"n": 1})], delay_ms=3_600_000, unique_for_ms=3_600_000, durability=level
+    "publish_later_with_key": lambda broker, level: broker.run(
+        delayed.publish_later, "s", [("key", {"n": 1})], delay_ms=3_600_000, unique_for_ms=3_600_000, durability=level
     ),
 }
 """What adds nothing when it is repeated, and may be asked to be on replicas."""

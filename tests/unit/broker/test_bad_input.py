@@ -285,7 +285,7 @@ def test_an_id_that_is_left_to_the_server_is_refused_by_it() -> None:
                     broker.xack("s", "g", [bad], fenced=True, consumer="c"),
                     broker.xdel("s", [bad]),
                     broker.xclaim("s", "g", "c", [EntryId(1, 1), bad], min_idle_ms=0),
-                    broker.entries_at("s", [bad]),
+                    broker.run(leases.entries_at, "s", [bad]),
                 ):
                     with pytest.raises(InvalidArgument, match="id"):
                         await refused

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker, open_broker
+from millstream.broker import Guard, beside, delayed, settle
 from millstream.broker.steps.settle import Output
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument
 
@@ -117,18 +118,19 @@ def put_out(broker: BlockingBroker, n: int) -> None:
     broker.xadd("in", {"n": n})
     broker.create_group("in", "g", start="0")
     (one,) = broker.xreadgroup("in", "g", "me")
-    broker.ack_with_outputs("in", "g", "me", [Output(one.id, 1, [("s", {"n": n})] * 10)])
+    broker.run(settle.ack_with_outputs, "in", "g", "me", [Output(one.id, 1, [("s", {"n": n})] * 10)])
 
 
 def later(broker: BlockingBroker, n: int) -> None:
-    broker.publish_later("s", [(f"{n}-{i}", {"n": n}) for i in range(10)], delay_ms=0)
-    broker.publish_due("s")
+    broker.run(delayed.publish_later, "s", [(f"{n}-{i}", {"n": n}) for i in range(10)], delay_ms=0)
+    broker.run(delayed.publish_due, "s")
 
 
 def owned(broker: BlockingBroker, n: int) -> None:
     broker.set("{s}.owner", b"1 me")
+    mine = broker.behind(Guard(beside("s", "owner"), b"1 me"))
     for _ in range(10):
-        broker.guarded_xadd("s", {"n": n}, owned="s", record=b"1 me")
+        mine.xadd("s", {"n": n})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from uuid import uuid4
 import pytest
 
 from millstream import Message, Publisher, open_broker
+from millstream.broker import Context
+from millstream.broker import delayed as steps
 from millstream.messaging import delayed
 from millstream.testing import eventually
 
@@ -21,14 +23,14 @@ async def test_a_delayed_message_is_moved_after_what_nobody_foresaw(monkeypatch:
 
     monkeypatch.setattr(delayed, "PAUSE_MS", 10.0)
     async with open_broker(f"local://{uuid4().hex}", observer=observe) as broker, Publisher(broker) as publisher:
-        publish_due, faults = broker.publish_due, [RuntimeError("planted"), KeyError("planted")]
+        publish_due, faults = steps.publish_due, [RuntimeError("planted"), KeyError("planted")]
 
-        async def stumbling(topic: str) -> Any:
+        def stumbling(context: Context, topic: str) -> Any:
             if faults:
                 raise faults.pop()
-            return await publish_due(topic)
+            return publish_due(context, topic)
 
-        monkeypatch.setattr(broker, "publish_due", stumbling)
+        monkeypatch.setattr(steps, "publish_due", stumbling)
         await publisher.publish("orders", Message(b"later"), delay_ms=20)
 
         async def moved() -> bool:

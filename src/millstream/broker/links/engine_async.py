@@ -12,7 +12,7 @@ from millstream.broker.embedded import Embedded
 from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
 from millstream.broker.links.link import Features
-from millstream.broker.links.local import Handle, LocalAddress
+from millstream.broker.links.local import Handle, LocalAddress, answering
 from millstream.broker.links.subscriptions import message_of
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.session import Session
@@ -100,19 +100,6 @@ class EngineLink:
         for waiter in list(self._waiting):
             waiter.give_up(BrokerClosed("this broker was closed while the call was waiting."))
         self._handle.close()
-
-
-def answering(embedded: Embedded, session: Session) -> Callable[[Command], Any]:
-    """What answers a command that does not wait: the shortest way there is, for most calls take it."""
-    execute = embedded.execute
-
-    def now(command: Command) -> Any:
-        reply = execute(session, command[0])
-        if type(reply) is ErrorReply:
-            raise typed(reply)
-        return reply
-
-    return now
 
 
 class _Waiter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -10,7 +10,7 @@ from millstream.broker.embedded import Embedded
 from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
 from millstream.broker.links.link import Features
-from millstream.broker.links.local import Handle, LocalAddress
+from millstream.broker.links.local import Handle, LocalAddress, answering
 from millstream.broker.links.subscriptions import message_of
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.session import Session
@@ -33,6 +33,7 @@ class BlockingEngineLink:
         self._observer = observer
         self._embedded: Embedded | None = None
         self._session: Session | None = None
+        self.now: Callable[[Command], Any] | None = None
         self.waiting: set[SimpleQueue[Any]] = set()
 
     def call(self, command: Command) -> Any:
@@ -57,7 +58,8 @@ class BlockingEngineLink:
 
     def opened(self) -> Embedded:
         if self._embedded is None:
-            self._embedded, self._session = self._handle.open()
+            self._embedded, self._session = opened = self._handle.open()
+            self.now = answering(*opened)
         return self._embedded
 
     def _wait(self, embedded: Embedded, command: Command) -> Any:
@@ -82,7 +84,7 @@ class BlockingEngineLink:
         return BlockingEngineListener(self, patterns, self._limits, self._observer)
 
     def close(self) -> None:
-        self._embedded = self._session = None
+        self._embedded = self._session = self.now = None
         for answers in list(self.waiting):
             answers.put(BrokerClosed("this broker was closed while the call was waiting."))
         self._handle.close()

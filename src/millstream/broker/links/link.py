@@ -44,6 +44,7 @@ class BlockingLink(Protocol):
     """The same without ``await``."""
 
     features: Features
+    now: Callable[[Command], Any] | None
 
     def call(self, command: Command) -> Any: ...
 

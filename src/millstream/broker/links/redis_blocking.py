@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from millstream.broker.limits import Limits
@@ -29,6 +30,7 @@ class BlockingRedisLink:
 
     def __init__(self, target: Target, *, limits: Limits, clock: Clock, deadline_ms: int, observer: Observer) -> None:
         self.features = Features(cluster=target.kind == "cluster")
+        self.now: Callable[[Command], Any] | None = None
         self.target = target
         self._limits = limits
         self._traveller = Traveller(route_to(target), clock, deadline_ms, observer)

@@ -128,6 +128,12 @@ def entry_words(ids: Sequence[Id], argument: str = "ids") -> tuple[bytes, ...]:
         return tuple([id_word(one, argument) for one in sequence(ids, argument, "ids")])
 
 
+def pattern_words(given: Name | Iterable[Name]) -> list[bytes]:
+    """Globs of channels; a single one is taken as a list of one."""
+    many = [given] if isinstance(given, (str, bytes)) else sequence(given, "patterns", "patterns")
+    return [name_word(one, "patterns") for one in many]
+
+
 def sequence(given: Iterable[T], argument: str, what: str) -> Sequence[T]:
     """Several of something. A text is refused: it would be taken apart into letters."""
     if isinstance(given, (list, tuple)):

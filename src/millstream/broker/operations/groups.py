@@ -18,6 +18,7 @@ from millstream.broker.operations.arguments import (
     read_words,
     sequence,
 )
+from millstream.broker.steps.leases.call import fenced_write
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import ConsumerHasPending, GroupExists, InvalidArgument
 from millstream.model.entries import Delivery
@@ -28,11 +29,6 @@ from millstream.wire.names import to_name
 def create_group(
     context: Context, stream: Name, group: Name, *, start: Id, exist_ok: bool = True, entries_read: int | None = None
 ) -> Conversation[bool]:
-    """Makes the group, and the stream where there is none. ``start``: "0" everything, "$" from now on, or an id.
-
-    True if it was made. An existing group is left as it is, its position too: False, or GroupExists without
-    ``exist_ok``. Atomic; idempotent with ``exist_ok``.
-    """
     key, name = name_word(stream, "stream"), name_word(group, "group")
     place = position_word(start, "start")
     read = read_words(entries_read)
@@ -51,7 +47,6 @@ def create_group(
 
 
 def delete_group(context: Context, stream: Name, group: Name) -> Conversation[bool]:
-    """Destroys the group and its pending list. False where there was none."""
     key = name_word(stream, "stream")
     gone: int = yield Command((b"XGROUP", b"DESTROY", key, name_word(group, "group")), key)
     return bool(gone)
@@ -60,10 +55,6 @@ def delete_group(context: Context, stream: Name, group: Name) -> Conversation[bo
 def set_group_position(
     context: Context, stream: Name, group: Name, position: Id, *, entries_read: int | None = None
 ) -> Conversation[None]:
-    """Moves the group: the next read starts after ``position`` ("$": the end). Pending entries stay pending.
-
-    Without ``entries_read`` the server cannot tell the lag any more until the group has caught up.
-    """
     key = name_word(stream, "stream")
     place = position_word(position, "position")
     read = read_words(entries_read)
@@ -71,7 +62,6 @@ def set_group_position(
 
 
 def create_consumer(context: Context, stream: Name, group: Name, consumer: Name) -> Conversation[bool]:
-    """Makes the consumer known before it reads. False if it was known."""
     key = name_word(stream, "stream")
     words = (b"XGROUP", b"CREATECONSUMER", key, name_word(group, "group"), name_word(consumer, "consumer"))
     made: int = yield Command(words, key)
@@ -79,17 +69,24 @@ def create_consumer(context: Context, stream: Name, group: Name, consumer: Name)
 
 
 def delete_consumer(
-    context: Context, stream: Name, group: Name, consumer: Name, *, to: Name | None = None
+    context: Context,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    *,
+    to: Name | None = None,
+    discard: bool = False,
 ) -> Conversation[int]:
-    """Removes a consumer without losing what it holds. Atomic.
-
-    With ``to`` its pending entries move there first, with their idle times and delivery counts; returns how many.
-    Without ``to`` it raises ConsumerHasPending if there are any. 0 where there is no such consumer.
-    """
     key, name = name_word(stream, "stream"), name_word(consumer, "consumer")
     heir = b"" if to is None else name_word(to, "to")
     if heir == name:
         raise InvalidArgument("to", to, "another consumer than the one that is deleted")
+    if discard and heir:
+        raise InvalidArgument("discard", discard, "either discard or to")
+    if discard:
+        words = (b"XGROUP", b"DELCONSUMER", key, name_word(group, "group"), name)
+        thrown_away: int = yield Command(words, key)
+        return thrown_away
     reply = yield from run_script(script("move_consumer"), (key,), (name_word(group, "group"), name, heir))
     if isinstance(reply, list):
         raise ConsumerHasPending(to_name(name), int(reply[1]))
@@ -107,12 +104,6 @@ def xreadgroup(
     block_ms: int | None = None,
     noack: bool = False,
 ) -> Conversation[list[Delivery]]:
-    """Entries that no consumer of the group was given before; they are pending until acknowledged.
-
-    Atomic; not idempotent. Blocks up to ``block_ms`` (None: not at all, 0: for ever). A call that is cancelled or
-    broken off may have been given entries that it never saw: they are pending, and ``read_history`` or
-    ``xautoclaim`` find them; with ``noack`` they are lost. Raises NoSuchGroup.
-    """
     key = name_word(stream, "stream")
     words = [b"XREADGROUP", b"GROUP", name_word(group, "group"), name_word(consumer, "consumer")]
     words += (b"COUNT", count_word(count))
@@ -135,7 +126,6 @@ def xreadgroup_many(
     block_ms: int | None = None,
     noack: bool = False,
 ) -> Conversation[dict[str, list[Delivery]]]:
-    """As ``xreadgroup`` from several streams, up to ``count`` of each. On a cluster they share a hash tag."""
     keys = [name_word(stream, "streams") for stream in sequence(streams, "streams", "streams")]
     if not keys:
         raise InvalidArgument("streams", streams, "at least one stream")
@@ -180,7 +170,6 @@ def unblock(context: Context, connection: int, *, stream: Name) -> Conversation[
 def read_history(
     context: Context, stream: Name, group: Name, consumer: Name, *, after: Id = "0", count: int = 100
 ) -> Conversation[list[Delivery]]:
-    """This consumer's own pending entries after ``after``. Raises the delivery count of each: it counts as delivery."""
     key = name_word(stream, "stream")
     words = (
         *(b"XREADGROUP", b"GROUP", name_word(group, "group"), name_word(consumer, "consumer")),
@@ -199,12 +188,6 @@ def xack(
     fenced: bool = False,
     consumer: Name | None = None,
 ) -> Conversation[int]:
-    """Takes entries off the pending list; returns how many were on it. Atomic.
-
-    Plain XACK does not ask who owns an entry. With ``fenced`` (and ``consumer``) an entry is acknowledged only while
-    that consumer owns it, checked in the same step: a stale owner's late acknowledgement does nothing.
-    Unfenced on a missing group: 0. Fenced: raises NoSuchGroup.
-    """
     key, name = name_word(stream, "stream"), name_word(group, "group")
     words = id_words(ids)
     owner = None if consumer is None else name_word(consumer, "consumer")
@@ -213,7 +196,9 @@ def xack(
     if not words:
         return 0
     if fenced and owner is not None:
-        acked: int = yield from run_script(script("ack_fenced"), (key,), (name, owner, *words))
+        argv = (name, owner, *words)
+        acked: int = yield from run_script(script("ack_fenced"), (key,), argv, guard=context.guard)
         return acked
-    done: int = yield Command((b"XACK", key, name, *words), key)
+    command = Command((b"XACK", key, name, *words), key)
+    done: int = (yield command) if context.guard is None else (yield from fenced_write(context, command))
     return done

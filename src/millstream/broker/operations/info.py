@@ -24,7 +24,6 @@ def _one_entry(item: Any) -> Entry | None:
 
 
 def stream_info(context: Context, stream: Name) -> Conversation[StreamInfo]:
-    """XINFO STREAM. Raises NoSuchStream."""
     key = name_word(stream, "stream")
     facts = mapping((yield Command((b"XINFO", b"STREAM", key), key, repeatable=True)))
     return StreamInfo(
@@ -41,10 +40,6 @@ def stream_info(context: Context, stream: Name) -> Conversation[StreamInfo]:
 
 
 def group_info(context: Context, stream: Name) -> Conversation[list[GroupInfo]]:
-    """The stream's groups, each with its consumers. Raises NoSuchStream.
-
-    Two steps: a group that is deleted between them is left out; counts may be a moment apart.
-    """
     key = name_word(stream, "stream")
     reply = yield Command((b"XINFO", b"GROUPS", key), key, repeatable=True)
     groups = [mapping(flat) for flat in reply]
@@ -66,7 +61,6 @@ def group_info(context: Context, stream: Name) -> Conversation[list[GroupInfo]]:
 
 
 def consumer_info(context: Context, stream: Name, group: Name) -> Conversation[list[ConsumerInfo]]:
-    """The consumers of one group. Raises NoSuchGroup, NoSuchStream."""
     key = name_word(stream, "stream")
     reply = yield Command((b"XINFO", b"CONSUMERS", key, name_word(group, "group")), key, repeatable=True)
     return [_consumer(mapping(flat)) for flat in reply]
@@ -77,10 +71,6 @@ def _consumer(facts: dict[bytes, Any]) -> ConsumerInfo:
 
 
 def list_streams(context: Context, pattern: str = "*") -> Conversation[list[str]]:
-    """Names of all streams that match the glob, sorted; on a cluster those of all nodes.
-
-    Not a snapshot: a stream that is made or deleted meanwhile may or may not be there.
-    """
     glob = name_word(pattern, "pattern")
     nodes: list[bytes | None] = [None]
     if context.cluster:
@@ -99,18 +89,15 @@ def list_streams(context: Context, pattern: str = "*") -> Conversation[list[str]
 
 
 def ping(context: Context) -> Conversation[None]:
-    """Returns when the server has answered."""
     yield Command((b"PING",), repeatable=True)
 
 
 def server_time_ms(context: Context) -> Conversation[int]:
-    """The server's wall clock."""
     seconds, micros = yield Command((b"TIME",), repeatable=True)
     return int(seconds) * 1000 + int(micros) // 1000
 
 
 def server_info(context: Context, section: str = "default") -> Conversation[dict[str, str]]:
-    """INFO's lines as names and values."""
     reply: bytes = yield Command((b"INFO", name_word(section, "section")), repeatable=True)
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines() if line and line[0] != "#")
     return {name: value for name, _, value in lines}

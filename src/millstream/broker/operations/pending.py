@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.broker.context import Context
+from millstream.broker.failures import typed
 from millstream.broker.operations.answers import deliveries, entry_id, entry_ids, fields_of
 from millstream.broker.operations.arguments import Id, Name, bound_word, count_word, id_word, name_word, sequence
 from millstream.errors import InvalidArgument
 from millstream.model.entries import Claimed, Delivery, PendingEntry, PendingSummary
 from millstream.model.entry_id import EntryId
-from millstream.wire.commands import Args, Command, Conversation
+from millstream.wire.commands import Args, Batch, Command, Conversation
 from millstream.wire.names import to_name
+from millstream.wire.replies import ErrorReply
 
 
 def xpending(context: Context, stream: Name, group: Name) -> Conversation[PendingSummary]:
-    """How many entries are pending, the smallest and the greatest id, and the count of each consumer that has any."""
     key = name_word(stream, "stream")
     count, low, high, owners = yield Command((b"XPENDING", key, name_word(group, "group")), key, repeatable=True)
     return PendingSummary(
@@ -37,8 +38,8 @@ def xpending_range(
     count: int = 100,
     consumer: Name | None = None,
     min_idle_ms: int | None = None,
+    with_entries: bool = False,
 ) -> Conversation[list[PendingEntry]]:
-    """Pending entries between two ids, of one consumer or of all, those that were idle long enough."""
     key = name_word(stream, "stream")
     words: Args = (
         *(b"XPENDING", key, name_word(group, "group")),
@@ -47,7 +48,15 @@ def xpending_range(
         *(() if consumer is None else (name_word(consumer, "consumer"),)),
     )
     reply = yield Command(words, key, repeatable=True)
-    return [PendingEntry(entry_id(raw), to_name(owner), idle, times) for raw, owner, idle, times in reply]
+    found = [PendingEntry(entry_id(raw), to_name(owner), idle, times) for raw, owner, idle, times in reply]
+    if not with_entries or not found:
+        return found
+    looks = yield Batch([(b"XRANGE", key, raw, raw) for raw, *_ in reply], key, repeatable=True)
+    if failed := [look for look in looks if isinstance(look, ErrorReply)]:
+        raise typed(failed[0])
+    return [
+        one._replace(fields=fields_of(look[0][1]) if look else None) for one, look in zip(found, looks, strict=True)
+    ]
 
 
 def _claim_words(
@@ -101,10 +110,6 @@ def xclaim(
     force: bool = False,
     last_id: Id | None = None,
 ) -> Conversation[list[Delivery]]:
-    """Makes ``consumer`` the owner of pending entries that were idle long enough; their delivery counts go up.
-
-    Entries that were deleted meanwhile leave the pending list, and the answer. Not idempotent.
-    """
     words = _claim_words(
         stream,
         group,
@@ -135,7 +140,6 @@ def xclaim_ids(
     force: bool = False,
     last_id: Id | None = None,
 ) -> Conversation[list[EntryId]]:
-    """As ``xclaim`` with JUSTID: ids alone, and delivery counts stay."""
     words = _claim_words(
         stream,
         group,
@@ -173,10 +177,6 @@ def xautoclaim(
     start: Id = "0-0",
     count: int = 100,
 ) -> Conversation[Claimed]:
-    """Claims up to ``count`` entries that were idle long enough, from ``start`` on. Keep the cursor for the next call:
-
-    one call looks at no more than ten times ``count`` entries. Delivery counts go up. Not idempotent.
-    """
     words = _autoclaim_words(stream, group, consumer, min_idle_ms, start, count)
     reply = yield Command(words, words[1])
     claimed = [Delivery(entry_id(item[0]), fields_of(item[1])) for item in reply[1] if item]
@@ -193,7 +193,6 @@ def xautoclaim_ids(
     start: Id = "0-0",
     count: int = 100,
 ) -> Conversation[tuple[EntryId, list[EntryId], list[EntryId]]]:
-    """As ``xautoclaim`` with JUSTID: (cursor, claimed ids, deleted ids), and delivery counts stay."""
     words = _autoclaim_words(stream, group, consumer, min_idle_ms, start, count)
     reply = yield Command((*words, b"JUSTID"), words[1])
     return entry_id(reply[0]), entry_ids(reply[1]), _deleted(reply)

@@ -15,7 +15,6 @@ SCAN_STEP = b"1000"
 
 
 def get(context: Context, key: Name) -> Conversation[bytes | None]:
-    """The string at ``key``."""
     word = name_word(key, "key")
     value: bytes | None = yield Command((b"GET", word), word, repeatable=True)
     return value
@@ -24,7 +23,6 @@ def get(context: Context, key: Name) -> Conversation[bytes | None]:
 def set(
     context: Context, key: Name, value: Value, *, px: int | None = None, nx: bool = False, xx: bool = False
 ) -> Conversation[bool]:
-    """Sets a string that lives ``px`` ms. False where ``nx`` (only if absent) or ``xx`` (only if there) refused."""
     if nx and xx:
         raise InvalidArgument("xx", xx, "either nx or xx")
     word = name_word(key, "key")
@@ -41,7 +39,6 @@ def set(
 
 
 def delete(context: Context, *keys: Name) -> Conversation[int]:
-    """Removes keys of any type; returns how many were there. Atomic for each key."""
     words = [name_word(key, "keys") for key in keys]
     if not words:
         return 0
@@ -60,13 +57,11 @@ def exists(context: Context, key: Name) -> Conversation[bool]:
 
 
 def expire_ms(context: Context, key: Name, ms: int) -> Conversation[bool]:
-    """Gives a key ``ms`` milliseconds to live. False where there is no such key."""
     word = name_word(key, "key")
     return bool((yield Command((b"PEXPIRE", word, count_word(ms, "ms")), word, repeatable=True)))
 
 
 def ttl_ms(context: Context, key: Name) -> Conversation[int | None]:
-    """How long the key still lives; None: for ever, or it is not there."""
     word = name_word(key, "key")
     left: int = yield Command((b"PTTL", word), word, repeatable=True)
     return left if left >= 0 else None
@@ -84,7 +79,6 @@ def hgetall(context: Context, key: Name) -> Conversation[dict[bytes, bytes]]:
 
 
 def hset(context: Context, key: Name, fields: Mapping[str, Value]) -> Conversation[int]:
-    """Sets fields; returns how many are new."""
     word = name_word(key, "key")
     words: list[bytes] = []
     if not isinstance(fields, Mapping) or not fields:
@@ -105,17 +99,12 @@ def hdel(context: Context, key: Name, *fields: Name) -> Conversation[int]:
 
 
 def publish(context: Context, channel: Name, payload: Value) -> Conversation[int]:
-    """Sends a message to whoever listens now; returns how many that were (on this node)."""
     word = name_word(channel, "channel")
     heard: int = yield Command((b"PUBLISH", word, value_word(payload, "payload")))
     return heard
 
 
 def delete_stream(context: Context, stream: Name, *, companions: bool = False) -> Conversation[bool]:
-    """Removes the stream with its groups; with ``companions`` every key that lies beside it too. False: none was there.
-
-    The companions go first, one by one: a crash in between leaves the stream, and calling again finishes the work.
-    """
     key = name_word(stream, "stream")
     if companions:
         for companion in (yield from companion_keys(context, key)):

@@ -30,6 +30,7 @@ from millstream.broker.operations.arguments import (
     trim_words,
 )
 from millstream.broker.operations.durability import Wanted, durability_of, send_durably
+from millstream.broker.steps.leases.call import fenced_write
 from millstream.broker.steps.retention.call import added
 from millstream.errors import DurabilityUnavailable, InvalidArgument, MillstreamError, OutOfMemory, PayloadTooLarge
 from millstream.model.entries import Entry
@@ -51,11 +52,6 @@ def xadd(
     create: bool = True,
     durability: Wanted = None,
 ) -> Conversation[EntryId]:
-    """Adds one entry and returns its id. Atomic; not idempotent: use ``append_once`` for what may be repeated.
-
-    ``id``: "*", "ms-*" or an id greater than the last one (else IdTooSmall). With ``create=False`` a stream that
-    does not exist is not made, and the answer is None. A call that is cancelled or broken off may have been stored.
-    """
     if trim is None and create and isinstance(id, str) and id == "*":
         command = plain_add(context, stream, fields)
     else:
@@ -63,7 +59,10 @@ def xadd(
         options = (*(() if create else (b"NOMKSTREAM",)), *trim_words(trim))
         head = [b"XADD", key, *options, new_id_word(id)]
         command = Command(tuple(add_fields(head, fields, context.limits.max_entry_bytes)), key)
-    reply = (yield command) if durability is None else (yield from _one_durably(context, command, durability))
+    if context.guard is not None:
+        reply = yield from fenced_write(context, command, durability_of(durability))
+    else:
+        reply = (yield command) if durability is None else (yield from _one_durably(context, command, durability))
     if reply is None:
         return None  # type: ignore[return-value]  # only with create=False: typed as the common case, where it cannot be
     if context.max_stream_len is not None:
@@ -81,8 +80,10 @@ def plain_add(context: Context, stream: Name, fields: Fields) -> Command:
 def xadd_at_once(context: Context, now: Callable[[Command], Any], stream: Name, fields: Fields) -> EntryId | None:
     """``xadd`` without options where the answer comes at once: no conversation is needed for one question.
 
-    None, and nothing was done, when the stream is due to be trimmed: that takes the long way.
+    None, and nothing was done, behind a guard, and when the stream is due to be trimmed: that takes the long way.
     """
+    if context.guard is not None:
+        return None
     command = plain_add(context, stream, fields)
     if context.max_stream_len is not None:
         key: bytes = command[1]  # type: ignore[assignment]  # it has one
@@ -115,11 +116,6 @@ def xadd_many(
     trim: TrimPolicy | None = None,
     durability: Wanted = None,
 ) -> Conversation[list[EntryId]]:
-    """Adds entries in their order and returns their ids. Pipelined; with ``atomic`` all of them or none, unmixed.
-
-    Every entry is checked before the first is sent. Without ``atomic`` a failure in the middle leaves the entries
-    before it stored: the error's ``ids`` holds those that were confirmed, None for the others.
-    """
     key = name_word(stream, "stream")
     head = (b"XADD", key, *trim_words(trim), b"*")
     commands = entry_commands(head, sequence(entries, "entries", "mappings from field names to values"), context.limits)
@@ -170,7 +166,6 @@ def _with_ids(error: MillstreamError, ids: Sequence[EntryId | None]) -> Millstre
 
 
 def xdel(context: Context, stream: Name, ids: Sequence[Id] | Id) -> Conversation[int]:
-    """Deletes entries; returns how many were there. Pending lists keep their ids."""
     key = name_word(stream, "stream")
     words = id_words(ids)
     if not words:
@@ -180,7 +175,6 @@ def xdel(context: Context, stream: Name, ids: Sequence[Id] | Id) -> Conversation
 
 
 def xtrim(context: Context, stream: Name, policy: TrimPolicy) -> Conversation[int]:
-    """Cuts the stream as told, whether or not a group still needs the entries: see ``trim_safely``."""
     key = name_word(stream, "stream")
     if not isinstance(policy, TrimPolicy):
         raise InvalidArgument("policy", policy, "a TrimPolicy such as TrimPolicy(max_len=1000)")
@@ -191,7 +185,6 @@ def xtrim(context: Context, stream: Name, policy: TrimPolicy) -> Conversation[in
 def xsetid(
     context: Context, stream: Name, last_id: Id, *, entries_added: int | None = None, max_deleted: Id | None = None
 ) -> Conversation[None]:
-    """Sets the stream's last id (and its counters): for copies and repairs. Raises NoSuchStream, IdTooSmall."""
     key = name_word(stream, "stream")
     words: Args = (
         *(b"XSETID", key, id_word(last_id, "last_id")),
@@ -205,7 +198,6 @@ def xsetid(
 
 
 def xlen(context: Context, stream: Name) -> Conversation[int]:
-    """How many entries the stream holds; 0 where there is no stream."""
     key = name_word(stream, "stream")
     length: int = yield Command((b"XLEN", key), key, repeatable=True)
     return length
@@ -214,7 +206,6 @@ def xlen(context: Context, stream: Name) -> Conversation[int]:
 def xrange(
     context: Context, stream: Name, start: Id = "-", end: Id = "+", *, count: int | None = None
 ) -> Conversation[list[Entry]]:
-    """Entries from ``start`` to ``end``, both included unless "(" stands before them."""
     key = name_word(stream, "stream")
     limit = () if count is None else (b"COUNT", count_word(count))
     reply = yield Command(
@@ -226,7 +217,6 @@ def xrange(
 def xrevrange(
     context: Context, stream: Name, end: Id = "+", start: Id = "-", *, count: int | None = None
 ) -> Conversation[list[Entry]]:
-    """As ``xrange``, the newest first."""
     key = name_word(stream, "stream")
     limit = () if count is None else (b"COUNT", count_word(count))
     reply = yield Command(
@@ -238,10 +228,6 @@ def xrevrange(
 def xread(
     context: Context, streams: Mapping[str, Id], *, count: int | None = None, block_ms: int | None = None
 ) -> Conversation[dict[str, list[Entry]]]:
-    """Entries after the given ids; "$" means those that arrive from now on. Streams without news are left out.
-
-    Blocks up to ``block_ms`` (None: not at all, 0: for ever). Idempotent. On a cluster the streams share a hash tag.
-    """
     if not isinstance(streams, Mapping) or not streams:
         raise InvalidArgument("streams", streams, "a mapping from streams to ids, with at least one stream")
     keys = [name_word(stream, "streams") for stream in streams]

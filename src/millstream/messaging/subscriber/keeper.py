@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
+from millstream.broker import delayed, recovery, settle
 from millstream.broker.steps.settle.call import Settled
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.ground import log, monotonic_ms
@@ -123,7 +124,9 @@ class Keeper:
         for times, ids in desk.held.by_count().items():
             generation = desk.generation
             asked_at = time.monotonic()
-            settled = await desk.broker.touch(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            settled = await desk.broker.run(
+                settle.heartbeat, desk.topic, desk.group, desk.consumer, ids, times_delivered=times
+            )
             desk.tell_gone(settled.gone)
             # Between asking and the answer an entry may have been settled, or charged: then its count is another.
             refused = set(settled.refused)
@@ -158,14 +161,14 @@ class Keeper:
         self._due_at = monotonic_ms() + desk.settings.claim_interval_ms
         if self.closing:
             return
-        _, next_published = await desk.broker.publish_due(desk.topic)
+        _, next_published = await desk.broker.run(delayed.publish_due, desk.topic)
         room = desk.held.room()
         if room <= 0:
             self._no_room = True
             return
         asked_at = time.monotonic()
-        due = await desk.broker.take_due(
-            desk.topic, desk.group, desk.consumer, room=room, max_bytes=desk.held.room_bytes()
+        due = await desk.broker.run(
+            recovery.take_due, desk.topic, desk.group, desk.consumer, room=room, max_bytes=desk.held.room_bytes()
         )
         desk.tell_gone(due.gone)
         if self.closing:
@@ -182,7 +185,13 @@ class Keeper:
         desk = self._desk
         for one in deliveries:
             times = one.times_delivered or 1
-            settled = await desk.broker.hand_back(
-                desk.topic, desk.group, desk.consumer, [one.id], times_delivered=times, leaving=times - 1
+            settled = await desk.broker.run(
+                settle.hand_back,
+                desk.topic,
+                desk.group,
+                desk.consumer,
+                [one.id],
+                times_delivered=times,
+                leaving=times - 1,
             )
             desk.tell_gone(settled.gone)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from millstream.broker import groups
 from millstream.broker.steps.settle.call import Settled
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.ground import log
@@ -51,7 +52,7 @@ class Membership:
             if desk.generation != generation:
                 return  # somebody in this process has done it since
             point = restart_point(desk.held.oldest(), desk.last_delivered, await self._last_generated())
-            what = await desk.broker.put_group_back(desk.topic, desk.group, point)
+            what = await desk.broker.run(groups.put_group_back, desk.topic, desk.group, point)
             await desk.broker.create_consumer(desk.topic, desk.group, desk.consumer)
             desk.generation += 1
             # What no handler has seen comes again by itself; started now, it would be handled twice.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from millstream.broker import recovery
 from millstream.broker.steps.recovery import Swept
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
 from millstream.messaging.ground import log, monotonic_ms
@@ -129,7 +130,8 @@ class Reader:
         """What the group believes that we hold, and we do not know of: after a start, or a read that was broken off."""
         desk = self._desk
         asked_at = time.monotonic()
-        swept = await desk.broker.sweep(
+        swept = await desk.broker.run(
+            recovery.sweep,
             desk.topic,
             desk.group,
             desk.consumer,
@@ -147,7 +149,8 @@ class Reader:
     async def _sweep(self, room: int) -> None:
         desk = self._desk
         asked_at = time.monotonic()
-        swept = await desk.broker.sweep(
+        swept = await desk.broker.run(
+            recovery.sweep,
             desk.topic,
             desk.group,
             desk.consumer,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import Any
 
+from millstream.broker import settle
 from millstream.broker.steps.settle.call import Output, Settled, shares_slot
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe
@@ -81,8 +82,13 @@ class Settler:
             nonlocal accepted
             desk = self._desk
             assert message.id is not None
-            settled = await desk.broker.ack_held(
-                desk.topic, desk.group, desk.consumer, [message.id], times_delivered=message.times_delivered
+            settled = await desk.broker.run(
+                settle.ack_held,
+                desk.topic,
+                desk.group,
+                desk.consumer,
+                [message.id],
+                times_delivered=message.times_delivered,
             )
             accepted = not settled.refused
             desk.tell("messaging.acked", entries=int(accepted))
@@ -224,7 +230,9 @@ class Settler:
         groups = ids_by_count(messages)
         generation = desk.generation
         for times, ids in groups.items():
-            settled = await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            settled = await desk.broker.run(
+                settle.ack_held, desk.topic, desk.group, desk.consumer, ids, times_delivered=times
+            )
             desk.tell("messaging.acked", entries=len(ids) - len(settled.refused))
             if settled.refused:
                 desk.tell("messaging.ack_refused", entries=len(settled.refused))
@@ -236,7 +244,9 @@ class Settler:
         generation = desk.generation
         for times, ids in ids_by_count(messages).items():
             asked_at = monotonic_ms() / 1000
-            settled = await desk.broker.charge(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+            settled = await desk.broker.run(
+                settle.count_delivery, desk.topic, desk.group, desk.consumer, ids, times_delivered=times
+            )
             # It can be started all the same, for we have it here: a last time.
             desk.tell_gone(settled.gone)
             refused = set(settled.refused)
@@ -251,15 +261,21 @@ class Settler:
         desk = self._desk
         generation = desk.generation
         for times, ids in ids_by_count(messages).items():
-            settled = await desk.broker.delay(
-                desk.topic, desk.group, desk.consumer, ids, times_delivered=times, delay_ms=delay_ms
+            settled = await desk.broker.run(
+                settle.delay, desk.topic, desk.group, desk.consumer, ids, times_delivered=times, delay_ms=delay_ms
             )
             desk.tell_gone(settled.gone)
             if not charged:
                 # In this order: while it waits for its time no sweep takes it, however free it is. Taken in between,
                 # it was charged for once, which is better than to be free for everybody at once.
-                back = await desk.broker.hand_back(
-                    desk.topic, desk.group, desk.consumer, ids, times_delivered=times, leaving=max(0, times - 1)
+                back = await desk.broker.run(
+                    settle.hand_back,
+                    desk.topic,
+                    desk.group,
+                    desk.consumer,
+                    ids,
+                    times_delivered=times,
+                    leaving=max(0, times - 1),
                 )
                 desk.tell_gone(back.gone)
             retried = len(ids) - len(settled.refused) - len(settled.gone)
@@ -288,13 +304,22 @@ class Settler:
         letter = bury_with(message.fields or {}, burial)
         dlq, times = desk.settings.dlq, message.times_delivered
         if dlq is None or shares_slot(desk.broker.context, desk.topic, dlq):
-            buried = await desk.broker.bury(
-                desk.topic, desk.group, desk.consumer, message.id, times_delivered=times, letter=letter, dlq=dlq
+            buried = await desk.broker.run(
+                settle.bury,
+                desk.topic,
+                desk.group,
+                desk.consumer,
+                message.id,
+                times_delivered=times,
+                letter=letter,
+                dlq=dlq,
             )
         else:
             # Another slot: written first, acknowledged after. A crash in between buries it twice, and never loses it.
             buried = await desk.broker.xadd(dlq, letter)
-            await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times)
+            await desk.broker.run(
+                settle.ack_held, desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times
+            )
         if buried is not None:
             log.warning("buried %s of %s after %d deliveries: %s: %s", message.id, desk.topic, times, kind, text)
             desk.tell("messaging.buried", id=str(message.id), error=text, error_type=kind, deliveries=times)
@@ -329,7 +354,7 @@ class Settler:
                 for message in messages
                 if message.id is not None
             ]
-            answers = await desk.broker.ack_with_outputs(desk.topic, desk.group, desk.consumer, step)
+            answers = await desk.broker.run(settle.ack_with_outputs, desk.topic, desk.group, desk.consumer, step)
             refused = sum(answer is None for answer in answers)
             desk.tell("messaging.acked", entries=len(answers) - refused)
             desk.tell_outputs(target, sum(len(ids) for ids in answers if ids is not None))
@@ -341,7 +366,9 @@ class Settler:
                 await desk.broker.xadd_many(target, [encode(one) for one in outputs[message]])
                 desk.tell_outputs(target, len(outputs[message]))
             for times, ids in ids_by_count(messages).items():
-                settled = await desk.broker.ack_held(desk.topic, desk.group, desk.consumer, ids, times_delivered=times)
+                settled = await desk.broker.run(
+                    settle.ack_held, desk.topic, desk.group, desk.consumer, ids, times_delivered=times
+                )
                 desk.tell("messaging.acked", entries=len(ids) - len(settled.refused))
         self._release([message.id for message in messages if message.id is not None])
 
@@ -373,8 +400,14 @@ class Settler:
             assert message.id is not None
             times = message.times_delivered
             leaving = times if charged else max(0, times - 1)
-            settled = await desk.broker.hand_back(
-                desk.topic, desk.group, desk.consumer, [message.id], times_delivered=times, leaving=leaving
+            settled = await desk.broker.run(
+                settle.hand_back,
+                desk.topic,
+                desk.group,
+                desk.consumer,
+                [message.id],
+                times_delivered=times,
+                leaving=leaving,
             )
             desk.tell_gone(settled.gone)
             self._release([message.id])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from millstream.broker import recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.codec import Codec
 from millstream.messaging.errors import TooLateToSettle
@@ -266,7 +267,8 @@ class Subscription:
         if unknown:
             # The read that closing broke off may have been answered all the same. First, because what is handed back
             # stays under the own name.
-            swept = await desk.broker.sweep(
+            swept = await desk.broker.run(
+                recovery.sweep,
                 desk.topic,
                 desk.group,
                 desk.consumer,
@@ -277,8 +279,14 @@ class Subscription:
             desk.tell_gone(swept.gone)
             for one in swept.deliveries:
                 times = one.times_delivered or 1
-                settled = await desk.broker.hand_back(
-                    desk.topic, desk.group, desk.consumer, [one.id], times_delivered=times, leaving=times - 1
+                settled = await desk.broker.run(
+                    settle.hand_back,
+                    desk.topic,
+                    desk.group,
+                    desk.consumer,
+                    [one.id],
+                    times_delivered=times,
+                    leaving=times - 1,
                 )
                 desk.tell_gone(settled.gone)
         await self._hand_back(fresh, uncharge=1)
@@ -287,8 +295,14 @@ class Subscription:
     async def _hand_back(self, messages: Iterable[Message], *, uncharge: int) -> None:
         desk = self._desk
         for times, ids in ids_by_count(messages).items():
-            settled = await desk.broker.hand_back(
-                desk.topic, desk.group, desk.consumer, ids, times_delivered=times, leaving=max(0, times - uncharge)
+            settled = await desk.broker.run(
+                settle.hand_back,
+                desk.topic,
+                desk.group,
+                desk.consumer,
+                ids,
+                times_delivered=times,
+                leaving=max(0, times - uncharge),
             )
             desk.tell_gone(settled.gone)
 

@@ -12,7 +12,7 @@ from millstream.model import Durability, TrimPolicy
 from millstream.pipelines.sinks.sink import Delivered
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import BlockingBroker
+    from millstream.broker.blocking_broker import BlockingBroker
     from millstream.broker.steps.once import BlockingOnceWriter
     from millstream.pipelines.sinks.redis import RedisSinkConfig
     from millstream.pipelines.sinks.sink import Write

@@ -8,9 +8,8 @@ from typing import Any
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.keys import beside
-from millstream.broker.operations.answers import entries, entry_id
+from millstream.broker.operations.answers import entries
 from millstream.broker.operations.arguments import (
-    Fields,
     Id,
     Name,
     count_word,
@@ -18,17 +17,16 @@ from millstream.broker.operations.arguments import (
     id_word,
     id_words,
     name_word,
-    new_id_word,
     pairs,
     sequence,
     value_word,
 )
-from millstream.broker.steps.retention.call import added
-from millstream.broker.steps.script import Guard, Script, run_script, script
+from millstream.broker.operations.durability import run_script_durably
+from millstream.broker.steps.script import Script, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
+from millstream.model.durability import Durability
 from millstream.model.entries import Entry
-from millstream.model.entry_id import EntryId
-from millstream.wire.commands import Args, Batch, Conversation
+from millstream.wire.commands import Args, Batch, Command, Conversation
 from millstream.wire.names import to_name
 from millstream.wire.replies import ErrorReply
 
@@ -187,29 +185,12 @@ def bury_announcement(
     _raise_first(replies)
 
 
-def guarded_xadd(
-    context: Context, stream: Name, fields: Fields, *, owned: Name, record: bytes, id: str = "*"
-) -> Conversation[EntryId]:
-    """XADD, refused with StaleOwner unless the owner record beside ``owned`` equals ``record``. One atomic step."""
-    words = (new_id_word(id), *field_words(fields, context.limits))
-    reply = yield from _guarded(stream, owned, record, b"XADD", words)
-    if context.max_stream_len is not None:
-        yield from added(context, name_word(stream, "stream"), 1)
-    return entry_id(reply)
-
-
-def guarded_xack(
-    context: Context, stream: Name, group: Name, ids: Sequence[Id] | Id, *, owned: Name, record: bytes
-) -> Conversation[int]:
-    """XACK, refused with StaleOwner unless the owner record beside ``owned`` equals ``record``. One atomic step."""
-    words = (name_word(group, "group"), *id_words(ids))
-    count: int = yield from _guarded(stream, owned, record, b"XACK", words)
-    return count
-
-
-def _guarded(stream: Name, owned: Name, record: bytes, name: bytes, words: Sequence[bytes]) -> Conversation[Any]:
-    guard = Guard(_owner_key(owned, "owned"), _record(record, "record"))
-    return (yield from run_script(script("write"), [name_word(stream, "stream")], [name, *words], guard=guard))
+def fenced_write(context: Context, command: Command, wanted: Durability | None = None) -> Conversation[Any]:
+    """An XADD or XACK behind the context's guard, in one atomic step. Raises StaleOwner, having done nothing, where the
+    owner record is another by now."""
+    name, key, *words = command.args
+    argv = (name, *words)
+    return (yield from run_script_durably(context, script("write"), (key,), argv, wanted, guard=context.guard))
 
 
 def _owner_key(stream: Name, argument: str) -> bytes:

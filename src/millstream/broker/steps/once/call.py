@@ -49,13 +49,7 @@ def append_once(
     trim: TrimPolicy | None = None,
     durability: Wanted = None,
 ) -> Conversation[Appended]:
-    """Appends rows ``position``... of version ``epoch`` of a writer; those that are there already are skipped.
-
-    Idempotent; atomic for each chunk of rows (``limits.script_entries``), in order. ``digest`` is the writer's rolling
-    digest before these rows; it is moved on. Without it, and not from row 0 on, rows are counted but not compared.
-    Raises StaleWriter (a later version was here), NonDeterministicReplay (other rows than the stored ones),
-    RowsMissing (rows before these are not stored).
-    """
+    """See ``Broker.append_once``."""
     if digest is not None and not isinstance(digest, Digest):
         raise InvalidArgument("digest", digest, "None, or the writer's Digest()")
     rolling = digest or (Digest() if position == 0 else None)

@@ -10,7 +10,8 @@ from millstream.broker.steps.once.call import Once
 from millstream.broker.steps.once.digest import Appended
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import BlockingBroker, Broker
+    from millstream.broker.blocking_broker import BlockingBroker
+    from millstream.broker.broker import Broker
 
 
 class OnceWriter:

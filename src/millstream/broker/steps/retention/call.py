@@ -142,11 +142,7 @@ def _optional(number: int | None, argument: str) -> bytes:
 def trim_safely(
     context: Context, stream: Name, *, max_len: int | None = None, min_id: Id | None = None
 ) -> Conversation[int]:
-    """Drops what is beyond ``max_len`` entries or older than ``min_id``, but nothing that a group still needs.
-
-    Needed is every pending entry, what follows it, and what a group has not read. With no group only the bounds
-    count. Atomic over all groups. Returns how many entries went.
-    """
+    """See ``Broker.trim_safely``."""
     if max_len is None and min_id is None:
         raise InvalidArgument("max_len", None, "max_len, min_id, or both")
     key = name_word(stream, "stream")

@@ -31,11 +31,7 @@ def append_unique(
     trim: TrimPolicy | None = None,
     durability: Wanted = None,
 ) -> Conversation[Appended]:
-    """Appends (event id, fields) pairs whose event id was not seen for ``window_ms``; None in ``ids`` for the others.
-
-    Idempotent within the window; atomic for each chunk of entries (``limits.script_entries``), in order. An id is
-    remembered for one window at least and for two at most; where callers ask for several, the longest one holds.
-    """
+    """See ``Broker.append_unique``."""
     key = name_word(stream, "stream")
     keys = (key, *(beside(key, suffix) for suffix in ("seen.a", "seen.b", "seen.t")))
     words = trim_words(trim)
