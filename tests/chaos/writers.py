@@ -48,6 +48,8 @@ class Writer(ABC):
         self.errors: Counter[str] = Counter()
         self.refused: list[MillstreamError] = []
         """What the broker raised that asking again could not mend."""
+        self.passing: list[MillstreamError] = []
+        """What it raised although asking again may help: its deadline was over, or the call may not be repeated."""
         self.foreign: list[BaseException] = []
         self._numbers = count()
         self._stop = False
@@ -84,6 +86,7 @@ class Writer(ABC):
                 if not error.retryable:
                     self.refused.append(error)
                     return False
+                self.passing.append(error)
                 if not self.repeats or self._stop:
                     return False
                 await asyncio.sleep(PAUSE_S)

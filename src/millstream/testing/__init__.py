@@ -3,6 +3,7 @@
 The kit is in ``millstream.testing.conformance``, and needs pytest; everything else needs only this package.
 """
 
+from millstream.testing.answering import AnsweringProxy
 from millstream.testing.faulty import Fault, FaultyBlockingLink, FaultyLink
 from millstream.testing.fragile import FragileProxy
 from millstream.testing.handling_ledger import HandlingLedger
@@ -15,6 +16,7 @@ from millstream.testing.topologies import ClusterSetup, SentinelSetup
 from millstream.testing.waiting import eventually, wait_until
 
 __all__ = [
+    "AnsweringProxy",
     "ClusterSetup",
     "CuttingProxy",
     "DeliveryLedger",

@@ -1,0 +1,152 @@
+"""Every part meets every fault of the table. A ledger says whether anything confirmed is missing, or there twice.
+
+In `make test` each part meets each fault once, the phases taking turns; in `make chaos` in every phase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from chaos.parts import AssignedPart, BurialPart, Part, ReadingPart, ReplayPart, SubscriberPart, writing
+from chaos.writers import ASYNC_WRITERS
+from millstream import open_broker
+from millstream.testing import AnsweringProxy, RedisProcess, eventually
+from millstream.testing.answering import ANSWER_LOST, Answer, Request, pass_on, refusal
+from millstream.testing.fault_table import TABLE, Fault, Follows, Phase
+
+IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
+AT_A_TIME = 8
+PARTS: list[type[Part]] = [
+    *(writing(one) for one in ASYNC_WRITERS),
+    SubscriberPart,
+    BurialPart,
+    ReplayPart,
+    AssignedPart,
+]
+IN_ITS_COURSE = frozenset({b"MULTI", b"EXEC", b"DISCARD", b"ASKING", b"CLIENT", b"CLUSTER", b"INFO", b"CONFIG"})
+"""What belongs to other commands, or asks the server about itself."""
+PASSES = (Follows.RETRIED, Follows.FOLLOWED)
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+
+class Planting:
+    """Refuses in one phase, so often, once it is told to begin. What is refused is a part's own command."""
+
+    def __init__(self, fault: Fault, phase: Phase, port: int) -> None:
+        self._fault = fault
+        self._phase = phase
+        text = fault.text.format(slot=105, place=f"127.0.0.1:{port}")
+        self._answer = (
+            refusal(text, after_s=0.02 if phase is Phase.BLOCKED else 0.0, cut=fault.name == "max clients")
+            if text
+            else ANSWER_LOST
+        )
+        self._left = 3 if fault.follows(phase) in PASSES else 1
+        self._skip = 2 if phase is Phase.BATCH else 0
+        self._lock = threading.Lock()
+        self.begun = False
+        self.refused = 0
+
+    def __call__(self, request: Request) -> Answer | None:
+        with self._lock:
+            if not self.begun or self._left <= 0 or not self._meant(request):
+                return None
+            if self._skip:
+                self._skip -= 1
+                return None
+            self._left -= 1
+            self.refused += 1
+            return self._answer
+
+    def _meant(self, request: Request) -> bool:
+        if self._phase is Phase.CONNECTING:
+            return request.opening and bool(request.words) == (self._fault.name != "max clients")
+        if request.opening or not request.words:
+            return False
+        if self._phase is Phase.TRANSACTION:
+            at_the_end = self._fault.name.startswith("EXECABORT") or not self._fault.text
+            return request.in_transaction and (request.name == b"EXEC") == at_the_end
+        if request.in_transaction or request.name in IN_ITS_COURSE:
+            return False
+        if self._phase is Phase.BLOCKED:
+            return request.blocks
+        return request.name == b"EVALSHA" if self._fault.name == "NOSCRIPT" else not request.blocks
+
+
+def phases(fault: Fault, part: type[Part]) -> Iterator[Phase]:
+    """Where this part can meet the fault."""
+    for phase in Phase:
+        if (
+            fault.follows(phase) is Follows.NEVER
+            or fault.name == "WRONGPASS"  # only a login is told
+            or (phase is Phase.TRANSACTION and not part.transactions)
+            or (phase in (Phase.COMMAND, Phase.BATCH) and part.transactions)
+            or (phase is Phase.COMMAND and part.kind == "batch")  # a refused head and a stored tail: a hole, raised
+            or (phase is Phase.BLOCKED and not part.blocks)
+            or (fault.name == "NOSCRIPT" and part.kind in ("xadd", "batch"))
+        ):
+            continue
+        yield phase
+
+
+def cells(part: type[Part]) -> list[tuple[Fault, Phase]]:
+    found = []
+    for number, fault in enumerate(TABLE):
+        some = list(phases(fault, part))
+        if some and not IN_FULL:
+            some = [some[(number + PARTS.index(part)) % len(some)]]
+        found += [(fault, phase) for phase in some]
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.kind)
+async def test_every_part_meets_every_fault(redis_server: RedisProcess, part: type[Part]) -> None:
+    turns = asyncio.Semaphore(AT_A_TIME)
+
+    async def tried(fault: Fault, phase: Phase) -> str:
+        async with turns:
+            what = await meets(redis_server, part, fault, phase)
+        return f"{fault.name}, {phase.value} ({fault.follows(phase).value}): {what}" if what else ""
+
+    verdicts = await asyncio.gather(*(tried(*cell) for cell in cells(part)))
+    complaints = [one for one in verdicts if one]
+    print(f"{part.kind}: {len(verdicts)} cells, {len(complaints)} complaints")
+    assert not complaints, "\n".join(complaints)
+
+
+async def meets(server: RedisProcess, kind: type[Part], fault: Fault, phase: Phase) -> str:
+    follows = fault.follows(phase)
+    planting = Planting(fault, phase, server.port)
+    name = f"{kind.kind}.{fault.name}.{phase.name}".replace(" ", "-").replace(":", "")
+    with AnsweringProxy(server.port, planting) as proxy:
+        async with open_broker(proxy.url, deadline_ms=30_000) as broker, open_broker(server.url) as steady:
+            part = kind(broker, steady, name, patient=follows in PASSES, group_lost=fault.name == "NOGROUP")
+            await part.begin()
+            await part.work()
+            planting.begun = True
+            if phase is Phase.CONNECTING:
+                proxy.cut_all()
+            await part.work()
+            try:
+                await eventually(lambda: planting.refused, what="a refusal", timeout_s=20)
+            except TimeoutError:
+                return "the server was never asked in this phase"
+            if isinstance(part, ReadingPart):
+                await part.work()
+            proxy.choose = pass_on
+            await part.lift()
+            wrong = await part.verdict()
+    complaints = [wrong] if wrong else []
+    complaints += [f"raised {error!r}" for error in part.foreign]
+    if follows in PASSES and part.raised:
+        complaints.append(f"was told {part.raised[:2]!r}, though it passes")
+    told = any(isinstance(error, fault.raises) for error in part.raised)
+    if follows in (Follows.RAISED, Follows.FATAL) and not told and not isinstance(part, ReadingPart):
+        complaints.append(f"was told {part.raised!r}, and not {fault.raises.__name__}")
+    return "; ".join(complaints)
