@@ -20,8 +20,8 @@ from millstream.assignment import (
     partition_streams,
 )
 from millstream.assignment.client import announce
+from millstream.assignment.leases import OwnerRecord
 from millstream.assignment.partitions import announce_partitions
-from millstream.assignment.tokens import OwnerRecord
 from millstream.broker import Guard, beside, leases, settle
 from millstream.errors import InvalidArgument, StaleOwner
 from millstream.messaging import Handler, Message, Publisher

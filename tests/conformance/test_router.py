@@ -15,6 +15,7 @@ from millstream import Broker, open_broker
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, WrongKeyType
+from millstream.messaging.handler import HandlerRefused
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
     circuit_breaker,
@@ -27,7 +28,6 @@ from millstream.messaging.middleware import (
     throttle,
 )
 from millstream.messaging.publisher import Publisher
-from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import DuplicateRoute
 from millstream.messaging.router import AlreadyRunning, Router
 from millstream.model import Backoff

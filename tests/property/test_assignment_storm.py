@@ -16,10 +16,10 @@ import pytest
 from millstream import Broker, open_broker
 from millstream.assignment.announcement import Announcement
 from millstream.assignment.errors import NotTheOwner
+from millstream.assignment.leases import OwnerRecord, Token
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.notifications import Notification
 from millstream.assignment.settings import Settings
-from millstream.assignment.tokens import OwnerRecord, Token
 from millstream.broker import leases
 from millstream.errors import StaleOwner
 from millstream.model import ManualClock

@@ -12,6 +12,7 @@ from millstream.assignment.errors import (
     NotTheOwner,
     StreamIsOwned,
 )
+from millstream.assignment.leases import Token
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
@@ -22,7 +23,6 @@ from millstream.assignment.notifications import (
 from millstream.assignment.partitions import PartitionedPublisher, partition_of, partition_streams
 from millstream.assignment.settings import Settings
 from millstream.assignment.subscriber import AssignedSubscriber, assigned_subscriber
-from millstream.assignment.tokens import Token
 
 __all__ = [
     "Announcement",

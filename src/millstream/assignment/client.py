@@ -12,10 +12,10 @@ from typing import Any
 
 from millstream.assignment.announcement import Announcement, balancer_stream, is_lock
 from millstream.assignment.errors import MemberClosed
+from millstream.assignment.leases import Token
 from millstream.assignment.member import AssignmentMember, BeforeRelease, release_at_once
 from millstream.assignment.notifications import Notification, StreamAdded, StreamDisowned, StreamExpired
 from millstream.assignment.settings import Settings, default_member
-from millstream.assignment.tokens import Token
 from millstream.broker.broker import Broker
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import EntryId, Observer

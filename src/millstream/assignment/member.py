@@ -13,7 +13,18 @@ from functools import partial
 
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, lock_key
 from millstream.assignment.errors import MalformedAnnouncement, NotTheOwner, StreamIsOwned
-from millstream.assignment.leases import PAGE, Candidate, Lease, Page, View, is_free, lock_that_counts, without_fresh
+from millstream.assignment.leases import (
+    PAGE,
+    Candidate,
+    Lease,
+    OwnerRecord,
+    Page,
+    Token,
+    View,
+    is_free,
+    lock_that_counts,
+    without_fresh,
+)
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
@@ -24,7 +35,6 @@ from millstream.assignment.notifications import (
 from millstream.assignment.placement import Member as Row
 from millstream.assignment.placement import living, targets
 from millstream.assignment.settings import Settings
-from millstream.assignment.tokens import OwnerRecord, Token
 from millstream.broker import leases as lease_steps
 from millstream.broker.broker import Broker
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream

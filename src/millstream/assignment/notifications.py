@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream.assignment.tokens import Token
+from millstream.assignment.leases import Token
 from millstream.model import EntryId
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream
 from millstream.assignment.errors import MalformedAnnouncement
+from millstream.assignment.leases import OwnerRecord
 from millstream.assignment.member import NOBODY
 from millstream.assignment.placement import Member, living
-from millstream.assignment.tokens import OwnerRecord
 from millstream.broker import leases
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.errors import MillstreamError, NoSuchStream

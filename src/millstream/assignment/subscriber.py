@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.assignment.client import AssignmentClient
+from millstream.assignment.leases import Token
 from millstream.assignment.notifications import StreamAdded, StreamDisowned, StreamTerminated
 from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.settings import Settings
-from millstream.assignment.tokens import Token
 from millstream.broker.broker import Broker
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging import Handler, Subscriber

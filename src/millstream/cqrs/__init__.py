@@ -4,14 +4,12 @@ In: pydantic models and typed handlers, checked when they are registered. Out: r
 Never transport: how messages travel is decided in ``messaging``.
 """
 
-from millstream.cqrs.command_bus import CommandBus
+from millstream.cqrs.bus import CommandBus, EventBus, command_topic, event_topic
 from millstream.cqrs.dependencies import Depends
 from millstream.cqrs.errors import CannotUnmarshal, DuplicateHandler
-from millstream.cqrs.event_bus import EventBus
 from millstream.cqrs.handlers import CommandRouter, EventRouter
 from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
-from millstream.cqrs.topics import command_topic, event_topic
-from millstream.messaging.registration import HandlerRefused
+from millstream.messaging.handler import HandlerRefused
 
 __all__ = [
     "CannotUnmarshal",

@@ -1,4 +1,7 @@
-"""What both buses are: handlers that can be run, and a publisher for what is sent."""
+"""The buses: commands, each done by the one handler that there is for it; events, heard by all handlers that care.
+
+Both are handlers that can be run, and a publisher for what is sent.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from millstream.cqrs.calls import call
-from millstream.cqrs.handlers import Check, Handlers, Registered
+from millstream.cqrs.handlers import Check, Handlers, Registered, call, one_group_each, one_handler_each
 from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
-from millstream.cqrs.topics import TopicOf
 from millstream.errors import InvalidArgument
+from millstream.messaging.handler import HandlerRefused
 from millstream.messaging.message import KEY, Message
 from millstream.messaging.middleware.correlation import correlated
 from millstream.messaging.publisher import Publisher
-from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import Route, make_subscriber, refuse_shared_groups
 from millstream.messaging.router import Router
 from millstream.messaging.settings import check_topic
@@ -22,6 +23,21 @@ from millstream.model.units import Seconds
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+
+
+TopicOf = Callable[[str], str]
+"""From a class's name to its topic."""
+
+COMMAND_GROUP = "handlers"
+"""The one group of every command's topic: all instances of the one handler share the work."""
+
+
+def command_topic(name: str) -> str:
+    return f"command.{name}"
+
+
+def event_topic(name: str) -> str:
+    return f"event.{name}"
 
 
 class Bus(Handlers, ABC):
@@ -135,3 +151,93 @@ class Bus(Handlers, ABC):
             self._publisher = Publisher(self._broker, codec=self._options.get("codec", "flat"))
         await self._publisher.publish(self.topic_of(type(body)), message, **options)
         return message.uuid
+
+
+class CommandBus(Bus):
+    """``@bus.handler async def create(command: CreateUser): ...`` and ``await bus.send(CreateUser(...))``.
+
+    All instances of a service share the work of a command. Its group begins at the beginning: a command that was sent
+    before the first handler ever ran is still to be done.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        topic: TopicOf = command_topic,
+        group: str = COMMAND_GROUP,
+        group_start: str = "0",
+        marshaler: Marshaler | None = None,
+        publisher: Publisher | None = None,
+        close_timeout: Seconds = 30.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            broker,
+            one_handler_each,
+            topic=topic,
+            marshaler=marshaler,
+            publisher=publisher,
+            close_timeout=close_timeout,
+            options=options,
+        )
+        self._group_name = group
+        self._group_start = group_start
+
+    async def send(
+        self, command: object, *, metadata: dict[str, str] | None = None, key: str | None = None, **options: Any
+    ) -> str:
+        """Stored when this returns; handled whenever its handler comes to it. Returns the message's uuid.
+
+        ``key`` is what must stay in order; ``options`` are the publisher's, such as ``delay_ms``.
+        """
+        return await self._put(command, metadata, key, options)
+
+    def _group(self, registered: Registered) -> tuple[str, str]:
+        return self._group_name, self._group_start
+
+
+class EventBus(Bus):
+    """``@bus.handler async def welcome(event: UserCreated): ...`` and ``await bus.publish(UserCreated(...))``.
+
+    Every handler has a group of its own, ``<service>.<handler's name>``: it gets every event once, however many
+    instances run. Renaming a handler makes a new group; pass ``name=`` to keep the old one.
+
+    ``group_start`` has no default: "$" lets a new handler begin with what happens from now on, "0" with all that the
+    stream still holds.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        service: str,
+        group_start: str,
+        topic: TopicOf = event_topic,
+        marshaler: Marshaler | None = None,
+        publisher: Publisher | None = None,
+        close_timeout: Seconds = 30.0,
+        **options: Any,
+    ) -> None:
+        if not service:
+            raise InvalidArgument("service", service, "the service's name: handlers of two services are two groups")
+        super().__init__(
+            broker,
+            one_group_each,
+            topic=topic,
+            marshaler=marshaler,
+            publisher=publisher,
+            close_timeout=close_timeout,
+            options=options,
+        )
+        self._service = service
+        self._group_start = group_start
+
+    async def publish(
+        self, event: object, *, metadata: dict[str, str] | None = None, key: str | None = None, **options: Any
+    ) -> str:
+        """Stored when this returns. Returns the message's uuid. ``options`` are the publisher's."""
+        return await self._put(event, metadata, key, options)
+
+    def _group(self, registered: Registered) -> tuple[str, str]:
+        return f"{self._service}.{registered.name}", self._group_start

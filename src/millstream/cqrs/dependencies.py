@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from millstream.messaging.handler import HandlerRefused, annotated_part, callable_place, resolve
 from millstream.messaging.message import Message
-from millstream.messaging.place import place_of
-from millstream.messaging.registration import HandlerRefused, annotated_part, resolve
 
 T = TypeVar("T")
 
@@ -77,7 +76,7 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
         elif body is not None:
             if parameter.default is inspect.Parameter.empty:
                 raise HandlerRefused(
-                    place_of(function),
+                    callable_place(function),
                     "a handler takes one command or event; give the other parameters Depends(...) or a default.",
                     parameter=parameter.name,
                 )
@@ -85,10 +84,14 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
             body = _body_type(function, parameter, annotation)
             arguments.append((parameter.name, Given.BODY))
     if body is None:
-        raise HandlerRefused(place_of(function), "takes no command or event. Add a parameter annotated with its class.")
+        raise HandlerRefused(
+            callable_place(function), "takes no command or event. Add a parameter annotated with its class."
+        )
     kind = _kind_of(function)
     if kind in (Kind.GENERATOR, Kind.ASYNC_GENERATOR):
-        raise HandlerRefused(place_of(function), "a handler returns, it does not yield. Use a plain or async function.")
+        raise HandlerRefused(
+            callable_place(function), "a handler returns, it does not yield. Use a plain or async function."
+        )
     return body, Plan(function, kind, tuple(arguments))
 
 
@@ -100,11 +103,11 @@ def _plan_dependency(dependency: Dependency, asked_by: tuple[Callable[..., Any],
     function = dependency.function
     if not callable(function):
         raise HandlerRefused(
-            place_of(asked_by[-1]), f"Depends({function!r}) is not callable. Pass the function itself."
+            callable_place(asked_by[-1]), f"Depends({function!r}) is not callable. Pass the function itself."
         )
     if function in asked_by:
-        circle = " -> ".join(place_of(each) for each in (*asked_by[asked_by.index(function) :], function))
-        raise HandlerRefused(place_of(function), f"depends on itself: {circle}. Break the circle.")
+        circle = " -> ".join(callable_place(each) for each in (*asked_by[asked_by.index(function) :], function))
+        raise HandlerRefused(callable_place(function), f"depends on itself: {circle}. Break the circle.")
     arguments: list[tuple[str, Given | Plan]] = []
     for parameter, annotation, nested in _parameters(function):
         if nested is not None:
@@ -113,7 +116,7 @@ def _plan_dependency(dependency: Dependency, asked_by: tuple[Callable[..., Any],
             arguments.append((parameter.name, Given.MESSAGE))
         elif parameter.default is inspect.Parameter.empty:
             raise HandlerRefused(
-                place_of(function),
+                callable_place(function),
                 "a dependency's parameter needs Depends(...), the annotation Message, or a default.",
                 parameter=parameter.name,
             )
@@ -128,7 +131,9 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[inspect.Parameter, A
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise HandlerRefused(place_of(function), "is positional-only. Remove the '/'.", parameter=parameter.name)
+            raise HandlerRefused(
+                callable_place(function), "is positional-only. Remove the '/'.", parameter=parameter.name
+            )
         annotation = hints.get(parameter.name, inspect.Parameter.empty)
         dependency = parameter.default if isinstance(parameter.default, Dependency) else None
         if typing.get_origin(annotation) is typing.Annotated:
@@ -141,14 +146,14 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[inspect.Parameter, A
 def _body_type(function: Callable[..., Any], parameter: inspect.Parameter, annotation: Any) -> type:
     if annotation is inspect.Parameter.empty:
         raise HandlerRefused(
-            place_of(function),
+            callable_place(function),
             "has no annotation, so nobody can tell which messages it handles. "
             "Annotate it with the class of the command or event.",
             parameter=parameter.name,
         )
     if not isinstance(annotation, type) or annotation is Any or annotation is object:
         raise HandlerRefused(
-            place_of(function),
+            callable_place(function),
             f"{annotation!r} is not the class of a command or event. Annotate it with one class.",
             parameter=parameter.name,
         )

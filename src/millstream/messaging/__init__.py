@@ -4,8 +4,7 @@ Speaks to streams through the broker's operations alone; a Redis command never a
 """
 
 from millstream.messaging.burial import Burial, read_burial
-from millstream.messaging.codec import Codec
-from millstream.messaging.codecs import codec, codec_names
+from millstream.messaging.codecs import Codec, codec, codec_names
 from millstream.messaging.dead_letters import DeadLetter, DeadLetters, Selection
 from millstream.messaging.errors import (
     AlreadySettled,
@@ -20,7 +19,8 @@ from millstream.messaging.errors import (
     TooLateToSettle,
     Undecodable,
 )
-from millstream.messaging.message import Handler, Message, Middleware
+from millstream.messaging.handler import Handler, HandlerRefused, Middleware
+from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
     circuit_breaker,
     correlated,
@@ -37,7 +37,6 @@ from millstream.messaging.middleware import (
 )
 from millstream.messaging.outcome import Ack, AckPolicy, Bury, Outcome, Retry
 from millstream.messaging.publisher import Publisher
-from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.retention import Janitor, RetentionPolicy
 from millstream.messaging.route import DuplicateRoute
 from millstream.messaging.router import AlreadyRunning, Router

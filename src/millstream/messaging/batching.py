@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from millstream.broker.drivers import run_async
 from millstream.broker.steps.once import BatchWriter, RowsMissing
 from millstream.errors import MillstreamError
-from millstream.messaging.ground import monotonic_ms
 from millstream.messaging.outage import Outage
 from millstream.model import Backoff, Durability, EntryId
+from millstream.model.clock import monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker

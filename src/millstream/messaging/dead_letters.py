@@ -8,6 +8,7 @@ somebody will handle it: a group that is there. Else it stays, and the answer sa
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +16,48 @@ from typing import TYPE_CHECKING
 
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
-from millstream.messaging.burial import Burial, original, read_burial
-from millstream.messaging.failures import FailureGroup, signature
+from millstream.messaging.burial import Burial, marked, original, read_burial
 from millstream.messaging.middleware.throttle import Pace
-from millstream.messaging.replays import marked
 from millstream.messaging.settings import check_topic
-from millstream.model import MAX_ID, Entry, EntryId
+from millstream.model import MAX_ID, MIN_ID, Entry, EntryId
 from millstream.wire.names import to_name
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+
+
+_UUID = re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+_HEX = re.compile(r"\b(?:0x[0-9a-fA-F]+|(?=[0-9a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,})\b")
+_NUMBER = re.compile(r"\d+(?:[.,:\-]\d+)*")
+_LIMIT = 200
+
+
+def signature(error: str) -> str:
+    """``order 4711 not found`` and ``order 4712 not found`` are one failure: ``order # not found``."""
+    first_line = error.strip().partition("\n")[0][: 4 * _LIMIT]
+    return _NUMBER.sub("#", _HEX.sub("#", _UUID.sub("#", first_line)))[:_LIMIT]
+
+
+@dataclass(slots=True)
+class FailureGroup:
+    error_type: str
+    error: str
+    """What they have in common."""
+    first: EntryId
+    example: str
+    """One of them in full."""
+    count: int = 0
+    last: EntryId = MIN_ID
+    groups: set[str] = field(default_factory=set)
+    """Consumer groups that buried them."""
+
+    def add(self, id: EntryId, group: str) -> None:
+        self.count += 1
+        self.last = max(self.last, id)
+        self.first = min(self.first, id)
+        if group:
+            self.groups.add(group)
+
 
 PAGE = 200
 

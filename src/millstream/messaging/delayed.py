@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from millstream.broker import delayed
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.burial import text_of
-from millstream.messaging.ground import log, monotonic_ms
+from millstream.model.clock import monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+
+log = logging.getLogger(__name__)
 
 PAUSE_MS = 1_000.0
 

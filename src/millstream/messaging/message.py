@@ -6,7 +6,6 @@ Settling says what is to become of the delivery; the subscription that delivered
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 from uuid import NAMESPACE_URL, uuid5
 
@@ -154,12 +153,6 @@ class Message:
         shown = self.payload if len(self.payload) <= 40 else self.payload[:37] + b"..."
         where = f", topic={self.topic!r}, id='{self.id}'" if self.id is not None else ""
         return f"Message({shown!r}, uuid={self.uuid!r}{where})"
-
-
-Handler = Callable[[Message], Awaitable[Message | Sequence[Message] | None]]
-"""Gets one message; what it returns is published (where a destination is set) together with the acknowledgement."""
-
-Middleware = Callable[[Handler], Handler]
 
 
 _block: list[str] = []

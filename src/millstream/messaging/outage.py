@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from millstream.messaging.ground import log, monotonic_ms
+import logging
+
 from millstream.model import Observer
+from millstream.model.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
 
 
 class Outage:

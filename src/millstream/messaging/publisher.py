@@ -19,7 +19,7 @@ from millstream.broker import delayed
 from millstream.broker.limits import ROW_WORDS
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.batching import Ids, Line, Row
-from millstream.messaging.codec import Codec
+from millstream.messaging.codecs import Codec
 from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.delayed import Mover
 from millstream.messaging.errors import PublisherClosed

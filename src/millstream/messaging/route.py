@@ -7,11 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.messaging.context import RunningHandler, begin, end
-from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.handler import (
+    Handler,
+    HandlerRefused,
+    Middleware,
+    Output,
+    RunningHandler,
+    begin,
+    callable_name,
+    callable_place,
+    end,
+    message_handler,
+)
 from millstream.messaging.message import Message
-from millstream.messaging.place import name_of, place_of
-from millstream.messaging.registration import HandlerRefused, message_handler
 from millstream.messaging.settings import check_topic
 from millstream.messaging.subscriber import Subscriber
 from millstream.model import EntryId
@@ -98,7 +106,7 @@ def make_route(
 ) -> Route:
     """Raises HandlerRefused, which names the function, for whatever cannot work."""
     handler = message_handler(function)
-    place = place_of(function)
+    place = callable_place(function)
     try:
         check_topic(topic)
         if publish_to is not None:
@@ -109,7 +117,7 @@ def make_route(
         raise HandlerRefused(place, str(error)) from error
     check_middleware(place, middleware)
     route = Route(
-        name=name or name_of(function),
+        name=name or callable_name(function),
         topic=topic,
         group=group,
         handler=handler,

@@ -15,11 +15,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError
-from millstream.messaging.context import current_handler
-from millstream.messaging.handler import Middleware
+from millstream.messaging.handler import HandlerRefused, Middleware, callable_place, current_handler
 from millstream.messaging.middleware.retry import Backoff
-from millstream.messaging.place import place_of
-from millstream.messaging.registration import HandlerRefused
 from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
@@ -124,7 +121,9 @@ class Router:
         """The same without a decorator."""
         self._refuse_changes()
         if group is None and options.get("group_start") is not None:
-            raise HandlerRefused(place_of(function), "group_start without a group. Name the group, or pass start.")
+            raise HandlerRefused(
+                callable_place(function), "group_start without a group. Name the group, or pass start."
+            )
         route = make_route(
             *(function, topic),
             group=group,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from millstream.messaging.ground import log
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 

@@ -6,14 +6,17 @@ It ends only for errors that cannot pass, and those reach whoever waits for it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream.errors import MillstreamError
 from millstream.messaging.burial import text_of
-from millstream.messaging.ground import log, monotonic_ms
 from millstream.model import Backoff
+from millstream.model.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
 
 RESTART = Backoff(initial_ms=50, max_ms=30_000, jitter=0.5)
 HEALTHY_MS = 60_000

@@ -6,6 +6,11 @@ import time
 from typing import Protocol
 
 
+def monotonic_ms() -> float:
+    """Milliseconds that only ever grow, for a loop that measures its own pace."""
+    return time.monotonic() * 1000
+
+
 class Clock(Protocol):
     def now_ms(self) -> int:
         """Milliseconds since 1970, as the wall clock has them; it may jump."""

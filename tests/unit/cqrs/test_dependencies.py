@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from millstream.cqrs.calls import call
 from millstream.cqrs.dependencies import Depends, plan_handler
+from millstream.cqrs.handlers import call
+from millstream.messaging.handler import HandlerRefused
 from millstream.messaging.message import Message
-from millstream.messaging.registration import HandlerRefused
 
 
 @dataclass

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.context import RunningHandler, running
 from millstream.messaging.errors import HandlerCancelled, Rejected, RetryLater
-from millstream.messaging.handler import Handler
+from millstream.messaging.handler import Handler, RunningHandler, running
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
     Backoff,

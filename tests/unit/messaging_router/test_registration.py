@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from millstream.messaging.context import current_handler
-from millstream.messaging.failures import signature
+from millstream.messaging.dead_letters import signature
+from millstream.messaging.handler import HandlerRefused, callable_name, callable_place, current_handler, message_handler
 from millstream.messaging.message import Message
-from millstream.messaging.place import name_of, place_of
-from millstream.messaging.registration import HandlerRefused, message_handler
 from millstream.messaging.route import make_route
 
 
@@ -55,8 +53,8 @@ async def unannotated(message):  # type: ignore[no-untyped-def]
 async def test_functions_methods_objects_and_partials_are_handlers(function: Any, name: str) -> None:
     message = Message(b"")
     assert await message_handler(function)(message) is message
-    assert name_of(function) == name
-    assert name in place_of(function)
+    assert callable_name(function) == name
+    assert name in callable_place(function)
 
 
 async def test_a_sync_handler_runs_in_a_thread() -> None:

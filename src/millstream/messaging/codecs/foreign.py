@@ -19,7 +19,7 @@ def decode_foreign(fields: dict[bytes, bytes]) -> Message:
 
         return WatermillCodec().decode(fields)
     if b"_natricine_message_uuid" in fields:
-        from millstream.messaging.codecs.natricine import NatricineCodec
+        from millstream.messaging.codecs.watermill import NatricineCodec
 
         return NatricineCodec().decode(fields)
     if fields.keys() == {b"key", b"value"}:  # Debezium, extended

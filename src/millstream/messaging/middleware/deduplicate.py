@@ -14,9 +14,9 @@ from typing import Protocol
 
 from millstream.broker.keys import beside
 from millstream.errors import InvalidArgument
+from millstream.messaging.burial import OF
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.messaging.replays import OF
 from millstream.model.units import Seconds, seconds
 
 

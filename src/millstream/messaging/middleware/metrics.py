@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from millstream.messaging.context import current_handler
-from millstream.messaging.handler import Handler, Middleware, Output, as_messages
+from millstream.messaging.handler import Handler, Middleware, Output, as_messages, current_handler
 from millstream.messaging.message import Message
 from millstream.model import Observer
 

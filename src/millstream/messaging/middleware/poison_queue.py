@@ -11,9 +11,8 @@ from typing import Protocol
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.burial import text_of
-from millstream.messaging.context import current_handler
 from millstream.messaging.errors import RetryLater
-from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.handler import Handler, Middleware, Output, current_handler
 from millstream.messaging.message import Message
 
 REASON = "reason_poisoned"

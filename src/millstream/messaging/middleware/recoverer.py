@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.messaging.crashes import failure_of
-from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.handler import Handler, Middleware, Output, failure_of
 from millstream.messaging.message import Message
 
 

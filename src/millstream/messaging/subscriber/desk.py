@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from millstream.messaging.codec import Codec
-from millstream.messaging.ground import log
+from millstream.messaging.codecs import Codec
 from millstream.messaging.message import Message
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.held import Held
@@ -17,6 +17,8 @@ from millstream.model import MIN_ID, EntryId
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+
+log = logging.getLogger(__name__)
 
 
 def _nobody() -> None:

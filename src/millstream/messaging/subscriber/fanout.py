@@ -6,24 +6,26 @@ For feature flags, caches and live views: what matters is what happens from now 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import NoSuchStream
-from millstream.messaging.burial import text_of
-from millstream.messaging.codec import Codec
-from millstream.messaging.crashes import failure_of
+from millstream.messaging.burial import is_for, text_of, unmarked
+from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import NothingToSettle
-from millstream.messaging.ground import log, monotonic_ms
-from millstream.messaging.message import Handler, Message
+from millstream.messaging.handler import Handler, failure_of
+from millstream.messaging.message import Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
-from millstream.messaging.replays import is_for, unmarked
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.supervision import can_pass
 from millstream.model import MIN_ID, Entry, EntryId
+from millstream.model.clock import monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+
+log = logging.getLogger(__name__)
 
 PAUSE_S = (0.05, 1.0)
 

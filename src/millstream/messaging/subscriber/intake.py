@@ -5,16 +5,18 @@ In: deliveries. Out: messages that may be started (``held.ready``), and outcomes
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from millstream.messaging.burial import OF, is_for, unmarked
 from millstream.messaging.errors import DeliveriesExhausted, Undecodable
-from millstream.messaging.ground import log
 from millstream.messaging.message import Message, Origin
 from millstream.messaging.outcome import ACKED, Bury
-from millstream.messaging.replays import OF, is_for, unmarked
 from millstream.messaging.subscriber.desk import Desk
 from millstream.model import Delivery, EntryId
 from millstream.wire.names import to_bytes
+
+log = logging.getLogger(__name__)
 
 
 class Intake:

@@ -6,18 +6,21 @@ It runs beside the reading loop, because a read may wait for seconds and these c
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from millstream.broker import delayed, recovery, settle
 from millstream.broker.steps.settle.call import Settled
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
-from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.intake import Intake, unstarted_of
 from millstream.messaging.subscriber.membership import Membership
 from millstream.model import Delivery, EntryId
+from millstream.model.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
 
 PAUSE_MS = 100.0
 """After a failure: the broker's own retries came before it."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
 from millstream.broker import groups
 from millstream.broker.steps.settle.call import Settled
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.messaging.ground import log
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.pace import restart_point
 from millstream.model import MIN_ID, EntryId
+
+log = logging.getLogger(__name__)
 
 
 class Membership:

@@ -5,16 +5,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from millstream.broker import recovery
 from millstream.broker.steps.recovery import Swept
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
-from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.intake import Intake
 from millstream.messaging.subscriber.membership import Membership
 from millstream.messaging.subscriber.pace import Pace, Step
+from millstream.model.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
 
 PAUSE_S = (0.05, 1.0)
 

@@ -7,6 +7,7 @@ Nothing is said to be done before its handler is; nothing leaves the book before
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,12 +17,14 @@ from millstream.broker import settle
 from millstream.broker.steps.settle.call import Output, Settled, shares_slot
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe
-from millstream.messaging.ground import log, monotonic_ms
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.held import ids_by_count
 from millstream.model import EntryId
+from millstream.model.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
 
 Step = Callable[[Sequence[Message]], Awaitable[None]]
 

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.codec import Codec
+from millstream.messaging.codecs import Codec
 from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.errors import AlreadySubscribed
-from millstream.messaging.message import Handler
+from millstream.messaging.handler import Handler
 from millstream.messaging.outcome import AckPolicy
 from millstream.messaging.settings import (
     KeyOf,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from millstream.broker import recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
-from millstream.messaging.codec import Codec
+from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import TooLateToSettle
-from millstream.messaging.ground import log
-from millstream.messaging.message import Handler, Message
+from millstream.messaging.handler import Handler
+from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.desk import Desk
@@ -28,6 +29,8 @@ from millstream.model import EntryId
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+
+log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
 """For the broker to confirm outcomes and hand-backs, after handlers have ended."""

@@ -9,6 +9,7 @@ failure of its one message (``crashes`` says what is not), and no message is lef
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -16,12 +17,13 @@ from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.arguments import field_words
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.burial import text_of
-from millstream.messaging.crashes import failure_of
 from millstream.messaging.errors import HandlerCancelled
-from millstream.messaging.ground import log
-from millstream.messaging.message import Handler, Message
+from millstream.messaging.handler import Handler, failure_of
+from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, AckPolicy, after_error
 from millstream.messaging.subscriber.desk import Desk
+
+log = logging.getLogger(__name__)
 
 SLICE_S = 0.005
 """After so long without a pause a worker lets others on the loop run: signs of life, timers, other subscriptions."""
