@@ -10,11 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream.bench.result import Progress, Result, interleaved
-from millstream.pipelines.plan import plan
-from millstream.pipelines.runner import Runner
-from millstream.pipelines.session import start_session
-from millstream.pipelines.sources.source import Opening
-from millstream.pipelines.spec.pipeline import Pipeline
+from millstream.pipelines import Opening, Pipeline, Runner, make_plan, start_session
 from millstream.testing import RedisProcess
 
 if TYPE_CHECKING:
@@ -30,7 +26,7 @@ _runs = itertools.count()
 def run(rounds: int, progress: Progress) -> list[Result]:
     """Ours with one sink, ours with two, and the peer, in turn; the first round of each warms the machine up."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as scratch, RedisProcess() as server:
-        session = start_session([plan(_pipeline(server.url, scratch, 1, rows=1))], {}, "local[2]")
+        session = start_session([make_plan(_pipeline(server.url, scratch, 1, rows=1))], "local[2]")
         try:
             sides = (
                 partial(_ours, session, server, scratch, 1),
@@ -88,7 +84,7 @@ def _ours(session: SparkSession, server: RedisProcess, scratch: str, sinks: int)
 def _peer(session: SparkSession, server: RedisProcess, scratch: str) -> float:
     """The same rows, made by the same expressions in the same batches; then what people write by hand."""
     _empty(server)
-    made = plan(_pipeline(server.url, scratch, 1))
+    made = make_plan(_pipeline(server.url, scratch, 1))
     source, sink = made.pipeline.spec.source, made.pipeline.spec.sinks[0]
     own = session.newSession()
     began = time.perf_counter()

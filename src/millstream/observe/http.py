@@ -1,55 +1,144 @@
 """Metrics, health and readiness over HTTP, on loopback unless told otherwise; a service mounts its own routes beside.
 
+A browser of this machine reaches a loopback port too, and sends what a foreign page asks for: so requests of other
+sites are refused, and so are those for a name that is not ours, which a page could point here (DNS rebinding).
+Elsewhere than on loopback a token is a must.
+
 Errors are ``{"code": ..., "message": ...}``. The server runs in a thread of its own, so that a busy service answers.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
+import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.observe.metrics import Exposition
+from millstream.server.listening import CannotListen, listen, resolve
 
 LOOPBACK = "127.0.0.1"
 PORT = 9000
+OUR_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+"""What a loopback port is called by those who mean it."""
+PROBES = ("/health", "/ready")
+"""Asked by machines that know no token: with one, they tell nothing but a status."""
 Check = Callable[[], tuple[bool, dict[str, Any]]]
 """Whether all is well, and what to show beside it."""
 
 
-def application(exposition: Exposition, *, health: Check, ready: Check, routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """``/metrics``, ``/health`` (503 when something failed), ``/ready`` (503 until it works), and the given routes."""
+def application(
+    exposition: Exposition,
+    *,
+    health: Check,
+    ready: Check,
+    routes: Sequence[BaseRoute] = (),
+    host: str = LOOPBACK,
+    token: str | None = None,
+) -> Starlette:
+    """``/metrics``, ``/health`` (503 when something failed), ``/ready`` (503 until it works), and the given routes.
+
+    Without a token requests must name ``host`` or loopback; with one, all but the probes must bring it.
+    """
 
     def metrics(request: Request) -> Response:
         return Response(exposition.text(), media_type=exposition.content_type)
 
     own = [
         Route("/metrics", metrics),
-        Route("/health", _checked(health)),
-        Route("/ready", _checked(ready)),
+        Route("/health", _checked(health, token)),
+        Route("/ready", _checked(ready, token)),
     ]
     return Starlette(
         routes=[*own, *routes],
+        middleware=[Middleware(_Guard, names=OUR_NAMES | {host.lower()}, token=token)],
         exception_handlers={HTTPException: _refused, MillstreamError: _failed},
     )
 
 
-def _checked(check: Check) -> Callable[[Request], Response]:
+def _checked(check: Check, token: str | None) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         well, shown = check()
-        return JSONResponse({"status": "ok" if well else "failed", **shown}, 200 if well else 503)
+        seen = shown if allowed(request.headers, token) else {}
+        return JSONResponse({"status": "ok" if well else "failed", **seen}, 200 if well else 503)
 
     return answer
+
+
+class _Guard:
+    """Stands before everything that answers."""
+
+    def __init__(self, app: ASGIApp, *, names: frozenset[str], token: str | None) -> None:
+        self._app = app
+        self._names = names if token is None else None
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(Headers(scope=scope), scope["path"]) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal)(scope, receive, send)
+
+    def _refusal(self, headers: Headers, path: str) -> Response | None:
+        why = foreign(headers, self._names)
+        if why is not None:
+            return error("forbidden", why, 403)
+        if path not in PROBES and not allowed(headers, self._token):
+            refused = error("unauthorized", "send the token: Authorization: Bearer ...", 401)
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            return refused
+        return None
+
+
+def foreign(headers: Mapping[str, str], names: frozenset[str] | None) -> str | None:
+    """Why a request is not meant for us: it comes from a page of another site, or names a host that is none of ours
+    (``names``; None where a token decides, which no foreign page has)."""
+    host = headers.get("host", "")
+    if names is not None and _name(host) not in names:
+        return f"this port answers to {', '.join(sorted(names))}, and to no other name; use one of them"
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+        return "a page of another site may not ask here; ask without a browser, or from this address"
+    if headers.get("sec-fetch-site", "none").lower() not in ("none", "same-origin"):
+        return "a page of another site may not ask here; ask without a browser, or from this address"
+    return None
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
+    return name.lower()
+
+
+def allowed(headers: Mapping[str, str], token: str | None) -> bool:
+    """Whether the token was brought, as bearer or as a password; in constant time, so that nobody learns it letter by
+    letter. Without a token everybody may."""
+    if token is None:
+        return True
+    # Headers are bytes; the framework reads them as Latin-1.
+    scheme, _, given = headers.get("authorization", "").encode("latin-1").partition(b" ")
+    if scheme.lower() == b"basic":
+        try:
+            given = base64.b64decode(given, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return False
+    elif scheme.lower() != b"bearer":
+        return False
+    return hmac.compare_digest(given, token.encode())
 
 
 def error(code: str, message: str, status: int) -> Response:
@@ -72,23 +161,36 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 class HttpServer:
     """``with HttpServer(app): ...``. The port is taken at once, so that a busy one is found before anything starts."""
 
-    def __init__(self, app: Starlette, *, host: str = LOOPBACK, port: int = PORT) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    def __init__(self, app: Starlette, *, host: str = LOOPBACK, port: int = PORT, token: str | None = None) -> None:
+        addresses = resolve(host, port)
+        strangers = [at for _, (at, _) in addresses if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
+        if strangers and token is None:
+            raise CannotListen(
+                f"refusing to answer on {strangers[0]} without a token: everybody on the network could look at the "
+                f"pipelines and stop them. Give --http-token-file (or MILLSTREAM_HTTP_TOKEN), or listen on {LOOPBACK}."
+            )
+        self._sockets: list[socket.socket] = []
         try:
-            self._socket.bind((host, port))
-        except OSError as problem:
-            self._socket.close()
-            raise InvalidArgument(
-                "http port", port, f"a free port, or 0 for any, or none ({problem.strerror})"
-            ) from problem
-        self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)
+            for family, address in addresses[:1] if port == 0 else addresses:
+                self._sockets.append(listen(family, address))
+        except CannotListen as problem:
+            self._close_sockets()
+            why = getattr(problem.__cause__, "strerror", problem)
+            raise InvalidArgument("http port", port, f"a free port, or 0 for any, or none ({why})") from problem
+        self.port: int = self._sockets[0].getsockname()[1]
+        self.host = host
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, server_header=False)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="millstream-http", daemon=True)
 
+    @property
+    def url(self) -> str:
+        """Where it answers, for those on this machine."""
+        host = LOOPBACK if self.host in ("", "0.0.0.0", "::") else self.host  # noqa: S104  # compared, not bound
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
     def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
+        self._server.run(sockets=self._sockets)
 
     def start(self) -> None:
         self._thread.start()
@@ -99,7 +201,11 @@ class HttpServer:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(5)
-        self._socket.close()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for one in self._sockets:
+            one.close()
 
     def __enter__(self) -> HttpServer:
         self.start()

@@ -34,7 +34,7 @@ class PipelineMetrics:
             "source_lag_seconds", "Age of the newest event that the sinks have, when a batch ended or is late.", one
         )
         self._source_lag_entries = gauge("source_lag_entries", "Entries beyond the last finished batch.", one)
-        self._source_errors = counter("source_errors_total", "Times that a pipeline failed outside its sinks.", one)
+        self._source_errors = counter("source_errors_total", "Attempts to read the source that failed.", one)
         self._late = counter("late_events_total", "Events that came after their watermark.", one)
         self._batch_events = Histogram(
             "millstream_batch_events",
@@ -56,6 +56,8 @@ class PipelineMetrics:
         self._sink_errors = counter("sink_errors_total", "Attempts to deliver that failed.", sink)
         self._sink_status = gauge("sink_checkpoint_status", "1: the sink has the last batch; 0: it is behind.", sink)
         self._spooled = gauge("sink_spooled_batches", "Batches that wait on disk for an optional sink.", sink)
+        self._sink_failed = counter("sink_failed_total", "Times that an optional sink was parked as failed.", sink)
+        self._capped = counter("sink_capped_total", "Entries that a hard cap took before a group had read them.", sink)
         self._dropped = counter("sink_dropped_batches_total", "Batches that a full spool gave up.", sink)
         self._checkpoints = counter("checkpoints_total", "Batches finished.", one)
         self._last_checkpoint = gauge("last_checkpoint_ts", "When the last batch was finished, in seconds.", one)
@@ -70,6 +72,8 @@ class PipelineMetrics:
             "pipeline.processors": lambda f: self._processors.labels(f["pipeline"], f["step"]).observe(f["s"]),
             "pipeline.sink": self._sink,
             "pipeline.sink_error": self._sink_error,
+            "pipeline.sink_failed": lambda f: self._sink_failed.labels(f["pipeline"], f["sink"]).inc(),
+            "pipeline.source_error": lambda f: self._source_errors.labels(f["pipeline"]).inc(),
             "pipeline.spooled": self._waiting,
             "pipeline.delivered": self._waiting,
             "pipeline.spool_dropped": lambda f: self._dropped.labels(f["pipeline"], f["sink"]).inc(),
@@ -107,6 +111,7 @@ class PipelineMetrics:
         self._sink_events.labels(*labels).inc(facts["rows"])
         self._sink_batches.labels(*labels).inc()
         self._sink_bytes.labels(*labels).inc(facts["bytes"])
+        self._capped.labels(*labels).inc(facts.get("dropped", 0))
         self._sink_latency.labels(*labels).observe(facts["s"])
         self._sink_status.labels(*labels).set(1)
         self._stage.labels(facts["pipeline"], "sink").observe(facts["s"])
@@ -134,5 +139,3 @@ class PipelineMetrics:
     def _state(self, facts: Mapping[str, Any]) -> None:
         for state in _STATES:
             self._status.labels(facts["pipeline"], state).set(1 if state == facts["state"] else 0)
-        if facts["state"] == "failed":
-            self._source_errors.labels(facts["pipeline"]).inc()

@@ -1,4 +1,4 @@
-"""Pipelines over HTTP: how they stand, their checkpoints and dead letters, and pause, resume, stop."""
+"""Pipelines over HTTP: how they stand, their checkpoints and dead letters; and pause, resume, stop, start."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from millstream import open_blocking_broker
 from millstream.observe.http import error
-from millstream.pipelines.errors import PipelineUnknown
+from millstream.pipelines import PipelineUnknown, SinkUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from millstream.pipelines.query import PipelineRun
-    from millstream.pipelines.runner import Runner
+    from millstream.pipelines import PipelineRun, Runner
 
 _DEAD_LETTERS = 100
-_VERBS = ("pause", "resume", "stop")
+_VERBS = ("pause", "resume", "stop", "start")
 
 
 class PipelineRoutes:
@@ -34,6 +32,7 @@ class PipelineRoutes:
             Route(one, self._known(lambda run, _: asdict(run.status()))),
             Route(f"{one}/checkpoints", self._known(_checkpoints)),
             Route(f"{one}/dlq", self._known(_dead_letters)),
+            Route(f"{one}/sinks/{{sink}}/start", self._known(_start_sink), methods=["POST"]),
             *(Route(f"{one}/{verb}", self._known(_verb(verb)), methods=["POST"]) for verb in _VERBS),
         ]
 
@@ -55,9 +54,9 @@ class PipelineRoutes:
         def handle(request: Request) -> Response:
             try:
                 run = self._runner.named(request.path_params["name"])
-            except PipelineUnknown as problem:
+                return JSONResponse(answer(run, request))
+            except (PipelineUnknown, SinkUnknown) as problem:
                 return error("not_found", str(problem), 404)
-            return JSONResponse(answer(run, request))
 
         return handle
 
@@ -70,6 +69,11 @@ def _verb(verb: str) -> Callable[[PipelineRun, Request], Any]:
     return act
 
 
+def _start_sink(run: PipelineRun, request: Request) -> Any:
+    run.start_sink(request.path_params["sink"])
+    return asdict(run.status())
+
+
 def _checkpoints(run: PipelineRun, request: Request) -> Any:
     return [asdict(batch) for batch in run.checkpoint.batches()]
 
@@ -78,7 +82,7 @@ def _dead_letters(run: PipelineRun, request: Request) -> Any:
     target = run.plan.dead_letters
     if target is None:
         return {"stream": None, "entries": []}
-    with open_blocking_broker(target.uri) as broker:
+    with target.address.open() as broker:
         found = broker.xrevrange(target.stream, count=_DEAD_LETTERS)
         total = broker.xlen(target.stream)
     shown = [{"id": str(e.id), **{k.decode(): v.decode(errors="replace") for k, v in e.fields.items()}} for e in found]

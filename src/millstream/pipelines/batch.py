@@ -15,20 +15,25 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from millstream.pipelines.dead_letters import DeadLetterWriter
-from millstream.pipelines.error_origin import short
+from millstream.pipelines.error_origin import is_disk_full, short
 from millstream.pipelines.errors import StopRequested
-from millstream.pipelines.plan import PipelinePlan, config_of
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.retry import SinkRetry
 from millstream.pipelines.run_context import RunContext
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
-from millstream.pipelines.sinks.sink import NOTHING, TIME, Delivered, text_bytes
+from millstream.pipelines.sinks.sink import NOTHING, TIME, text_bytes
 from millstream.pipelines.stages import inside_the_batch, rows_and_times
+from millstream.spark import Delivered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from millstream.pipelines.spool import Spool
+
 log = logging.getLogger("millstream.pipelines")
+_OBSERVED_S = 5.0
+"""Spark tells what it observed in a thread of its own, soon after."""
 
 
 class BatchRunner:
@@ -38,10 +43,11 @@ class BatchRunner:
         self._again = False  # whether something in the batch at hand took more than one attempt
         self._processed = bool(plan.streaming or plan.per_batch)
         self._retry = SinkRetry(plan, context)
-        self._dead = DeadLetterWriter(plan, context.addresses, context.observer)
+        self._dead = DeadLetterWriter(plan, context.secrets, context.observer)
         self._counts: dict[tuple[str, ...], list[Column]] = {}
 
-    def run(self, frame: DataFrame, batch_id: int) -> None:
+    def run(self, frame: DataFrame, batch_id: int) -> int:
+        """Returns when the batch may be committed; answers how many events it had."""
         began = time.monotonic()
         facts = self._simply(frame, batch_id) if self._plan.simple else self._fully(frame, batch_id)
         now = self._context.clock.now_ms()
@@ -50,6 +56,7 @@ class BatchRunner:
         ages = {f"{which}_age_ms": now - facts[which] for which in ("oldest", "newest") if facts[which] is not None}
         numbers = {"events": facts["events"], "failed": facts["failed"], "s": time.monotonic() - began}
         self._tell("pipeline.batch", batch=batch_id, **numbers, **ages)
+        return int(facts["events"])
 
     def _simply(self, frame: DataFrame, batch_id: int) -> dict[str, Any]:
         plan = self._plan
@@ -78,7 +85,7 @@ class BatchRunner:
             self._to_sinks(events, batch_id)
             # Spark reports what it observed when a job has failed, too: then some tasks' rows are missing in it, and
             # dead letters that nobody counted would never be buried.
-            facts = self._counted(events) if self._again else seen.get
+            facts = (None if self._again else _observed(seen)) or self._counted(events)
             if facts["failed"]:
                 self._bury(events, batch_id, int(facts["failed"]))
         finally:
@@ -149,7 +156,7 @@ class BatchRunner:
     def _in_one_pass(self, sinks: Sequence[Sink], rows: DataFrame, batch_id: int) -> Delivered | None:
         """One attempt for all of them; None where it failed. Whoever got the batch gets nothing twice afterwards."""
         first, *others = [(sink, self._identity(sink, batch_id)) for sink in sinks]
-        names = [config_of(sink).id for sink in sinks]
+        names = [sink.config.id for sink in sinks]
         began = time.monotonic()
         try:
             found = first[0].write_beside(rows, first[1], others)
@@ -171,7 +178,7 @@ class BatchRunner:
 
     def _write_one(self, sink: Sink, rows: DataFrame, batch_id: int) -> Delivered:
         """Until the sink has the batch; raises where trying on is useless, too late, or no longer wanted."""
-        name = config_of(sink).id
+        name = sink.config.id
         began = last = time.monotonic()
         found = NOTHING
 
@@ -198,17 +205,18 @@ class BatchRunner:
         columns = tuple(rows.columns)
         if columns not in self._counts:  # dozens of calls into the JVM, so not for every batch
             self._counts[columns] = _counts(columns)
+        counts = self._counts[columns]
         seen = Observation(f"{write.sink}-{write.version}-{uuid4().hex}")
-        sink.write(rows.observe(seen, *self._counts[columns]).drop(TIME), write)
-        return Delivered(**seen.get)
+        sink.write(rows.observe(seen, *counts).drop(TIME), write)
+        return Delivered(**(_observed(seen) or rows.agg(*counts).collect()[0].asDict()))
 
     def _identity(self, sink: Sink, batch_id: int) -> Write:
         context = self._context
-        return Write(context.application, batch_id, config_of(sink).id, self._plan.delivery, context.addresses)
+        return Write(context.application, batch_id, sink.config.id, self._plan.delivery, context.secrets)
 
     def _tell_written(self, name: str, found: Delivered, batch_id: int, began: float) -> None:
         numbers = {"rows": found.rows, "bytes": found.bytes, "s": time.monotonic() - began}
-        self._tell("pipeline.sink", sink=name, batch=batch_id, **numbers)
+        self._tell("pipeline.sink", sink=name, batch=batch_id, dropped=found.dropped, **numbers)
 
     def _tell_processors(self, sink: Sink, batch_id: int, began: float) -> None:
         if self._processed and self._plan.consumers == 1 and not sink.looks:
@@ -216,18 +224,50 @@ class BatchRunner:
             self._tell("pipeline.processors", batch=batch_id, step="compute_and_write", s=time.monotonic() - began)
 
     def _spool(self, sink: Sink, fine: DataFrame, batch_id: int) -> None:
-        config = config_of(sink)
+        config = sink.config
         spool = self._context.spools[config.id]
         while spool.full():
-            if config.spool.overflow == "drop_oldest":
-                lost = spool.drop_oldest()
-                log.error("sink %s: the spool is full; batch %s was dropped and will not be delivered", config.id, lost)
-                self._tell("pipeline.spool_dropped", sink=config.id, batch=lost)
-            elif self._context.stopping.wait(0.2):
-                raise StopRequested(f"asked to stop while the spool of sink {config.id!r} was full")
+            if not self._made_room(sink, spool):
+                break  # nothing waits, and the disk is full by others: the batch may yet fit
         rows = sink.prepare(fine, self._plan.pipeline.tenant)
-        stored = spool.put(batch_id, lambda path: rows.write.mode("overwrite").parquet(path))
+        while True:
+            try:
+                stored = spool.put(batch_id, partial(self._onto_disk, rows))
+                break
+            except Exception as error:
+                if not is_disk_full(error):
+                    raise
+                if not self._made_room(sink, spool):
+                    # An optional sink never stops the others: its batch is given up, as those before it were.
+                    self._tell_dropped(sink, batch_id, "the disk of the checkpoint is full")
+                    stored = False
+                    break
         self._tell("pipeline.spooled", sink=config.id, batch=batch_id, stored=stored, waiting=spool.count())
+
+    def _made_room(self, sink: Sink, spool: Spool) -> bool:
+        """Gives up the oldest batch that waits, or waits itself where the spec says so; false where none is left."""
+        config = sink.config
+        if config.spool.overflow == "block":
+            if self._context.stopping.wait(0.2):
+                raise StopRequested(f"asked to stop while the spool of sink {config.id!r} was full")
+            return True
+        lost = spool.drop_oldest()
+        if lost is not None:
+            self._tell_dropped(sink, lost, "the spool is full")
+        return lost is not None
+
+    def _tell_dropped(self, sink: Sink, batch_id: int, why: str) -> None:
+        name = sink.config.id
+        log.error("sink %s: %s; batch %s was dropped and will not be delivered", name, why, batch_id)
+        self._tell("pipeline.spool_dropped", sink=name, batch=batch_id)
+
+    def _onto_disk(self, rows: DataFrame, path: str) -> int:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        seen = Observation(f"spooled-{uuid4().hex}")
+        rows.observe(seen, F.count(F.lit(1)).alias("rows")).write.mode("overwrite").parquet(path)
+        return int(seen.get["rows"])
 
     def _bury(self, events: DataFrame, batch_id: int, expected: int) -> None:
         from pyspark.sql import functions as F
@@ -242,12 +282,24 @@ class BatchRunner:
         for more in lost[1:]:
             everything = everything.unionByName(more)
         write = Write(
-            self._context.application, batch_id, "dead-letters", "exactly_once_by_event_id", self._context.addresses
+            self._context.application, batch_id, "dead-letters", "exactly_once_by_event_id", self._context.secrets
         )
         self._retry.until_taken("dead-letters", self._dead.probe, lambda: self._dead.write(everything, write, expected))
 
     def _tell(self, fact: str, **facts: Any) -> None:
         self._context.observer(fact, pipeline=self._plan.pipeline.name, **facts)
+
+
+def _observed(seen: Any) -> dict[str, Any] | None:
+    """What Spark observed of a write that has returned; None where it observed nothing: a sink that has a batch already
+    (Delta) skips it without a look, and asking the observation would wait for ever."""
+    until = time.monotonic() + _OBSERVED_S
+    while not seen._jo.future().isCompleted():
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.005)
+    found: dict[str, Any] = seen.get
+    return found
 
 
 def _counts(columns: Collection[str]) -> list[Column]:

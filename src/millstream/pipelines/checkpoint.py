@@ -1,6 +1,7 @@
 """A pipeline's directory: whose it is, what its spec was, how far Spark is. Local, or shared by driver and executors.
 
 <path>/millstream.json   the pipeline's name, its application id, and the fingerprints of its spec
+<path>/control.json      where the process answers that runs it now, while it does
 <path>/spark/            Spark's own checkpoint: offsets/, commits/, state/
 <path>/spool/<sink>/     batches that an optional sink has not taken yet
 """
@@ -22,6 +23,7 @@ from millstream.pipelines.fingerprint import ChangeVerdict, Fingerprint, compare
 from millstream.pipelines.plan import PipelinePlan
 
 _FILE = "millstream.json"
+_CONTROL = "control.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,26 @@ class Checkpoint:
         if refused:
             raise CheckpointRefused(str(self.path), refused)
         return verdicts
+
+    def announce(self, url: str | None) -> None:
+        """Writes where this process answers for the pipeline; None: it no longer does."""
+        if url is not None:
+            write_atomically(self.path / _CONTROL, json.dumps({"url": url, "pid": os.getpid()}))
+        elif (self._control() or {}).get("pid") == os.getpid():
+            (self.path / _CONTROL).unlink(missing_ok=True)
+
+    def answers_at(self) -> str | None:
+        """Where the process answers that runs the pipeline; None where it has said nothing, or was killed."""
+        found = self._control()
+        alive = found is not None and (not Path("/proc").is_dir() or Path("/proc", str(found.get("pid"))).exists())
+        return str(found["url"]) if found is not None and alive and "url" in found else None
+
+    def _control(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.path / _CONTROL).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def in_flight(self) -> int | None:
         """The batch that was planned and not committed: Spark will run it again, with the same rows."""

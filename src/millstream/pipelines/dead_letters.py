@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from typing import TYPE_CHECKING
 
-from millstream import open_blocking_broker
 from millstream.errors import NoSuchStream
 from millstream.model import EntryId, Observer, TrimPolicy
 from millstream.pipelines.envelopes import Native
-from millstream.pipelines.errors import DeadLettersFull, EventFailed
+from millstream.pipelines.errors import DeadLettersFull, DeadLettersMissing, EventFailed
 from millstream.pipelines.plan import PipelinePlan
+from millstream.pipelines.secret_files import SecretFiles
 from millstream.pipelines.sinks import Write
+from millstream.spark import read_report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,9 +27,9 @@ _SHOWN = 20
 class DeadLetterWriter:
     """Written by Spark, exactly once by event and stage, like any sink; the bounds are kept from the driver."""
 
-    def __init__(self, plan: PipelinePlan, addresses: dict[str, str], observer: Observer) -> None:
+    def __init__(self, plan: PipelinePlan, secrets: SecretFiles, observer: Observer) -> None:
         self._plan = plan
-        self._addresses = addresses
+        self._secrets = secrets
         self._observer = observer
         self._settings = plan.pipeline.spec.dlq
 
@@ -47,7 +49,7 @@ class DeadLetterWriter:
             if room is not None and room < expected:
                 rows = self._reject(rows, room, expected)
             options = {
-                "url": self._addresses.get(target.uri, target.uri),
+                **self._secrets.options(target.address),
                 "stream": target.stream,
                 "content": "columns",
                 "delivery": write.delivery,
@@ -58,7 +60,13 @@ class DeadLetterWriter:
             }
             if self._settings.overflow == "drop_oldest":
                 options["maxlen"] = str(self._settings.max_entries)
-            rows.write.format("redis_streams").mode("append").options(**options).save()
+            with tempfile.TemporaryDirectory(prefix="millstream-") as scratch:
+                report = f"{scratch}/report.json"
+                rows.write.format("redis_streams").mode("append").options(**options, report=report).save()
+                written = read_report(report).rows
+            # One event can fail at several sinks, so there may be more; fewer would be events that are nowhere.
+            if written < min(expected, expected if room is None else room):
+                raise DeadLettersMissing(expected, written)
             self._age(broker, target.stream)
             entries = broker.xlen(target.stream)
         self._observer(
@@ -121,4 +129,4 @@ class DeadLetterWriter:
 
     def _broker(self) -> BlockingBroker:
         assert self._plan.dead_letters is not None
-        return open_blocking_broker(self._plan.dead_letters.uri)
+        return self._plan.dead_letters.address.open()

@@ -5,15 +5,13 @@ arrives as text."""
 
 from __future__ import annotations
 
-import random
+import errno
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from millstream.errors import MillstreamError
 from millstream.pipelines.plan import Placed
-from millstream.pipelines.processors import Sql
-from millstream.pipelines.spec.pipeline import RetrySettings
 
 # Trying again cannot mend these: somebody must change a password, a spec or a stream. They are found by name, because
 # an error that was raised in one of Spark's tasks arrives here as text.
@@ -31,21 +29,17 @@ FATAL = (
     "AnalysisException",
     "DATA_SOURCE_NOT_FOUND",
     "ProcessorFailed",
+    "DataLost",
+    "SpoolDamaged",
 )
 # Spark wraps what its writer meets in errors of its own: where one of these is inside, waiting may help after all.
 PASSING = ("BrokerUnavailable", "OutOfMemory", "ServerLoading", "ReadOnlyReplica", "DeadLettersFull")
 _PASSING = re.compile(rf"\b({'|'.join(PASSING)})\b")
+_READING = re.compile(r"\bDataLost\b|millstream/(?:spark/(?:reader|pages)|cdc/\w+)\.py")
 _FATAL = re.compile(rf"\b({'|'.join(FATAL)})\b")
 # Spark's conditions by their SQLSTATE: data that an expression cannot take (21, 22), a query that is wrong (42), or
 # raise_error and assert_true (P0). The same rows through the same query fail again.
 CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .*?SQLSTATE: (?:21|22|42|P0)\w{3}")
-
-
-def delay_ms(settings: RetrySettings, attempt: int, chance: float | None = None) -> int:
-    """The wait after the given attempt (the first is 1). ``chance`` in [0, 1) replaces the dice, for tests."""
-    plain = min(float(settings.max), settings.initial * settings.multiplier ** min(attempt - 1, 64))
-    spread = 2 * (random.random() if chance is None else chance) - 1  # noqa: S311  # jitter, not a secret
-    return int(plain * (1 + settings.jitter * spread))
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -55,6 +49,23 @@ def is_fatal(error: BaseException) -> bool:
     if _PASSING.search(text) is not None:
         return False
     return _FATAL.search(text) is not None or CONDITION.search(text) is not None
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the error names something that passes by itself: a server that is away, loading, full."""
+    return not is_fatal(error) and _PASSING.search(f"{type(error).__name__} {error}") is not None
+
+
+def is_source_fault(error: BaseException) -> bool:
+    """Whether an attempt of a sink failed because its rows could not be read. Tasks tell where by their traceback."""
+    return _READING.search(f"{type(error).__name__} {error}") is not None
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Of this process, or of one of Spark's tasks, whose error arrives as text."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(words in str(error) for words in ("No space left on device", "Disk quota exceeded"))
 
 
 def short(error: BaseException, limit: int = 300) -> str:
@@ -71,7 +82,6 @@ def short(error: BaseException, limit: int = 300) -> str:
 
 
 _FROM_A_TASK = re.compile(r"ProcessorFailed: processor (.+?) failed: (.*?)(?:\. The batch is not committed|$)", re.M)
-_SQL_CONTEXT = re.compile(r"^== SQL[^\n]*==\n(.+?)(?:^\s*\^|\Z)", re.M | re.S)
 
 
 class ErrorOrigin(NamedTuple):
@@ -92,7 +102,7 @@ def origin_of(error: BaseException, placed: Sequence[Placed], *, sink_involved: 
     condition = CONDITION.search(text)
     if condition is None:
         return None
-    guilty = [each for each in placed if isinstance(each.processor, Sql) and _quotes(text, each.processor.query)]
+    guilty = [each for each in placed if each.processor.quoted_in(text)]
     if not guilty and sink_involved:
         return None
     names = [called(each) for each in guilty or placed]
@@ -108,9 +118,3 @@ def called(placed: Placed) -> str:
 def cause(error: BaseException) -> str:
     condition = CONDITION.search(str(error))
     return short(error) if condition is None else condition[0]
-
-
-def _quotes(text: str, query: str) -> bool:
-    """Whether the piece of SQL that Spark shows with its error stands in this query."""
-    lines = [line.strip() for found in _SQL_CONTEXT.findall(text) for line in found.splitlines()]
-    return any(line and line in query for line in lines)

@@ -96,8 +96,58 @@ class DeadLettersFull(MillstreamError):
     retryable = True
 
 
+class DeadLettersMissing(MillstreamError):
+    """Fewer dead letters were written than events have failed. The batch is not committed, and is tried again."""
+
+    retryable = True
+
+    def __init__(self, expected: int, written: int) -> None:
+        super().__init__(
+            f"{expected} events failed, and {written} dead letters were written; the batch is tried again. Where that "
+            "does not pass, a processor is no pure function: its rows change from one reading to the next.",
+            expected=expected,
+            written=written,
+        )
+
+
+class SpoolDamaged(MillstreamError):
+    """A batch that waits on disk for an optional sink is not whole. It is not delivered, and not forgotten."""
+
+    path: str
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"the batch at {path} is not whole: {why}. Look at the disk; remove the directory to give the batch up.",
+            path=path,
+        )
+
+
+class SourceFailed(MillstreamError):
+    """The source could not be read, for longer than ``retry.deadline`` or for a reason that does not pass."""
+
+    attempts: int
+
+    def __init__(self, attempts: int, why: str) -> None:
+        super().__init__(
+            f"the source could not be read in {attempts} attempt(s): {why}. "
+            "The pipeline goes on from its checkpoint when that is mended and it is started again.",
+            attempts=attempts,
+        )
+
+
 class StopRequested(MillstreamError):
     """Somebody asked the pipeline to stop. The batch at hand is not committed, and is replayed at the next start."""
+
+
+class QueryVanished(MillstreamError):
+    """Spark has ended a pipeline's query without an error, and nobody here has asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__("Spark ended the query with work left, and without an error. See its log, and start again.")
+
+
+class SinkUnknown(MillstreamError):
+    """No optional sink of this name is running here."""
 
 
 class PipelineUnknown(MillstreamError):

@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from millstream.pipelines.plan import PipelinePlan, config_of
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.spec.part import HASHED
 from millstream.pipelines.spec.uri import without_secrets
 
 Fingerprint = dict[str, Any]
-_HOW_IT_RUNS = {"required", "spool", "send_timeout", "batch_timeout", "connect_timeout"}
+_HOW_IT_RUNS = {"required", "spool", "send_timeout", "batch_timeout", "connect_timeout", "password_file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,7 @@ def fingerprint(plan: PipelinePlan) -> Fingerprint:
         "source": {"type": spec.source.type, "reads": _digest(spec.source.identity()), "how": _digest(spec.source)},
         "stateful": [{"name": p.name, "type": p.processor.kind_name, "digest": _digest(p.processor)} for p in stateful],
         "processors": [{"name": p.name, "type": p.processor.kind_name, "digest": _digest(p.processor)} for p in others],
-        "sinks": {
-            config_of(s).id: {"type": s.type, "digest": _digest(s), "gates": s in plan.gating} for s in spec.sinks
-        },
+        "sinks": {s.config.id: {"type": s.type, "digest": _digest(s), "gates": s in plan.gating} for s in spec.sinks},
         "delivery": plan.delivery,
     }
 

@@ -3,15 +3,15 @@ apart when a batch is replayed. Pure; the runner only follows it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from millstream.pipelines.processors import Aggregate, Deduplicate, Processor
-from millstream.pipelines.sinks import Delivery, RedisSink, Sink
-from millstream.pipelines.sinks.sink import SinkConfig
-from millstream.pipelines.sources import RedisSource
+from millstream.pipelines.processors import Processor
+from millstream.pipelines.sinks import Delivery, Sink
 from millstream.pipelines.spec.pipeline import Pipeline
-from millstream.pipelines.spec.uri import shown
+from millstream.pipelines.spec.uri import RedisAddress
 
 Numbering = Literal["none", "in the batch", "by the batch"]
 
@@ -26,7 +26,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTarget:
-    uri: str
+    address: RedisAddress
     stream: str
 
 
@@ -49,6 +49,17 @@ class PipelinePlan:
     optional: tuple[Sink, ...]
     dead_letters: DeadLetterTarget | None
     failures: bool
+
+    def addresses(self) -> Iterator[tuple[str, RedisAddress]]:
+        """Every Redis that the pipeline connects to, and which part of the spec names it."""
+        spec = self.pipeline.spec
+        for address in spec.source.addresses():
+            yield "source", address
+        for sink in spec.sinks:
+            for address in sink.addresses():
+                yield f"sink {sink.config.id}", address
+        if self.dead_letters is not None:
+            yield "dlq", self.dead_letters.address
 
     @property
     def passes(self) -> tuple[tuple[Sink, ...], ...]:
@@ -78,35 +89,29 @@ class PipelinePlan:
         return len(self.passes) + len(self.optional)
 
 
-def plan(pipeline: Pipeline) -> PipelinePlan:
+def make_plan(pipeline: Pipeline) -> PipelinePlan:
     spec = pipeline.spec
     placed = [Placed(p.id or f"processors[{i}]", p) for i, p in enumerate(spec.processors)]
     first = next((i for i, p in enumerate(placed) if p.processor.kind == "per batch"), len(placed))
     delivery, because = _delivery(pipeline)
-    stateful = [p for p in spec.processors if isinstance(p, Deduplicate | Aggregate)]
-    gating = [s for s in spec.sinks if config_of(s).required or spec.commit_policy == "all"]
+    watermarks = [ms for p in spec.processors if (ms := p.watermark_ms()) is not None]
+    gating = [s for s in spec.sinks if s.config.required or spec.commit_policy == "all"]
     ids = spec.source.ids()
-    aggregated = any(isinstance(p, Aggregate) for p in spec.processors)
+    made_anew = any(p.makes_events for p in spec.processors)
     numbering: Numbering = {"unique": "none", "repeat in a batch": "in the batch", "repeat": "by the batch"}[ids]  # type: ignore[assignment]  # mypy does not narrow the values
     return PipelinePlan(
         pipeline=pipeline,
         streaming=tuple(placed[:first]),
         per_batch=tuple(placed[first:]),
-        numbering="none" if aggregated else numbering,
+        numbering="none" if made_anew else numbering,
         delivery=delivery,
         delivery_because=because,
-        watermark_ms=max((p.watermark for p in stateful), default=None),
+        watermark_ms=max(watermarks, default=None),
         gating=tuple(gating),
         optional=tuple(s for s in spec.sinks if s not in gating),
         dead_letters=_dead_letters(pipeline),
         failures=spec.source.can_fail() or any(p.can_fail() for p in spec.processors),
     )
-
-
-def config_of(sink: Sink) -> SinkConfig:
-    config = getattr(sink, "config", None)
-    assert isinstance(config, SinkConfig), "every sink has one"
-    return config
 
 
 def _delivery(pipeline: Pipeline) -> tuple[Delivery, str]:
@@ -123,11 +128,11 @@ def _dead_letters(pipeline: Pipeline) -> DeadLetterTarget | None:
     dlq = pipeline.spec.dlq
     if not dlq.enabled:
         return None
-    known = [sink.config.uri for sink in pipeline.spec.sinks if isinstance(sink, RedisSink)]
-    if isinstance(pipeline.spec.source, RedisSource):
-        known.append(pipeline.spec.source.config.uri)
-    uri = dlq.uri or next(iter(known), None)
-    return DeadLetterTarget(uri, dlq.stream or f"{pipeline.name}.dlq") if uri else None
+    known = [address for sink in pipeline.spec.sinks for address in sink.addresses()]
+    known += pipeline.spec.source.addresses()
+    own = None if dlq.uri is None else RedisAddress(dlq.uri, dlq.password_file)
+    address = own or next(iter(known), None)
+    return DeadLetterTarget(address, dlq.stream or f"{pipeline.name}.dlq") if address else None
 
 
 def describe(made: PipelinePlan) -> list[tuple[str, str]]:
@@ -139,19 +144,33 @@ def describe(made: PipelinePlan) -> list[tuple[str, str]]:
     if made.numbering != "none":
         lines.append(("ids", f"rows with equal ids are numbered {made.numbering}"))
     lines.append(("delivery", f"{made.delivery}: {made.delivery_because}"))
+    lines.append(("order", order(made)))
     for sink in spec.sinks:
         role = "gates the checkpoint" if sink in made.gating else "optional: batches wait on disk until it has them"
-        beside = [config_of(s).id for one in made.passes if sink in one for s in one if s is not sink]
+        beside = [s.config.id for one in made.passes if sink in one for s in one if s is not sink]
         together = f", in one pass with {', '.join(beside)}" if beside else ""
         twice = "" if sink.idempotent else "; a replayed batch is written again"
-        lines.append((f"sink {config_of(sink).id}", f"{sink.type}, {role}{together}{twice}"))
+        lines.append((f"sink {sink.config.id}", f"{sink.type}, {role}{together}{twice}"))
     lines.append(("commit", f"policy {spec.commit_policy}"))
     dead = made.dead_letters
     where = (
-        f"stream {dead.stream} at {shown(dead.uri)}"
+        f"stream {dead.stream} at {dead.address}"
         if dead
         else "none: an event that cannot be processed stops the pipeline"
     )
     lines.append(("dead letters", where))
-    lines.append(("checkpoint", made.pipeline.checkpoint_path))
+    lines.append(("checkpoint", os.path.realpath(made.pipeline.checkpoint_path)))
     return lines
+
+
+def order(made: PipelinePlan) -> str:
+    """Whether events reach a sink in the order of their source, and what decides it."""
+    for placed in (*made.streaming, *made.per_batch):
+        if placed.processor.reorders:
+            return f"not kept: {placed.name} ({placed.processor.kind_name}) shuffles"
+    if made.numbering != "none":
+        return "not kept: rows with equal ids are numbered, which shuffles"
+    kept = made.pipeline.spec.source.order()
+    if kept is None:
+        return "not kept: a batch is cut into tasks that write side by side; partitions: 1 in the source keeps it"
+    return f"kept: {kept}, in every sink"

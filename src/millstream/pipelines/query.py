@@ -4,6 +4,7 @@ resuming is starting again from the checkpoint."""
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from functools import partial
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING
 from millstream.model import Observer, quiet
 from millstream.pipelines.batch import BatchRunner
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import StopRequested
-from millstream.pipelines.plan import PipelinePlan, config_of
+from millstream.pipelines.error_origin import may_pass, short
+from millstream.pipelines.errors import QueryVanished, SinkUnknown, SourceFailed, StopRequested
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.run_context import Gate, RunContext
+from millstream.pipelines.secret_files import SecretFiles
 from millstream.pipelines.sources import Opening
 from millstream.pipelines.spool import Deliverer, Spool
 from millstream.pipelines.stages import before_the_batch
@@ -39,7 +42,7 @@ class PipelineRun:
         plan: PipelinePlan,
         *,
         once: bool = False,
-        addresses: dict[str, str] | None = None,
+        secrets: SecretFiles | None = None,
         observer: Observer = quiet,
     ) -> None:
         # A session of its own: views, settings and data sources of one pipeline are invisible to the others.
@@ -51,16 +54,18 @@ class PipelineRun:
         self.plan = plan
         self._once = once
         self._observer = observer
-        self._addresses = addresses or {}
+        self._secrets = secrets or SecretFiles()
         self.checkpoint = Checkpoint(plan.pipeline.checkpoint_path)
         self._lock = threading.RLock()
         self._state: State = "new"
         self._error: BaseException | None = None
         self._query: StreamingQuery | None = None
+        self._context: RunContext | None = None
         self._gate = Gate()
         self._deliverers: list[Deliverer] = []
         self._lag: LagWatch | None = None
-        self._troubles: dict[str, str] = {}
+        self._outage: _SourceOutage | None = None
+        self._counted: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -75,41 +80,23 @@ class PipelineRun:
         return self._error
 
     def start(self) -> None:
-        """Begins, or goes on from the checkpoint. Raises CheckpointRefused where the spec does not fit it."""
+        """Begins, or goes on from the checkpoint, also after a failure. Raises CheckpointRefused where the spec does
+        not fit it."""
         with self._lock:
             if self._state == "running":
                 return
             application = self.checkpoint.open(self.plan)
-            self._gate, self._error = Gate(), None
-            context = self._run_context(application)
-            self._troubles = context.troubles
-            runner = BatchRunner(self.plan, context)
-            source = self.plan.pipeline.spec.source
-            events = before_the_batch(source.open(self._session, self._opening()), self.plan)
+            self._gate, self._error, self._outage, self._counted = Gate(), None, None, None
+            context = self._context = self._run_context(application)
             self._deliverers = [
-                Deliverer(self._session, self.plan, sink, context.spools[config_of(sink).id], context)
+                Deliverer(self._session, self.plan, sink, context.spools[sink.config.id], context)
                 for sink in self.plan.optional
             ]
-            gate = self._gate
-
-            def on_batch(frame: DataFrame, batch_id: int) -> None:
-                try:
-                    with gate.batch(batch_id):
-                        runner.run(frame, batch_id)
-                except BaseException as error:
-                    # Spark hands on a text; the error itself is kept here.
-                    self._error = error
-                    raise
-
-            writer = events.writeStream.queryName(self.name).option("checkpointLocation", self.checkpoint.spark)
-            if self._once:
-                writer = writer.trigger(availableNow=True)
-            elif self.plan.pipeline.spec.batch.max_ms:
-                writer = writer.trigger(processingTime=f"{self.plan.pipeline.spec.batch.max_ms} milliseconds")
+            self._query = self._start_query(context)
             for deliverer in self._deliverers:
                 deliverer.start()
-            self._query = writer.foreachBatch(on_batch).start()
-            self._lag = LagWatch(self.name, partial(source.behind, self._opening()), self.checkpoint, gate, context)
+            behind = partial(self.plan.pipeline.spec.source.behind, self._opening())
+            self._lag = LagWatch(self.name, behind, self.checkpoint, self._gate, context)
             self._lag.start()
             self._become("running")
 
@@ -126,33 +113,116 @@ class PipelineRun:
             if self._state == "paused":
                 self.start()
 
+    def start_sink(self, name: str) -> None:
+        """Starts an optional sink again that was parked because it failed for good."""
+        for deliverer in self._deliverers:
+            if deliverer.name == name:
+                deliverer.start_again()
+                return
+        known = ", ".join(deliverer.name for deliverer in self._deliverers) or "none"
+        raise SinkUnknown(f"pipeline {self.name!r} runs no optional sink {name!r}; there are: {known}", sink=name)
+
     def check(self) -> State:
         """Looks whether the query has ended by itself, and says how the pipeline stands."""
         with self._lock:
             query = self._query
-            if self._state == "running" and query is not None and not query.isActive:
-                failure = query.exception()
-                if failure is None:
-                    self._end("finished", drain_s=_DRAIN_S)
-                elif isinstance(self._error, StopRequested):
-                    self._end("stopped")
-                else:
-                    self._error = self._error or failure
-                    self._end("failed")
+            if self._state != "running" or query is None:
+                return self._state
+            if self._outage is not None and self._outage.over_at is not None:
+                self._try_source_again()
+            elif not query.isActive:
+                self._ended_by_itself(query)
+            elif self._outage is not None and (self._gate.last_done is not None or query.lastProgress is not None):
+                self._outage = None  # it has been read: what comes next is another outage
             return self._state
 
     def status(self) -> PipelineStatus:
-        query = self._query
-        progress = chosen(query.lastProgress) if query is not None and self._state == "running" else {}
+        query, context = self._query, self._context
+        running = query is not None and self._state == "running"
+        progress = chosen(query.lastProgress, self._counted) if running and query is not None else {}
         progress |= self._lag.shown() if self._lag is not None else {}
-        sinks = {config_of(sink).id: "ok" for sink in self.plan.gating} | self._troubles
+        troubles = {} if context is None else context.troubles
+        sinks = {sink.config.id: "ok" for sink in self.plan.gating} | troubles
         sinks |= {deliverer.name: deliverer.state for deliverer in self._deliverers}
-        error = None if self._error is None else str(self._error)
-        shown = error if self._state == "failed" else None
-        pipeline = self.plan.pipeline
         return PipelineStatus(
-            self.name, pipeline.tenant, self._state, shown, self.checkpoint.last_committed(), sinks, progress
+            name=self.name,
+            tenant=self.plan.pipeline.tenant,
+            state=self._state,
+            error=str(self._error) if self._error is not None and self._state == "failed" else None,
+            batch=self.checkpoint.last_committed(),
+            in_flight=self.checkpoint.in_flight(),
+            checkpoint=str(self.checkpoint.path),
+            source="ok" if self._outage is None else "retrying",
+            sinks=sinks,
+            waiting={} if context is None else {name: spool.count() for name, spool in context.spools.items()},
+            progress=progress,
         )
+
+    def _start_query(self, context: RunContext) -> StreamingQuery:
+        source, gate = self.plan.pipeline.spec.source, self._gate
+        runner = BatchRunner(self.plan, context)
+        events = before_the_batch(source.open(self._session, self._opening()), self.plan)
+
+        def on_batch(frame: DataFrame, batch_id: int) -> None:
+            try:
+                with gate.batch(batch_id):
+                    self._counted = (batch_id, runner.run(frame, batch_id))
+            except BaseException as error:
+                # Spark hands on a text; the error itself is kept here.
+                self._error = error
+                raise
+
+        writer = events.writeStream.queryName(self.name).option("checkpointLocation", self.checkpoint.spark)
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        elif self.plan.pipeline.spec.batch.max_ms:
+            writer = writer.trigger(processingTime=f"{self.plan.pipeline.spec.batch.max_ms} milliseconds")
+        return writer.foreachBatch(on_batch).start()
+
+    def _ended_by_itself(self, query: StreamingQuery) -> None:
+        failure = query.exception()
+        if failure is None and self._once and self.checkpoint.in_flight() is None:
+            self._end("finished", drain_s=_DRAIN_S)
+        elif isinstance(self._error, StopRequested):
+            self._end("stopped")
+        elif failure is not None and self._error is None and may_pass(failure):
+            self._wait_for_source(failure)
+        else:
+            # No error is no success: a query that is to run on, or leaves a batch behind, was stopped by somebody else.
+            self._error = self._error or failure or QueryVanished()
+            self._end("failed")
+
+    def _wait_for_source(self, failure: BaseException) -> None:
+        """The query has ended outside its batches: planning them could not reach the source. It begins again."""
+        retry = self.plan.pipeline.spec.retry
+        outage = self._outage = self._outage or _SourceOutage()
+        outage.tries += 1
+        why = short(failure)
+        self._observer("pipeline.source_error", pipeline=self.name, error=why, attempt=outage.tries)
+        wait_ms = retry.backoff.delay_ms(outage.tries, random.random())  # noqa: S311  # jitter, no secret
+        if retry.over((time.monotonic() - outage.began) * 1000 + wait_ms):
+            self._error = SourceFailed(outage.tries, f"{why} (for {retry.deadline} ms)")
+            self._end("failed")
+            return
+        log.warning("pipeline %s: attempt %d to read failed: %s; next in %d ms", self.name, outage.tries, why, wait_ms)
+        outage.over_at = time.monotonic() + wait_ms / 1000
+
+    def _try_source_again(self) -> None:
+        outage, context = self._outage, self._context
+        assert outage is not None, "asked for while one lasts"
+        assert context is not None, "made by the start"
+        if outage.over_at is None or time.monotonic() < outage.over_at:
+            return
+        outage.over_at = None
+        self._gate.last_done = None
+        try:
+            self._query = self._start_query(context)
+        except Exception as error:
+            if not may_pass(error):
+                self._error = SourceFailed(outage.tries, short(error))
+                self._end("failed")
+                return
+            self._wait_for_source(error)
 
     def _halt(self, to: State) -> None:
         with self._lock:
@@ -185,13 +255,22 @@ class PipelineRun:
 
     def _run_context(self, application: str) -> RunContext:
         spools = {
-            config_of(sink).id: Spool(self.checkpoint.spool(config_of(sink).id), config_of(sink).spool.max_bytes)
+            sink.config.id: Spool(
+                self.checkpoint.spool(sink.config.id), sink.config.spool.max_bytes, sink.config.spool.min_free
+            )
             for sink in self.plan.optional
         }
-        return RunContext(application, self._addresses, spools, self._gate.closing, self._observer)
+        return RunContext(application, self._secrets, spools, self._gate.closing, self._observer)
 
     def _opening(self) -> Opening:
         batch, parallel = self.plan.pipeline.spec.batch, self._session.sparkContext.defaultParallelism
-        return Opening(
-            self.name, self.plan.pipeline.tenant, batch.max_events, batch.max_bytes, parallel, self._addresses
-        )
+        return Opening(self.name, self.plan.pipeline.tenant, batch.max_events, batch.max_bytes, parallel, self._secrets)
+
+
+class _SourceOutage:
+    """The source cannot be read; ``over_at`` is when it is tried again."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.tries = 0
+        self.over_at: float | None = None

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from millstream import open_blocking_broker
 from millstream.model import Entry
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.envelopes import Format, Position, read_documents
 from millstream.pipelines.errors import ReplayRefused
-from millstream.pipelines.plan import PipelinePlan, config_of
-from millstream.pipelines.processors import Aggregate
+from millstream.pipelines.plan import PipelinePlan
+from millstream.pipelines.secret_files import SecretFiles
 from millstream.pipelines.sinks import Sink, Write
 from millstream.pipelines.stages import apply
 
@@ -29,8 +28,8 @@ class ReplayResult:
     failed_again: int
 
 
-def replay(
-    session: SparkSession, plan: PipelinePlan, *, limit: int = 10_000, addresses: dict[str, str] | None = None
+def replay_dead_letters(
+    session: SparkSession, plan: PipelinePlan, *, limit: int = 10_000, secrets: SecretFiles | None = None
 ) -> ReplayResult:
     """Takes up to ``limit`` dead letters, oldest first. Those that fail again stay where they are.
 
@@ -43,7 +42,7 @@ def replay(
     identity = checkpoint.identity() if checkpoint.owned(plan) else None
     application = f"{identity['application'] if identity else plan.pipeline.name}.replay"
     delivered = failed = 0
-    with open_blocking_broker(target.uri) as broker:
+    with target.address.open() as broker:
         after, left = "-", limit
         while left > 0:
             page = broker.xrange(target.stream, after, count=min(_PAGE, left))
@@ -52,7 +51,7 @@ def replay(
             left -= len(page)
             after = f"({page[-1].id}"
             for stage, letters in _by_stage(page):
-                bad = _again(session, plan, stage, letters, application, addresses or {})
+                bad = _again(session, plan, stage, letters, application, secrets or SecretFiles())
                 done = [letter.id for letter in letters if letter.text("id") not in bad]
                 failed += len(letters) - len(done)
                 delivered += len(done)
@@ -74,7 +73,7 @@ def _again(
     stage: str,
     letters: list[Entry],
     application: str,
-    addresses: dict[str, str],
+    secrets: SecretFiles,
 ) -> set[str]:
     """Sends the letters of one stage on, and returns the ids of those that failed again."""
     from pyspark.sql import functions as F
@@ -84,14 +83,14 @@ def _again(
     sinks: Sequence[Sink] = plan.pipeline.spec.sinks
     rest = placed
     if stage.startswith("sink:"):
-        rest, sinks = [], [sink for sink in sinks if config_of(sink).id == stage.removeprefix("sink:")]
+        rest, sinks = [], [sink for sink in sinks if sink.config.id == stage.removeprefix("sink:")]
     elif stage in names:
         rest = placed[names.index(stage) :]
     elif stage != "source":
         raise ReplayRefused(
             f"dead letters failed at {stage!r}, which this spec does not have (any more). Name it so again."
         )
-    if any(isinstance(each.processor, Aggregate) for each in rest):
+    if any(each.processor.makes_events for each in rest):
         raise ReplayRefused("events cannot be added to windows that an aggregate has closed already.")
     form = _form(plan) if stage == "source" else "native"
     version = time.time_ns() // 1_000_000
@@ -104,7 +103,7 @@ def _again(
             lost = sink.unroutable(fine, tenant)
             bad |= set() if lost is None else {row["id"] for row in lost.select("id").collect()}
         for sink in sinks:
-            write = Write(application, version, config_of(sink).id, "exactly_once_by_event_id", addresses)
+            write = Write(application, version, sink.config.id, "exactly_once_by_event_id", secrets)
             sink.write(sink.prepare(fine.where(~F.col("id").isin(*bad)) if bad else fine, tenant), write)
     finally:
         events.unpersist()

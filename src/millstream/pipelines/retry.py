@@ -1,13 +1,15 @@
-"""Trying until a sink has the batch. What to try is the caller's; whether to go on is decided in ``backoff``."""
+"""Trying until a sink has the batch. What to try is the caller's; whether to go on is decided in ``error_origin``."""
 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 
-from millstream.pipelines.error_origin import delay_ms, is_fatal, origin_of, short
-from millstream.pipelines.errors import EventFailed, ProcessorFailed, SinkFailed, StopRequested
+from millstream.errors import MillstreamError
+from millstream.pipelines.error_origin import is_fatal, is_source_fault, origin_of, short
+from millstream.pipelines.errors import EventFailed, ProcessorFailed, SinkFailed, SourceFailed, StopRequested
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.run_context import RunContext
 
@@ -29,7 +31,7 @@ class SinkRetry:
         """
         try:
             tries = self._try(name, probe, attempt)
-        except (EventFailed, ProcessorFailed):
+        except (EventFailed, ProcessorFailed, SourceFailed):
             self._context.troubles.pop(name, None)  # the fault lies before the sink
             raise
         except BaseException:
@@ -53,13 +55,14 @@ class SinkRetry:
                 raise
             except Exception as error:
                 self.refuse_processors_fault(error, sink_involved=True)
-                self._tell_error(name, short(error), tries)
+                why = short(error)
+                self._tell_error(name, error, tries)
                 if is_fatal(error):
-                    raise SinkFailed(name, tries, short(error)) from error
-                wait_ms = delay_ms(retry, tries)
-                if (time.monotonic() - began) * 1000 + wait_ms > retry.deadline:
-                    raise SinkFailed(name, tries, f"{short(error)} (for {retry.deadline} ms)") from error
-                log.warning("sink %s: attempt %d failed: %s; next in %d ms", name, tries, short(error), wait_ms)
+                    raise self._given_up(name, error, tries, why) from error
+                wait_ms = retry.backoff.delay_ms(tries, random.random())  # noqa: S311  # jitter, no secret
+                if retry.over((time.monotonic() - began) * 1000 + wait_ms):
+                    raise self._given_up(name, error, tries, f"{why} (for {retry.deadline} ms)") from error
+                log.warning("sink %s: attempt %d failed: %s; next in %d ms", name, tries, why, wait_ms)
             if self._context.stopping.wait(wait_ms / 1000):
                 raise StopRequested(
                     f"asked to stop while sink {name!r} was failing; the batch is replayed at the next start"
@@ -71,8 +74,14 @@ class SinkRetry:
         if found is not None:
             raise ProcessorFailed(found.processor, found.why) from error
 
-    def _tell_error(self, name: str, why: str, tries: int) -> None:
+    def _given_up(self, name: str, error: Exception, tries: int, why: str) -> MillstreamError:
+        return SourceFailed(tries, why) if is_source_fault(error) else SinkFailed(name, tries, why)
+
+    def _tell_error(self, name: str, error: Exception, tries: int) -> None:
+        """Rows are read in the attempts of the sinks: where reading failed, no sink is to blame."""
+        pipeline, why = self._plan.pipeline.name, short(error)
+        if is_source_fault(error):
+            self._context.observer("pipeline.source_error", pipeline=pipeline, error=why, attempt=tries)
+            return
         self._context.troubles[name] = "retrying"
-        self._context.observer(
-            "pipeline.sink_error", pipeline=self._plan.pipeline.name, sink=name, error=why, attempt=tries
-        )
+        self._context.observer("pipeline.sink_error", pipeline=pipeline, sink=name, error=why, attempt=tries)

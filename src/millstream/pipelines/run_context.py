@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from millstream.model import Clock, Observer, SystemClock, quiet
 from millstream.pipelines.errors import StopRequested
+from millstream.pipelines.secret_files import SecretFiles
 
 if TYPE_CHECKING:
     from millstream.pipelines.spool import Spool
@@ -57,7 +58,7 @@ class RunContext:
     ``newest_ms`` is the time of the newest event that all of them have."""
 
     application: str
-    addresses: dict[str, str] = field(default_factory=dict)
+    secrets: SecretFiles = field(default_factory=SecretFiles)
     spools: dict[str, Spool] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event)
     observer: Observer = quiet

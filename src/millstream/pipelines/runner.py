@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Self
 
 from millstream.model import Observer, quiet
 from millstream.pipelines.errors import PipelineUnknown
-from millstream.pipelines.plan import PipelinePlan, plan
+from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.preflight import check_before
 from millstream.pipelines.query import PipelineRun
-from millstream.pipelines.session import hide_secrets, start_session
+from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.session import start_session, wanted_master
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.status import PipelineStatus
 
@@ -23,7 +24,8 @@ _LOOK_S = 0.25
 
 
 class Runner:
-    """``with Runner(pipelines) as runner: runner.wait()``. Everything is checked before Spark starts."""
+    """``with Runner(pipelines) as runner: runner.wait()``. Everything is checked before Spark starts. With ``stay`` it
+    waits on when all have ended, since one of them may be started again."""
 
     def __init__(
         self,
@@ -31,25 +33,29 @@ class Runner:
         *,
         once: bool = False,
         master: str | None = None,
+        stay: bool = False,
         session: SparkSession | None = None,
         observer: Observer = quiet,
     ) -> None:
-        self.plans: list[PipelinePlan] = [plan(pipeline) for pipeline in pipelines]
+        self.plans: list[PipelinePlan] = [make_plan(pipeline) for pipeline in pipelines]
         self._once = once
         self._master = master
+        self._stay = stay
         self._given = session
         self._observer = observer
         self._session: SparkSession | None = None
         self._stopping = threading.Event()
         self._told: dict[str, int] = {}
+        self._secrets = SecretFiles()
         self.runs: dict[str, PipelineRun] = {}
 
     def start(self) -> Self:
-        check_before(self.plans, once=self._once)
-        addresses = hide_secrets(self.plans) if self._given is None else {}
-        self._session = self._given or start_session(self.plans, addresses, self._master)
+        given = self._given
+        master = wanted_master(self.plans, self._master) if given is None else str(given.sparkContext.master)
+        check_before(self.plans, once=self._once, master=master)
+        self._session = given or start_session(self.plans, self._master)
         for made in self.plans:
-            run = PipelineRun(self._session, made, once=self._once, addresses=addresses, observer=self._observer)
+            run = PipelineRun(self._session, made, once=self._once, secrets=self._secrets, observer=self._observer)
             self.runs[made.pipeline.name] = run
         for run in self.runs.values():
             run.start()
@@ -66,7 +72,7 @@ class Runner:
             self._tell_progress(statuses)
             if each is not None:
                 each(statuses)
-            if all(state in ("finished", "failed", "stopped") for state in states):
+            if not self._stay and all(state in ("finished", "failed", "stopped") for state in states):
                 break
         self.stop_all()
         return all(run.state != "failed" for run in self.runs.values())
@@ -78,6 +84,11 @@ class Runner:
             if batch is not None and self._told.get(status.name) != batch:
                 self._told[status.name] = batch
                 self._observer("pipeline.progress", pipeline=status.name, **status.progress)
+
+    def announce(self, url: str) -> None:
+        """Says in each checkpoint where this process answers, so that ``status`` finds it."""
+        for run in self.runs.values():
+            run.checkpoint.announce(url)
 
     def ask_to_stop(self) -> None:
         """For signal handlers: returns at once; ``wait`` does the rest, between batches."""
@@ -99,9 +110,12 @@ class Runner:
 
     def close(self) -> None:
         self.stop_all()
+        for run in self.runs.values():
+            run.checkpoint.announce(None)
         if self._session is not None and self._given is None:
             self._session.stop()
         self._session = None
+        self._secrets.close()
 
     def __enter__(self) -> Self:
         try:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.pipelines.plan import PipelinePlan
-from millstream.pipelines.sinks import RedisSink
-from millstream.pipelines.sources import RedisSource
-from millstream.pipelines.spec.uri import has_secret
+from millstream.pipelines.secret_files import without_secret_variables
+from millstream.pipelines.spec.part import SECRET_WORDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,33 +19,25 @@ Result = TypeVar("Result")
 _CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
-def hide_secrets(plans: Sequence[PipelinePlan]) -> dict[str, str]:
-    """URIs with a password, each under the name of an environment variable that holds it.
-
-    Spark shows a query's options in plans, logs and its UI. So it gets the variable's name, and each process looks
-    the rest up. "secret" in the name makes Spark itself redact the settings that carry it to executors.
-    """
-    uris = dict.fromkeys(uri for made in plans for uri in _uris(made) if has_secret(uri))
-    names = {uri: f"MILLSTREAM_SECRET_URI_{number}" for number, uri in enumerate(uris)}
-    for uri, name in names.items():
-        os.environ[name] = uri
-    return {uri: f"${{{name}}}" for uri, name in names.items()}
-
-
-def _uris(made: PipelinePlan) -> list[str]:
-    spec = made.pipeline.spec
-    found = [sink.config.uri for sink in spec.sinks if isinstance(sink, RedisSink)]
-    found += [spec.source.config.uri] if isinstance(spec.source, RedisSource) else []
-    return found + ([made.dead_letters.uri] if made.dead_letters else [])
+def wanted_master(plans: Sequence[PipelinePlan], master: str | None = None) -> str:
+    """Where Spark runs: as the command line says, else the first file that does, else the environment, else here."""
+    given = [made.pipeline.spec.spark for made in plans]
+    return (
+        master
+        or next((one.master for one in given if one.master), None)
+        or os.environ.get("MILLSTREAM_SPARK_MASTER")
+        or next((one.conf["spark.master"] for one in given if "spark.master" in one.conf), None)
+        or "local[*]"
+    )
 
 
-def start_session(plans: Sequence[PipelinePlan], addresses: dict[str, str], master: str | None = None) -> SparkSession:
+def start_session(plans: Sequence[PipelinePlan], master: str | None = None) -> SparkSession:
     """Workers run this interpreter. The files' own settings win, and of several files the first that gives one."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    given = [made.pipeline.spec.spark for made in plans]
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -56,17 +47,21 @@ def start_session(plans: Sequence[PipelinePlan], addresses: dict[str, str], mast
         # Spark's own choice runs stat(1) several times a batch where Hadoop has no native library: 75 ms. Checkpoints
         # are on a local disk, where this one renames as atomically.
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTING,
+        "spark.redaction.regex": f"(?i){'|'.join(SECRET_WORDS)}",
     }
-    for reference in addresses.values():
-        name = reference.removeprefix("${").removesuffix("}")
-        settings[f"spark.executorEnv.{name}"] = os.environ[name]
-    for one in reversed(given):
-        settings |= one.conf
-    wanted = (
-        master or next((one.master for one in given if one.master), None) or os.environ.get("MILLSTREAM_SPARK_MASTER")
-    )
-    builder = SparkSession.builder.appName("millstream " + ", ".join(made.pipeline.name for made in plans))
-    builder = builder.master(wanted or settings.pop("spark.master", "local[*]"))
+    for made in reversed(plans):
+        settings |= made.pipeline.spec.spark.conf
+    settings["spark.master"] = wanted_master(plans, master)
+    settings["spark.app.name"] = "millstream " + ", ".join(made.pipeline.name for made in plans)
+    # What stands in a builder becomes the JVM's command line, for every user of the machine to read. So the JVM is
+    # started with what is no secret, and is told the rest when it listens.
+    open_ones = SparkConf(loadDefaults=False)
+    for name, value in settings.items():
+        if not any(word in name.lower() for word in SECRET_WORDS):
+            open_ones.set(name, value)
+    with without_secret_variables([address for made in plans for _, address in made.addresses()]):
+        SparkContext._ensure_initialized(conf=open_ones)
+    builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()

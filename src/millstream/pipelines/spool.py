@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import shutil
 import threading
 import time
@@ -17,25 +18,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.pipelines.checkpoint import write_atomically
-from millstream.pipelines.error_origin import delay_ms, short
-from millstream.pipelines.plan import PipelinePlan, config_of
-from millstream.pipelines.run_context import RunContext
+from millstream.pipelines.error_origin import is_fatal, short
+from millstream.pipelines.errors import SpoolDamaged
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.session import activate
 from millstream.pipelines.sinks import Sink, Write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from millstream.pipelines.run_context import RunContext
+
+log = logging.getLogger("millstream.pipelines")
 _DELIVERED = "delivered"
+_COMPLETE = "_SUCCESS"
+_ROWS = "_rows"
 _DIGITS = 20
+_IDLE_S = 0.5
 
 
 class Spool:
-    """One sink's. Batches are put by the pipeline's thread and taken by one deliverer; ``arrived`` wakes it."""
+    """One sink's. Batches are put by the pipeline's thread and taken by one deliverer; ``arrived`` wakes it.
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    Spark's own checkpoint lies on the same disk: ``min_free`` bytes of it are left alone.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int, min_free: int = 0) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
+        self.min_free = min_free
         self.arrived = threading.Event()
         self._lock = threading.Lock()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,8 +56,9 @@ class Spool:
             if leftover.suffix == ".partial" or (leftover.name.isdigit() and int(leftover.name) <= delivered):
                 shutil.rmtree(leftover)
 
-    def put(self, batch_id: int, write: Callable[[str], None]) -> bool:
-        """Stores a batch: ``write`` fills a directory, which gets its name when it is complete.
+    def put(self, batch_id: int, write: Callable[[str], int | None]) -> bool:
+        """Stores a batch: ``write`` fills a directory and says how many rows it holds, where that is known. The
+        directory gets its name when all of it is on the disk: the checkpoint moves on in the belief that it is.
 
         A replayed batch that is here already, or was delivered, is not stored again: its rows are those on disk.
         """
@@ -55,8 +67,20 @@ class Spool:
             return False
         partial = target.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        write(str(partial))
-        partial.rename(target)
+        try:
+            rows = write(str(partial))
+            if not (partial / _COMPLETE).exists():
+                raise SpoolDamaged(str(partial), "what should fill it did not say that it is complete")
+            if rows is not None:
+                (partial / _ROWS).write_text(str(rows), encoding="ascii")
+            for file in partial.iterdir():
+                _sync(file)
+            _sync(partial)
+            partial.rename(target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync(self.directory)
         self.arrived.set()
         return True
 
@@ -70,7 +94,7 @@ class Spool:
         return sum(_bytes(path) for _, path in self._waiting())
 
     def full(self) -> bool:
-        return self.size() >= self.max_bytes
+        return self.size() >= self.max_bytes or shutil.disk_usage(self.directory).free < self.min_free
 
     def done(self, batch_id: int) -> None:
         """The sink has it. Recorded before the rows go: a crash in between delivers again, and append_once skips."""
@@ -105,6 +129,29 @@ class Spool:
                 yield int(name), self.directory / name
 
 
+def rows_of(batch: Path) -> int | None:
+    """How many rows a stored batch holds; None where it was stored by a version that did not say.
+
+    Raises SpoolDamaged where it is not whole: what is missing in it would pass for delivered.
+    """
+    if not (batch / _COMPLETE).exists() or not any(batch.glob("*.parquet")):
+        raise SpoolDamaged(str(batch), "its files are not all there")
+    try:
+        return int((batch / _ROWS).read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise SpoolDamaged(str(batch), f"its file {_ROWS} does not tell how many rows it has") from None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _bytes(batch: Path) -> int:
     """Of a batch that the deliverer may remove meanwhile: then it is gone, and takes no room."""
     try:
@@ -113,12 +160,9 @@ def _bytes(batch: Path) -> int:
         return 0
 
 
-log = logging.getLogger("millstream.pipelines")
-_IDLE_S = 0.5
-
-
 class Deliverer:
-    """It never gives up by itself: an optional sink may be gone for days, and the spool's bound is the limit."""
+    """An optional sink may be gone for days, and the spool's bound is the limit. Only an error that waiting cannot mend
+    parks it as ``failed``, told and counted, until somebody says ``start_again``."""
 
     def __init__(
         self, session: SparkSession, plan: PipelinePlan, sink: Sink, spool: Spool, context: RunContext
@@ -130,19 +174,27 @@ class Deliverer:
         self._context = context
         self._stop = threading.Event()
         self._failing = False
+        self._parked = False
         self._thread = threading.Thread(target=self._loop, name=f"millstream-deliver-{self.name}", daemon=True)
 
     @property
     def name(self) -> str:
-        return config_of(self._sink).id
+        return self._sink.config.id
 
     @property
     def state(self) -> str:
+        if self._parked:
+            return "failed"
         waiting = self._spool.count()
         return "failing" if self._failing and waiting else "catching up" if waiting else "ok"
 
     def start(self) -> None:
         self._thread.start()
+
+    def start_again(self) -> None:
+        """Tries once more what has failed for good: somebody has mended it."""
+        self._parked = False
+        self._spool.arrived.set()
 
     def stop(self, *, drain_s: float = 0.0) -> None:
         """Ends the thread. With ``drain_s`` it may first deliver what waits, as long as the sink takes it."""
@@ -155,45 +207,49 @@ class Deliverer:
 
     def _loop(self) -> None:
         activate(self._session)
+        backoff = self._plan.pipeline.spec.retry.backoff
         tries = 0
         while not self._stop.is_set():
-            found = self._spool.oldest()
+            try:
+                found = None if self._parked else self._spool.oldest()
+                if found is not None:
+                    self._deliver(*found)
+                tries, self._failing = 0, self._parked
+            except Exception as error:  # whatever it is: the thread that ends here would never be missed
+                tries, self._failing = tries + 1, True
+                self._tell_failure(error, tries)
+                if not self._parked:
+                    self._stop.wait(backoff.delay_ms(tries, random.random()) / 1000)  # noqa: S311  # no secret
+                continue
             if found is None:
                 self._spool.arrived.wait(_IDLE_S)
                 self._spool.arrived.clear()
-                continue
-            try:
-                self._deliver(*found)
-                tries, self._failing = 0, False
-            except Exception as error:
-                tries, self._failing = tries + 1, True
-                wait_ms = delay_ms(self._plan.pipeline.spec.retry, tries)
-                self._context.observer(
-                    "pipeline.sink_error",
-                    pipeline=self._plan.pipeline.name,
-                    sink=self.name,
-                    error=short(error),
-                    attempt=tries,
-                )
-                log.warning("optional sink %s: batch %d waits: %s", self.name, found[0], short(error))
-                self._stop.wait(wait_ms / 1000)
 
-    def _deliver(self, batch_id: int, path: object) -> None:
-        from pathlib import Path
+    def _tell_failure(self, error: Exception, tries: int) -> None:
+        name, why = self._plan.pipeline.name, short(error)
+        self._context.observer("pipeline.sink_error", pipeline=name, sink=self.name, error=why, attempt=tries)
+        if is_fatal(error):
+            self._parked = True
+            log.error(
+                "optional sink %s has failed: %s. Its batches wait on disk; mend it, and start it again: "
+                "POST /pipelines/%s/sinks/%s/start, or the pipeline as a whole",
+                *(self.name, why, name, self.name),
+            )
+            self._context.observer("pipeline.sink_failed", pipeline=name, sink=self.name, error=why)
+        else:
+            log.warning("optional sink %s: its batches wait: %s", self.name, why)
 
+    def _deliver(self, batch_id: int, path: Path) -> None:
         began = time.monotonic()
-        write = Write(self._context.application, batch_id, self.name, self._plan.delivery, self._context.addresses)
-        delivered = self._sink.deliver(self._session, Path(str(path)), write)
+        context, name = self._context, self._plan.pipeline.name
+        expected = rows_of(path)
+        write = Write(context.application, batch_id, self.name, self._plan.delivery, context.secrets)
+        delivered = self._sink.deliver(self._session, path, write)
+        if expected is not None and delivered.rows != expected:
+            raise SpoolDamaged(str(path), f"{expected} rows were stored, and {delivered.rows} were delivered")
         self._spool.done(batch_id)
-        self._context.observer(
-            "pipeline.sink",
-            pipeline=self._plan.pipeline.name,
-            sink=self.name,
-            batch=batch_id,
-            rows=delivered.rows,
-            bytes=delivered.bytes,
-            s=time.monotonic() - began,
+        numbers = {"rows": delivered.rows, "bytes": delivered.bytes, "s": time.monotonic() - began}
+        context.observer(
+            "pipeline.sink", pipeline=name, sink=self.name, batch=batch_id, dropped=delivered.dropped, **numbers
         )
-        self._context.observer(
-            "pipeline.delivered", pipeline=self._plan.pipeline.name, sink=self.name, waiting=self._spool.count()
-        )
+        context.observer("pipeline.delivered", pipeline=name, sink=self.name, waiting=self._spool.count())

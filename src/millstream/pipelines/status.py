@@ -14,15 +14,18 @@ from typing import Any, Literal, NamedTuple
 
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.error_origin import short
+from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.run_context import Gate, RunContext
 
-State = Literal["new", "running", "paused", "stopped", "finished", "failed"]
+State = Literal["new", "running", "paused", "stopped", "finished", "failed", "not running", "never started"]
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """``sinks`` says of each: ``ok``; ``retrying``, it gates the checkpoint and has refused the batch at hand so far;
-    ``failed``, the pipeline has given up on it; ``catching up`` or ``failing``, batches wait on disk for it.
+    """``batch`` is the last that was committed, ``in_flight`` one that was planned and will be replayed. ``source`` is
+    ``ok``, or ``retrying`` while it cannot be read. ``sinks`` says of each: ``ok``; ``retrying``, it gates the
+    checkpoint and has refused the batch at hand so far; ``failed``, the pipeline has given up on it, or it is optional
+    and parked until it is started again; ``catching up`` or ``failing``, batches wait on disk, as ``waiting`` counts.
     ``progress`` is that of the last batch that Spark reported on, except that its ``lag`` goes on being looked at while
     the next one takes long."""
 
@@ -31,17 +34,42 @@ class PipelineStatus:
     state: State
     error: str | None
     batch: int | None
+    in_flight: int | None
+    checkpoint: str
+    source: str
     sinks: dict[str, str]
+    waiting: dict[str, int]
     progress: dict[str, Any]
 
 
-def chosen(last: Any) -> dict[str, Any]:
-    """What of Spark's progress people want to see."""
+def at_rest(plan: PipelinePlan, checkpoint: Checkpoint) -> PipelineStatus:
+    """Of a pipeline that does not run here, from its checkpoint."""
+    started = checkpoint.owned(plan)
+    return PipelineStatus(
+        name=plan.pipeline.name,
+        tenant=plan.pipeline.tenant,
+        state="not running" if started else "never started",
+        error=None,
+        batch=checkpoint.last_committed(),
+        in_flight=checkpoint.in_flight(),
+        checkpoint=str(checkpoint.path),
+        source="unknown",
+        sinks={sink.config.id: "unknown" for sink in plan.pipeline.spec.sinks},
+        waiting=checkpoint.waiting() if started else {},
+        progress={},
+    )
+
+
+def chosen(last: Any, counted: tuple[int, int] | None = None) -> dict[str, Any]:
+    """What of Spark's progress people want to see. Spark counts a row each time that a batch is read, once for each
+    sink; ``counted`` (a batch and its events) is what the batch itself counted."""
     if last is None:
         return {}
+    rows = counted[1] if counted is not None and counted[0] == last.batchId else last.numInputRows
+    share = rows / last.numInputRows if last.numInputRows else 1.0
     sources = [
         {
-            "input_rows_per_second": s.inputRowsPerSecond,
+            "input_rows_per_second": s.inputRowsPerSecond * share,
             "latest": s.latestOffset,
             "end": s.endOffset,
             "metrics": s.metrics,
@@ -50,9 +78,9 @@ def chosen(last: Any) -> dict[str, Any]:
     ]
     return {
         "batch": last.batchId,
-        "rows": last.numInputRows,
-        "input_rows_per_second": last.inputRowsPerSecond,
-        "processed_rows_per_second": last.processedRowsPerSecond,
+        "rows": rows,
+        "input_rows_per_second": last.inputRowsPerSecond * share,
+        "processed_rows_per_second": last.processedRowsPerSecond * share,
         "batch_ms": last.durationMs.get("triggerExecution"),
         "lag": lag(s.latestOffset for s in last.sources),
         "durations_ms": dict(last.durationMs),
@@ -130,7 +158,10 @@ class LagWatch:
         while not self._stop.wait(self._tick_s):
             batch = self._gate.inside
             if batch is not None and batch == before:
-                self._look(batch)
+                try:
+                    self._look(batch)
+                except Exception as error:  # an observer's, perhaps: nobody would miss a thread that ends here
+                    log.warning("pipeline %s: the lag was not told: %s", self._name, short(error))
             before = batch
 
     def _look(self, batch: int) -> None:

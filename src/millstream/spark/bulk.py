@@ -70,6 +70,18 @@ class UniformRows(Sequence[list[bytes]]):
         chosen = pa.array(places, pa.int64())
         return UniformRows(self.names, [column.take(chosen) for column in self._columns])
 
+    def largest(self) -> int:
+        """The bytes of the row that has most of them, names and values together."""
+        names = sum(map(len, self.names))
+        lengths = [pc.binary_length(column).cast(pa.int64()) for column in self._columns]
+        longest = [pc.max(column).as_py() or 0 for column in lengths]
+        if len(lengths) == 1 or sum(longest) < 1024:  # the sum is no row's, but no row is above it
+            return names + sum(longest)
+        sums = lengths[0]
+        for more in lengths[1:]:
+            sums = pc.add(sums, more)
+        return names + (pc.max(sums).as_py() or 0)
+
     def packed_values(self) -> memoryview:
         """Row by row, each row's values in the order of the names, as bulk strings: as the digest takes them."""
         if self._values is None:

@@ -27,7 +27,8 @@ _SCHEMES = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
-    """Pickles as it was written: ``${NAME}``, ``passwordFile`` and ``passwordEnv`` are looked up by each process."""
+    """Pickles as it was written: ``${NAME}``, ``urlFile``, ``passwordFile`` and ``passwordEnv`` are looked up by each
+    process. With ``url_file`` the ``url`` is empty."""
 
     url: str
     username: str | None = None
@@ -36,10 +37,18 @@ class Address:
     deadline_ms: int = 60_000
     connect_ms: int = DEFAULT_LIMITS.connect_ms
     answer_ms: int = DEFAULT_LIMITS.answer_ms
+    url_file: str | None = None
+
+    @property
+    def shown(self) -> str:
+        return redacted(self.url) if self.url_file is None else f"the url in {self.url_file}"
 
     def resolve(self, environment: Mapping[str, str] = os.environ) -> str:
         """The URL to connect to, secrets included. Never log it."""
-        url = _VARIABLE.sub(lambda match: _variable(match[1], environment, self.url), self.url)
+        if self.url_file is not None:
+            url = _read_secret("urlFile", self.url_file)
+        else:
+            url = _VARIABLE.sub(lambda match: _variable(match[1], environment, self.url), self.url)
         _check(url)
         password = self._password(environment)
         if self.username is None and password is None:
@@ -56,21 +65,22 @@ class Address:
     def _password(self, environment: Mapping[str, str]) -> str | None:
         if self.password_env is not None:
             return _variable(self.password_env, environment, "passwordEnv")
-        if self.password_file is None:
-            return None
-        try:
-            return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            raise InvalidOption(
-                "passwordFile", self.password_file, f"a file that driver and executors can read ({error})"
-            ) from None
+        return None if self.password_file is None else _read_secret("passwordFile", self.password_file)
 
     def __repr__(self) -> str:
-        return f"Address({redacted(self.url)!r})"
+        return f"Address({self.shown!r})"
+
+
+def _read_secret(option: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        allowed = f"a file that the driver and every executor can read, at the same path on each host ({error})"
+        raise InvalidOption(option, path, allowed) from None
 
 
 def address_from(
-    url: str,
+    url: str | None,
     *,
     username: str | None,
     password_file: str | None,
@@ -78,13 +88,20 @@ def address_from(
     deadline_ms: int,
     connect_ms: int = DEFAULT_LIMITS.connect_ms,
     answer_ms: int = DEFAULT_LIMITS.answer_ms,
+    url_file: str | None = None,
 ) -> Address:
     """Checks what can be checked before the environment is known."""
+    if url is not None and url_file is not None:
+        raise InvalidOption("urlFile", url_file, "only one of url and urlFile")
     if password_file is not None and password_env is not None:
         raise InvalidOption("passwordFile", password_file, "only one of passwordFile and passwordEnv")
-    if not _VARIABLE.search(url):
+    if url_file is not None:
+        url = ""
+    elif url is None:
+        url = "${MILLSTREAM_URL}"
+    elif not _VARIABLE.search(url):
         _check(url)
-    return Address(url, username, password_file, password_env, deadline_ms, connect_ms, answer_ms)
+    return Address(url, username, password_file, password_env, deadline_ms, connect_ms, answer_ms, url_file)
 
 
 def _variable(name: str, environment: Mapping[str, str], where: str) -> str:
@@ -145,9 +162,9 @@ def reached_broker(address: Address) -> BlockingBroker:
     try:
         broker.ping()
     except BrokerUnavailable as error:
-        raise BrokerUnavailable(f"option url: {redacted(address.url)} does not answer. {error}") from error
+        raise BrokerUnavailable(f"option url: {address.shown} does not answer. {error}") from error
     except AuthenticationFailed as error:
-        names = "url, username, passwordFile or passwordEnv"
-        raise AuthenticationFailed(f"options {names}: {redacted(address.url)} refused the login. {error}") from error
+        names = "url, urlFile, username, passwordFile or passwordEnv"
+        raise AuthenticationFailed(f"options {names}: {address.shown} refused the login. {error}") from error
     _reached.add(broker)
     return broker

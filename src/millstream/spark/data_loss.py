@@ -32,8 +32,11 @@ class Gap(NamedTuple):
     recreated: bool = False
 
 
-def gap_after(stream: str, start: StreamPosition, info: StreamInfo | None) -> Gap | None:
-    """What is missing of the entries after ``start``, given what the stream says now (None: it does not exist)."""
+def gap_after(
+    stream: str, start: StreamPosition, info: StreamInfo | None, *, seen: tuple[str | None] | None = None
+) -> Gap | None:
+    """What is missing of the entries after ``start``, given what the stream says now (None: it does not exist), and
+    what was ``seen`` in the place of the entry that was read last (None: nobody has looked)."""
     if info is None:
         if start.id == (0, 0):
             return None
@@ -44,6 +47,12 @@ def gap_after(stream: str, start: StreamPosition, info: StreamInfo | None) -> Ga
             "made anew, and entries of the old one were possibly lost."
         )
         return Gap(None, False, text, recreated=True)
+    if seen is not None and _replaced(start, info, seen[0]):
+        text = (
+            f"stream {stream!r} was read up to {start.id}, and now holds another entry there: it was deleted and made "
+            "anew with the same ids, and entries of the old one were possibly lost."
+        )
+        return Gap(None, False, text, recreated=True)
     if not _overtaken(start.id, info):
         return None
     if start.added is None:
@@ -52,7 +61,14 @@ def gap_after(stream: str, start: StreamPosition, info: StreamInfo | None) -> Ga
         text = f"entries of stream {stream!r} after {start.id} were possibly trimmed before they were read."
         return Gap(None, False, text)
     lost = info.entries_added - info.length - start.added
-    if lost <= 0:
+    if lost < 0:
+        # All that was read is gone, but fewer entries have ever left this stream: it is not the one that was read.
+        text = (
+            f"stream {stream!r} was read up to {start.id}, but fewer entries have left it than were read: it was "
+            "deleted and made anew, and entries of the old one were possibly lost."
+        )
+        return Gap(None, False, text, recreated=True)
+    if lost == 0:
         return None
     certain = start.exact and info.max_deleted <= start.id
     how = "were trimmed" if certain else "were possibly trimmed (some may have been deleted one by one)"
@@ -65,6 +81,13 @@ def _made_anew(start: StreamPosition, info: StreamInfo) -> bool:
     if info.last_generated < start.id:
         return True
     return start.exact and info.entries_added < start.added
+
+
+def _replaced(start: StreamPosition, info: StreamInfo, seen: str | None) -> bool:
+    """Whether another entry stands where the last one was read, or none though nobody has trimmed or deleted it."""
+    if seen is not None:
+        return seen != start.witness
+    return info.first is not None and info.first.id <= start.id and info.max_deleted < start.id
 
 
 def _overtaken(after: EntryId, info: StreamInfo) -> bool:

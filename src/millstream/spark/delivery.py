@@ -21,7 +21,8 @@ class WriteIdentity(NamedTuple):
     app: str
     version: int
     sink: str
-    partition: int
+    partition: int | str
+    """A task's number; a word where the rows come from elsewhere."""
 
     @property
     def writer(self) -> str:

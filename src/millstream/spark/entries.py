@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.errors import PayloadTooLarge
 from millstream.spark.bulk import UniformRows
 from millstream.spark.errors import InvalidOption, UnusableRow
 from millstream.spark.options import SinkOptions
@@ -131,6 +132,14 @@ def pieces(mapping: Mapping, batch: pa.RecordBatch) -> Iterator[Piece]:
         own_marks = None if marks is None else [marks[at] for at in places]
         own = rows.take(places) if isinstance(rows, UniformRows) else [rows[at] for at in places]
         yield Piece(stream, own, own_marks)
+
+
+def refuse_oversize(piece: Piece, most: int) -> None:
+    """Raises PayloadTooLarge where a row is above the broker's limit for one entry, before any of them is written."""
+    rows = piece.rows
+    largest = rows.largest() if isinstance(rows, UniformRows) else max((sum(map(len, row)) for row in rows), default=0)
+    if largest > most:
+        raise PayloadTooLarge(f"row for stream {piece.stream!r}", largest, most)
 
 
 def _rows(mapping: Mapping, batch: pa.RecordBatch) -> Sequence[Words]:

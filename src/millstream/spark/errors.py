@@ -50,6 +50,17 @@ class NoWriteIdentity(MillstreamError):
     """A streaming write found neither query id nor batch id in its task, so a replay could not be recognised."""
 
 
+class TaskUnheard(MillstreamError):
+    """A write is to be committed, but some of its tasks have not said what they wrote. It fails, and may be repeated:
+    what is there is not added again."""
+
+    def __init__(self, what: str, tasks: int) -> None:
+        super().__init__(
+            f"{what}: {tasks} task(s) have not said what they wrote, so the write counts as failed. Repeat it.",
+            tasks=tasks,
+        )
+
+
 class RowsMiscounted(MillstreamError):
     """The server confirmed another number of rows than the task was given. The task fails, and may be retried."""
 

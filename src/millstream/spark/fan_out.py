@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Sequence
+import typing
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.spark.caps import cap
@@ -22,9 +24,10 @@ from millstream.spark.delivery import (
     RowWriter,
     WriteIdentity,
 )
-from millstream.spark.entries import Mapping, pieces
-from millstream.spark.errors import RowsMiscounted
-from millstream.spark.options import SinkOptions
+from millstream.spark.entries import Mapping, is_text, mapping_for, pieces, refuse_oversize
+from millstream.spark.errors import InvalidOption, RowsMiscounted
+from millstream.spark.options import SinkOptions, sink_options
+from millstream.spark.report import Delivered, total
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class WriteTarget:
         counts = self.counts
         counts.rows += batch.num_rows
         for piece in pieces(self._mapping, batch):
+            refuse_oversize(piece, self._broker.context.limits.max_entry_bytes)
             added, skipped = self._delivery.write(piece)
             counts.added += added
             counts.skipped += skipped
@@ -63,6 +67,54 @@ class WriteTarget:
         if self.counts.added + self.counts.skipped != self.counts.rows:
             raise RowsMiscounted(self.counts.rows, self.counts.added + self.counts.skipped)
         return self.counts
+
+
+def write_here(
+    options: typing.Mapping[str, str], schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, partition: str
+) -> Delivered:
+    """What a task does, in this process: for rows that wait elsewhere than in Spark, such as a spool's.
+
+    ``options`` are those of a batch write that names its application and version.
+    """
+    made = sink_options(options, streaming=False)
+    if made.txn_app_id is None or made.txn_version is None:
+        raise InvalidOption("txnAppId", made.txn_app_id, "txnAppId and txnVersion, so that a repeated write is known")
+    mapping = mapping_for(schema, made)
+    identity = WriteIdentity(made.txn_app_id, made.txn_version, made.sink_id, partition)
+    target = WriteTarget(made, mapping, identity)
+    seen: list[Delivered] = []
+    for batch in Meter(schema, mapping, None).over(batches, seen):
+        target.take(batch)
+    return total(seen)._replace(dropped=target.finish().dropped)
+
+
+class Meter:
+    """Measures batches as they pass. Pickles: made on the driver, used in the tasks."""
+
+    def __init__(self, schema: pa.Schema, mapping: Mapping, time_column: str | None) -> None:
+        """Raises InvalidOption where ``timeColumn`` is no column of whole numbers."""
+        self._time = time_column
+        if self._time is not None:
+            if self._time not in schema.names:
+                raise InvalidOption("timeColumn", self._time, "the name of a column of this query")
+            if not pa.types.is_integer(schema.field(self._time).type):
+                kind = schema.field(self._time).type
+                raise InvalidOption("timeColumn", f"{self._time} {kind}", "a column of whole numbers, such as BIGINT")
+        value = mapping.value_column()
+        self._text = value if value is not None and is_text(schema.field(value).type) else None
+
+    def over(self, batches: Iterable[pa.RecordBatch], seen: list[Delivered]) -> Iterator[pa.RecordBatch]:
+        """The batches; what each of them was goes into ``seen``."""
+        for batch in batches:
+            seen.append(self._measured(batch))
+            yield batch
+
+    def _measured(self, batch: pa.RecordBatch) -> Delivered:
+        size = 0 if self._text is None else pc.sum(pc.binary_length(batch.column(self._text))).as_py() or 0
+        if self._time is None:
+            return Delivered(batch.num_rows, size)
+        ends = pc.min_max(batch.column(self._time)).as_py()
+        return Delivered(batch.num_rows, size, ends["min"], ends["max"])
 
 
 def _delivery(broker: BlockingBroker, options: SinkOptions, identity: WriteIdentity | None) -> RowWriter:

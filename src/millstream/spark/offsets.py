@@ -30,6 +30,8 @@ class StreamPosition(NamedTuple):
     """Where the batch that ends here is cut into ranges; each is the last id of its range."""
     origin: EntryId | None = None
     """Where the batch that ends here begins, if not at the start's position: the stream was made anew meanwhile."""
+    witness: str | None = None
+    """A digest of the entry ``id``: a stream that was made anew with the same ids holds another entry there."""
 
 
 BEGINNING = StreamPosition(MIN_ID, 0)
@@ -64,6 +66,8 @@ def _position_to_json(position: StreamPosition) -> dict[str, Any]:
         raw["splits"] = [str(split) for split in position.splits]
     if position.origin is not None:
         raw["origin"] = str(position.origin)
+    if position.witness is not None:
+        raw["witness"] = position.witness
     return raw
 
 
@@ -74,6 +78,7 @@ def _position_from_json(raw: Mapping[str, Any]) -> StreamPosition:
         raw.get("exact", True),
         tuple(EntryId.parse(split) for split in raw.get("splits", ())),
         EntryId.parse(raw["origin"]) if "origin" in raw else None,
+        raw.get("witness"),
     )
 
 

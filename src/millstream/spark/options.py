@@ -6,6 +6,7 @@ Both sides
     url             redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (with TLS rediss+...);
                     ``${NAME}`` in it is replaced from the environment of each process that connects.
                     Default: ``${MILLSTREAM_URL}``.
+    urlFile         in its place: a file that holds the url, read where it is used.
     username, passwordFile, passwordEnv
                     who connects, and the file or the environment variable that holds the password, read where it is
                     used: so no secret lies in a plan, in a checkpoint or in a log.
@@ -26,6 +27,8 @@ Source
     maxOffsetsPerTrigger  rows in one micro-batch at most, over all streams.
     minPartitions, maxRecordsPerPartition (default 250000)
                     a batch is cut into enough partitions for both.
+    splitStreams    true (default). false: no stream is cut within a batch, so that its entries are read, and written,
+                    in their order; there are then at most as many partitions as streams.
     failOnDataLoss  true (default): entries that were trimmed, possibly trimmed, before they were read are an error.
                     false: they are logged and counted.
     group           publishes progress as this consumer group's position, so that lag and safe trimming see the query.
@@ -79,6 +82,7 @@ Start = Literal["earliest", "latest"] | EntryId
 
 ADDRESS: Final = (
     "url",
+    "urlFile",
     "username",
     "passwordFile",
     "passwordEnv",
@@ -97,6 +101,7 @@ _SOURCE: Final = (
     "maxOffsetsPerTrigger",
     "minPartitions",
     "maxRecordsPerPartition",
+    "splitStreams",
     "failOnDataLoss",
     "group",
     "pageSize",
@@ -145,6 +150,7 @@ class SourceOptions:
     max_rows: int | None = None
     min_partitions: int = 1
     rows_each: int = 250_000
+    split_streams: bool = True
     fail_on_data_loss: bool = True
     group: str | None = None
     page_size: int = 5000
@@ -257,6 +263,7 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         max_rows=given.number("maxOffsetsPerTrigger", None),
         min_partitions=given.whole("minPartitions", 1),
         rows_each=given.whole("maxRecordsPerPartition", 250_000),
+        split_streams=given.choice("splitStreams", "true", ("true", "false")) == "true",
         fail_on_data_loss=given.choice("failOnDataLoss", "true", ("true", "false")) == "true",
         group=given.text("group"),
         page_size=given.whole("pageSize", 5000),
@@ -310,7 +317,8 @@ def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 def _address(given: _Given) -> Address:
     return address_from(
-        given.text("url") or "${MILLSTREAM_URL}",
+        given.text("url"),
+        url_file=given.text("urlFile"),
         username=given.text("username"),
         password_file=given.text("passwordFile"),
         password_env=given.text("passwordEnv"),

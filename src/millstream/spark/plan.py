@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -93,22 +93,53 @@ def next_offset(
     # A stream that was read and is gone is a gap; one that was read and is no longer asked for is not.
     before = [name for name in start.streams if options.reads(name)]
     names = dict.fromkeys([*before, *(survey.streams() if target is None else target.streams)])
+    infos = survey.look(names)
+    witnesses = survey.witnesses(_to_be_seen_again(start, infos))
     reaches = {}
-    for name, info in survey.look(names).items():
+    for name, info in infos.items():
         if target is not None and name not in target.streams and info is not None:
             continue
-        reach = _reach(name, start.streams.get(name, BEGINNING), info, on_gap)
+        seen = (witnesses[name],) if name in witnesses else None
+        reach = _reach(name, start.streams.get(name, BEGINNING), info, on_gap, seen)
         if reach is not None:
             reaches[name] = _not_beyond(reach, target.streams[name] if target is not None else None)
     if not any(reach.news for reach in reaches.values()):
         return None
-    if max_rows is None:
-        return _whole(survey, options, start, reaches)
-    return _counted(survey, options, start, reaches, max_rows)
+    end = (
+        _whole(survey, options, start, reaches)
+        if max_rows is None
+        else _counted(survey, options, start, reaches, max_rows)
+    )
+    return _witnessed(survey, start, end)
 
 
-def _reach(name: str, before: StreamPosition, info: StreamInfo | None, on_gap: OnGap) -> _Reach | None:
-    gap = gap_after(name, before, info)
+def _to_be_seen_again(start: Offset, infos: Mapping[str, StreamInfo | None]) -> dict[str, EntryId]:
+    """The streams with news whose last entry that was read is known: an idle query asks nothing more."""
+    return {
+        name: start.streams[name].id
+        for name, info in infos.items()
+        if info is not None
+        and name in start.streams
+        and start.streams[name].witness is not None
+        and info.last_generated > start.streams[name].id
+    }
+
+
+def _witnessed(survey: Survey, start: Offset, end: Offset) -> Offset:
+    """``end`` with a digest of each stream's last entry, for the next look."""
+    moved = {name: place.id for name, place in end.streams.items() if start.streams.get(name, BEGINNING).id != place.id}
+    found = survey.witnesses(moved)
+    return end._replace(
+        streams={
+            name: place._replace(witness=found[name]) if name in found else place for name, place in end.streams.items()
+        }
+    )
+
+
+def _reach(
+    name: str, before: StreamPosition, info: StreamInfo | None, on_gap: OnGap, seen: tuple[str | None] | None
+) -> _Reach | None:
+    gap = gap_after(name, before, info, seen=seen)
     if gap is not None:
         on_gap(name, gap)
     if info is None:
@@ -126,15 +157,14 @@ def _reach(name: str, before: StreamPosition, info: StreamInfo | None, on_gap: O
 def _not_beyond(reach: _Reach, target: StreamPosition | None) -> _Reach:
     if target is None or target.id >= reach.upto.id:
         return reach
-    return reach._replace(upto=target._replace(splits=(), origin=None))
+    return reach._replace(upto=target._replace(splits=(), origin=None, witness=None))
 
 
 def _whole(survey: Survey, options: SourceOptions, start: Offset, reaches: dict[str, _Reach]) -> Offset:
     """Everything there is. Splits are interpolated: counting would cost a scan."""
     busy = {name: reach for name, reach in reaches.items() if reach.news}
-    partitions = _partitions(options, (reach.amount for reach in busy.values()))
+    partitions, parts = _partitions(options, [reach.amount for reach in busy.values()])
     ends: dict[str, StreamPosition] = {}
-    parts = shares([reach.amount for reach in busy.values()], partitions)
     for (name, reach), count in zip(busy.items(), parts, strict=True):
         cuts = survey.cuts(name, reach.before.id, reach.upto.id, count) if count > 1 else ()
         ends[name] = reach.upto._replace(splits=cuts, origin=reach.origin)
@@ -147,11 +177,11 @@ def _counted(
     """At most ``max_rows``, each stream its share by how much waits in it; the ids are counted, so splits are even."""
     busy = {name: reach for name, reach in reaches.items() if reach.news}
     rows = _allot([reach.amount for reach in busy.values()], max_rows)
-    partitions = _partitions(options, rows)
+    partitions, parts = _partitions(options, rows)
     ends: dict[str, StreamPosition] = {}
-    for (name, reach), most, parts in zip(busy.items(), rows, shares(rows, partitions), strict=True):
+    for (name, reach), most, count in zip(busy.items(), rows, parts, strict=True):
         if most:
-            ends[name] = _count_on(survey, name, reach, most, -(-most // parts))
+            ends[name] = _count_on(survey, name, reach, most, -(-most // count))
     return _joined(start, ends, partitions)
 
 
@@ -169,8 +199,12 @@ def _count_on(survey: Survey, name: str, reach: _Reach, most: int, stride: int) 
     return end._replace(splits=tuple(cut for cut in cuts if cut < end.id), origin=reach.origin)
 
 
-def _partitions(options: SourceOptions, amounts: Iterable[int]) -> int:
-    return wanted_partitions(sum(amounts), at_least=options.min_partitions, rows_each=options.rows_each)
+def _partitions(options: SourceOptions, amounts: list[int]) -> tuple[int, list[int]]:
+    """How many partitions a batch gets, and into how many ranges each stream is cut for that."""
+    if not options.split_streams:
+        return max(1, min(options.min_partitions, len(amounts))), [1 for _ in amounts]
+    wanted = wanted_partitions(sum(amounts), at_least=options.min_partitions, rows_each=options.rows_each)
+    return wanted, shares(amounts, wanted)
 
 
 def _allot(amounts: list[int], most: int) -> list[int]:

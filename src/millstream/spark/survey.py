@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from millstream.broker.blocking_broker import BlockingBroker
@@ -41,12 +42,25 @@ def told(stream: str, reply: Any) -> StreamInfo | None:
     raise AssertionError("stream_info asks one question")
 
 
+def witness(entries: Sequence[Any]) -> str | None:
+    """A digest of the one entry in XRANGE's raw reply; None where it is empty."""
+    if not entries:
+        return None
+    digest = hashlib.blake2s(digest_size=8)
+    for word in entries[0][1]:
+        digest.update(b"%d:" % len(word))
+        digest.update(word)
+    return digest.hexdigest()
+
+
 class Survey(Protocol):
     """The driver's view of the server; tests plan over a made-up one."""
 
     def streams(self) -> list[str]: ...
 
     def look(self, streams: Iterable[str]) -> dict[str, StreamInfo | None]: ...
+
+    def witnesses(self, places: Mapping[str, EntryId]) -> dict[str, str | None]: ...
 
     def cuts(self, stream: str, after: EntryId, upto: EntryId, parts: int) -> tuple[EntryId, ...]: ...
 
@@ -73,6 +87,15 @@ class RedisSurvey:
         names = list(streams)
         questions: list[Args] = [(b"XINFO", b"STREAM", to_bytes(name)) for name in names]
         return {name: told(name, reply) for name, reply in zip(names, self._ask(questions), strict=True)}
+
+    def witnesses(self, places: Mapping[str, EntryId]) -> dict[str, str | None]:
+        """Stream to a digest of the entry at a place; None where there is none. One trip, except on a cluster."""
+        names = list(places)
+        questions: list[Args] = [
+            (b"XRANGE", to_bytes(name), bytes(places[name]), bytes(places[name])) for name in names
+        ]
+        found = zip(names, self._ask(questions, key_at=1), strict=True)
+        return {name: witness(_checked(reply)) for name, reply in found}
 
     def cuts(self, stream: str, after: EntryId, upto: EntryId, parts: int) -> tuple[EntryId, ...]:
         """Ids of entries that cut ``(after, upto]`` into about ``parts`` equal ranges. Two small trips."""
@@ -104,12 +127,12 @@ class RedisSurvey:
         replies = self._broker.link.call_many(Batch(commands, key, repeatable=True))
         return [[EntryId.parse(item[0]) for item in _checked(reply)] for reply in replies]
 
-    def _ask(self, commands: list[Args]) -> list[Any]:
+    def _ask(self, commands: list[Args], key_at: int = -1) -> list[Any]:
         if not commands:
             return []
         if not self._broker.link.features.cluster:
-            return self._broker.link.call_many(Batch(commands, commands[0][-1], repeatable=True))
-        return [self._broker.link.call_many(Batch([words], words[-1], repeatable=True))[0] for words in commands]
+            return self._broker.link.call_many(Batch(commands, commands[0][key_at], repeatable=True))
+        return [self._broker.link.call_many(Batch([words], words[key_at], repeatable=True))[0] for words in commands]
 
 
 def _checked(reply: Any) -> Any:

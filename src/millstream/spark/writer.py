@@ -17,9 +17,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from millstream.broker.gc_pause import gc_paused
 from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for
-from millstream.spark.fan_out import WriteTarget, fan_out
+from millstream.spark.errors import TaskUnheard
+from millstream.spark.fan_out import Meter, WriteTarget, fan_out
 from millstream.spark.options import SinkOptions
-from millstream.spark.report import Measured, Meter, tell, total
+from millstream.spark.report import Delivered, total, write_report
 
 log = logging.getLogger("millstream.spark")
 
@@ -33,7 +34,7 @@ class Written(WriterCommitMessage):
     added: int
     skipped: int
     dropped: int
-    measured: Measured | None = None
+    measured: Delivered | None = None
     """The rows themselves, whatever the number of targets; None where nobody asked."""
 
 
@@ -57,7 +58,7 @@ class _Writing:
             WriteTarget(options, mapping, self._identity(task, options) if options.delivery == "exactly_once" else None)
             for options, mapping in self._targets
         ]
-        seen: list[Measured] = []
+        seen: list[Delivered] = []
         with gc_paused():
             fan_out(iterator if self._meter is None else self._meter.over(iterator, seen), targets)
         done = [target.finish() for target in targets]
@@ -67,7 +68,7 @@ class _Writing:
             added=sum(one.added for one in done),
             skipped=sum(one.skipped for one in done),
             dropped=sum(one.dropped for one in done),
-            measured=None if self._meter is None else total(seen),
+            measured=None if self._meter is None else total(seen)._replace(dropped=sum(one.dropped for one in done)),
         )
 
 
@@ -85,9 +86,9 @@ class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
         return WriteIdentity(app, version, options.sink_id, task.partitionId())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        told_to_driver(messages, "batch write")
+        done = told_to_driver(messages, "batch write")
         if self._report is not None:
-            tell(self._report, [one.measured for one in messages if isinstance(one, Written) and one.measured])
+            write_report(self._report, [one.measured for one in done if one.measured is not None])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _report_abort(messages, "batch write")
@@ -109,13 +110,19 @@ class RedisStreamsWriter(_Writing, DataSourceStreamArrowWriter):
         _report_abort(messages, f"batch {batchId}")
 
 
-def told_to_driver(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
-    """What the tasks' commit messages say that a user should know, into the driver's log."""
+def told_to_driver(messages: Sequence[WriterCommitMessage | None], what: str) -> list[Written]:
+    """What the tasks' commit messages say that a user should know, into the driver's log.
+
+    Raises TaskUnheard where one of the tasks has sent none: nobody knows then what it has written.
+    """
     done = [message for message in messages if isinstance(message, Written)]
+    if len(done) != len(messages):
+        raise TaskUnheard(what, len(messages) - len(done))
     if skipped := sum(message.skipped for message in done):
         log.info("%s: %d rows were there already and were not added again", what, skipped)
     if dropped := sum(message.dropped for message in done):
         log.warning("%s: the hard cap (maxlen, minid) took %d entries before a group had read them", what, dropped)
+    return done
 
 
 def _report_abort(messages: Sequence[WriterCommitMessage | None], what: str) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Format, Position, read_documents
-from millstream.pipelines.sinks import RedisSink
+from millstream.pipelines.sinks.redis import RedisSink
 
 pytestmark = pytest.mark.spark
 

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from running import documents, entries, forget_last_commit, numbers, pipeline, redis_sink, run_once, values
 
 from millstream.pipelines.errors import EventFailed, SinkFailed, SpecRefused
-from millstream.pipelines.plan import plan
-from millstream.pipelines.replay import replay
+from millstream.pipelines.plan import make_plan
+from millstream.pipelines.replay import replay_dead_letters
 from millstream.pipelines.runner import Runner
 from millstream.testing import RedisProcess, wait_until
 
@@ -153,7 +153,7 @@ def test_from_stream_to_stream_with_dead_letters_and_their_replay(
     assert client.xlen("orders.dlq") == 3
 
     mended = pipeline(tmp_path, source=source, sinks=[redis_sink(redis_url, stream="out.${row.id}")])
-    done = replay(spark, plan(mended))
+    done = replay_dead_letters(spark, make_plan(mended))
     assert (done.delivered, done.failed_again) == (1, 2)
     assert [document["after"] for document in documents(client, "out.3")] == [{"id": 3}]
     assert {entry["payload"] for entry in entries(client, "orders.dlq")} == {"no json", "base64:/3t9"}

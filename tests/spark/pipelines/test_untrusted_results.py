@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Native, Position, read_documents
 from millstream.pipelines.events import plain_columns
 from millstream.pipelines.processors import ProcessorStage
-from millstream.pipelines.sinks import RedisSink
+from millstream.pipelines.sinks.redis import RedisSink
 from millstream.pipelines.sources.generator import GeneratorSource
 
 pytestmark = pytest.mark.spark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.pipelines.plan import PipelinePlan, plan
+from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.spec.pipeline import Pipeline
 
 URI = "redis://127.0.0.1:1"
@@ -21,4 +21,4 @@ def pipeline(name: str = "orders", tenant: str = "default", **spec: Any) -> Pipe
 
 
 def planned(**spec: Any) -> PipelinePlan:
-    return plan(pipeline(**spec))
+    return make_plan(pipeline(**spec))

@@ -11,7 +11,7 @@ from specs import pipeline, planned, redis_sink
 
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused
-from millstream.pipelines.plan import plan
+from millstream.pipelines.plan import make_plan
 
 GENERATOR = {"type": "generator", "config": {"rows": 10}}
 DEDUPLICATE = {"type": "deduplicate"}
@@ -45,9 +45,9 @@ def test_the_application_stays_and_a_reset_makes_another(checkpoint: Checkpoint)
 def test_it_is_nobody_else_s(checkpoint: Checkpoint) -> None:
     checkpoint.open(planned())
     with pytest.raises(CheckpointRefused, match="belongs to pipeline 'orders'"):
-        checkpoint.open(plan(pipeline("others")))
+        checkpoint.open(make_plan(pipeline("others")))
     with pytest.raises(CheckpointRefused, match="belongs to pipeline"):
-        checkpoint.open(plan(pipeline(tenant="other")))
+        checkpoint.open(make_plan(pipeline(tenant="other")))
 
 
 def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:

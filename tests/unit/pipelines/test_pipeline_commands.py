@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 from specs import pipeline
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from typer.testing import CliRunner, Result
 
 from millstream.cli.pipeline import app
+from millstream.observe.http import HttpServer
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused
-from millstream.pipelines.plan import plan
+from millstream.pipelines.errors import CheckpointRefused, SpecRefused
+from millstream.pipelines.plan import make_plan
 
 NOBODY = ("--http-port", "1")
 
@@ -47,7 +52,7 @@ def test_a_checkpoint_that_is_not_there(file: Path) -> None:
 
 
 def test_its_own(file: Path, tmp_path: Path) -> None:
-    Checkpoint(tmp_path / "c").open(plan(pipeline()))
+    Checkpoint(tmp_path / "c").open(make_plan(pipeline()))
     assert json.loads(typed("status", file, *NOBODY, "-o", "json").stdout)["state"] == "not running"
     assert typed("reset", file, "--yes").exit_code == 0
     assert not (tmp_path / "c").exists()
@@ -57,7 +62,7 @@ def test_its_own(file: Path, tmp_path: Path) -> None:
 def test_one_of_another_pipeline_is_neither_shown_nor_removed(
     words: tuple[str, ...], file: Path, tmp_path: Path
 ) -> None:
-    Checkpoint(tmp_path / "c").open(plan(pipeline("others")))
+    Checkpoint(tmp_path / "c").open(make_plan(pipeline("others")))
     said = typed(words[0], file, *words[1:])
     assert isinstance(said.exception, CheckpointRefused)
     assert "belongs to pipeline 'others'" in str(said.exception)
@@ -65,7 +70,7 @@ def test_one_of_another_pipeline_is_neither_shown_nor_removed(
 
 
 def test_plan_says_that_it_is_another_s(file: Path, tmp_path: Path) -> None:
-    Checkpoint(tmp_path / "c").open(plan(pipeline("others")))
+    Checkpoint(tmp_path / "c").open(make_plan(pipeline("others")))
     lines = json.loads(typed("plan", file, "-o", "json").stdout)["plan"]
     assert any(line["how"].startswith("DOES NOT FIT: it belongs to pipeline 'others'") for line in lines)
 
@@ -75,3 +80,48 @@ def test_plan_says_that_a_directory_is_no_checkpoint(file: Path, tmp_path: Path)
     (tmp_path / "c" / "thesis.txt").write_text("x")
     lines = json.loads(typed("plan", file, "-o", "json").stdout)["plan"]
     assert any("the directory is not empty" in line["how"] for line in lines)
+
+
+def test_a_running_pipeline_is_found_on_whatever_port_it_answers(file: Path, tmp_path: Path) -> None:
+    """And what it says is what HTTP says: one record."""
+    checkpoint = Checkpoint(tmp_path / "c")
+    checkpoint.open(make_plan(pipeline()))
+    asleep = json.loads(typed("status", file, "-o", "json").stdout)
+    live = {**asleep, "state": "running", "sinks": {"main": "retrying"}, "progress": {"rows": 5, "lag": 3}}
+    asked: list[str | None] = []
+
+    async def answer(request: Request) -> JSONResponse:
+        asked.append(request.headers.get("authorization"))
+        return JSONResponse(live)
+
+    with HttpServer(Starlette(routes=[Route("/pipelines/orders", answer)]), port=0) as server:
+        checkpoint.announce(server.url)
+        assert json.loads(typed("status", file, "-o", "json").stdout) == live
+        assert "retrying" in typed("status", file).stdout
+        (tmp_path / "token").write_text("sesame\n")
+        typed("status", file, "--http-token-file", tmp_path / "token")
+        assert asked == [None, None, "Bearer sesame"]
+        checkpoint.announce(None)
+        assert json.loads(typed("status", file, "-o", "json").stdout) == asleep
+    (tmp_path / "c" / "control.json").write_text('{"url": "http://127.0.0.1:1", "pid": 999999999}')
+    assert json.loads(typed("status", file, "-o", "json").stdout) == asleep, "it was killed"
+
+
+def test_a_checkpoint_elsewhere_than_in_a_directory_is_refused_and_the_plan_shows_the_real_place(
+    file: Path, tmp_path: Path
+) -> None:
+    text = file.read_text()
+    for scheme in ("s3a", "hdfs", "abfss", "S3"):
+        file.write_text(text.replace(str(tmp_path / "c"), f"{scheme}://bucket/c"))
+        said = typed("validate", file)
+        assert isinstance(said.exception, SpecRefused)
+        assert "mounted" in str(said.exception)
+    file.write_text(text.replace(str(tmp_path / "c"), f"file://{tmp_path}/link"))
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    [told] = [
+        line["how"]
+        for line in json.loads(typed("plan", file, "-o", "json").stdout)["plan"]
+        if line["part"] == "checkpoint"
+    ]
+    assert told == str(tmp_path / "real")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.pipelines.plan import describe, plan
+from millstream.pipelines.plan import describe, make_plan
 from millstream.pipelines.spec.load import load_pipeline, parse_pipeline
 
 ROOT = Path(__file__).parents[3]
@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"```yaml\n(apiVersion.*?)```", PAGE, re.DOTALL)
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_can_be_planned(path: Path) -> None:
-    assert describe(plan(load_pipeline(path, {})))
+    assert describe(make_plan(load_pipeline(path, {})))
 
 
 def test_there_are_examples() -> None:
@@ -28,4 +28,4 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("text", BLOCKS)
 def test_the_how_to_s_pipelines_can_be_planned(text: str) -> None:
-    assert describe(plan(parse_pipeline(text, environ={"REDIS_URI": "redis://localhost"})))
+    assert describe(make_plan(parse_pipeline(text, environ={"REDIS_URI": "redis://localhost"})))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from specs import URI, pipeline, planned, redis_sink
 
-from millstream.pipelines.plan import config_of, describe, plan
+from millstream.pipelines.plan import describe, make_plan
 
 SQL = {"type": "sql", "query": "SELECT * FROM events"}
 PYTHON = {"type": "python", "function": "m:f"}
@@ -57,7 +57,7 @@ def test_sinks_that_take_the_same_rows_share_a_pass() -> None:
     elsewhere = redis_sink("b", uri="redis://127.0.0.1:2", stream="other", send_timeout="1s")
     files = {"type": "files", "config": {"id": "f", "path": "p", "format": "json"}}
     made = planned(sinks=[redis_sink("a"), files, elsewhere, redis_sink("c", required=False)])
-    assert [[config_of(sink).id for sink in each] for each in made.passes] == [["a", "b"], ["f"]]
+    assert [[sink.config.id for sink in each] for each in made.passes] == [["a", "b"], ["f"]]
     assert "in one pass with b" in dict(describe(made))["sink a"]
     assert made.consumers == 3
     assert not made.simple
@@ -92,13 +92,13 @@ def test_a_filter_makes_other_rows_too() -> None:
 )
 def test_the_commit_policy_counts_sinks(policy: str, gating: list[str], optional: list[str]) -> None:
     made = planned(sinks=[redis_sink("a"), redis_sink("b", required=False), redis_sink("c")], commit_policy=policy)
-    assert [config_of(sink).id for sink in made.gating] == gating
-    assert [config_of(sink).id for sink in made.optional] == optional
+    assert [sink.config.id for sink in made.gating] == gating
+    assert [sink.config.id for sink in made.optional] == optional
 
 
 def test_dead_letters_lie_at_the_first_redis_unless_told_otherwise() -> None:
     assert planned().dead_letters is not None
-    assert (planned().dead_letters.uri, planned().dead_letters.stream) == (URI, "orders.dlq")
+    assert (planned().dead_letters.address.uri, planned().dead_letters.stream) == (URI, "orders.dlq")
     console = [{"type": "console", "config": {"id": "c"}}]
     assert planned(sinks=console).dead_letters is None
     assert planned(sinks=console, dlq={"uri": "redis://h", "stream": "x"}).dead_letters.stream == "x"
@@ -113,6 +113,6 @@ def test_whether_anything_can_fail_is_known() -> None:
 
 def test_the_plan_in_words_shows_no_password() -> None:
     secret = "redis://u:s3cret@h"
-    words = str(describe(plan(pipeline(sinks=[redis_sink(uri=secret)]))))
+    words = str(describe(make_plan(pipeline(sinks=[redis_sink(uri=secret)]))))
     assert "s3cret" not in words
     assert "gates the checkpoint" in words

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import threading
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,11 @@ from rich.console import Console
 from specs import planned
 
 from millstream.errors import AuthenticationFailed, BrokerUnavailable
-from millstream.pipelines.errors import EventFailed, SinkFailed, StopRequested
+from millstream.pipelines.errors import EventFailed, SinkFailed, SourceFailed, StopRequested
 from millstream.pipelines.progress import _line, _table
 from millstream.pipelines.retry import SinkRetry
 from millstream.pipelines.run_context import RunContext
-from millstream.pipelines.status import PipelineStatus, lag
+from millstream.pipelines.status import PipelineStatus, chosen, lag
 
 OURS = json.dumps({"streams": {"a": {"id": "5-0", "added": 9, "lag": 4}, "b": {"id": "1-0", "added": 1, "lag": 0}}})
 
@@ -41,8 +43,8 @@ def test_lag_is_what_our_source_says_and_unknown_elsewhere(reports: list[Any], e
     assert lag(reports) == expected
 
 
-def standing(sinks: dict[str, str], **progress: Any) -> PipelineStatus:
-    return PipelineStatus("orders", "acme", "running", None, 3, sinks, progress)
+def status(sinks: dict[str, str], **progress: Any) -> PipelineStatus:
+    return PipelineStatus("orders", "acme", "running", None, 3, None, "/c", "ok", sinks, {}, progress)
 
 
 def drawn(one: PipelineStatus) -> str:
@@ -53,7 +55,7 @@ def drawn(one: PipelineStatus) -> str:
 
 
 def test_rates_lag_batch_time_and_sinks_are_shown() -> None:
-    one = standing({"a": "ok", "b": "retrying"}, rows=70, processed_rows_per_second=1234.5, lag=5678, batch_ms=90)
+    one = status({"a": "ok", "b": "retrying"}, rows=70, processed_rows_per_second=1234.5, lag=5678, batch_ms=90)
     head, row = drawn(one).splitlines()
     assert head.split() == ["pipeline", "state", "batch", "rows", "rows/s", "lag", "batch", "ms", "sinks"]
     assert row.split() == ["orders", "running", "3", "70", "1,234", "5,678", "90", "a", "ok,", "b", "retrying"]
@@ -61,8 +63,8 @@ def test_rates_lag_batch_time_and_sinks_are_shown() -> None:
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    assert drawn(standing({"a": "ok"}, rows=1, lag=None)).splitlines()[1].split()[2:7] == ["3", "1", "-", "-", "-"]
-    assert "lag -" in _line(standing({}))
+    assert drawn(status({"a": "ok"}, rows=1, lag=None)).splitlines()[1].split()[2:7] == ["3", "1", "-", "-", "-"]
+    assert "lag -" in _line(status({}))
 
 
 class Trial:
@@ -111,9 +113,43 @@ def test_an_event_s_fault_is_not_the_sink_s() -> None:
     assert trial.context.troubles == {}
 
 
-def test_status_shows_the_same_record() -> None:
-    from millstream.cli.pipeline import _lively
+def test_status_shows_the_same_record_in_words() -> None:
+    from millstream.cli.pipeline import _in_words
 
-    live = {"progress": {"lag": 0, "batch_ms": 90, "rows": 5}, "sinks": {"a": "retrying"}}
-    assert _lively(live) == {"lag": 0, "batch ms": 90, "sink a": "retrying"}
-    assert _lively({"progress": {"lag": None}, "sinks": {}}) == {}
+    shown = _in_words(asdict(status({"a": "ok", "b": "retrying"}, lag=4, batch_ms=None)))
+    assert (shown["lag"], shown["sink b"], shown["source"]) == (4, "retrying", "ok")
+    assert "batch ms" not in shown
+
+
+def test_rows_are_counted_once_however_often_spark_reads_them() -> None:
+    """100 entries and two sinks showed 200."""
+    source = SimpleNamespace(inputRowsPerSecond=400.0, latestOffset=OURS, endOffset="{}", metrics={})
+    last = SimpleNamespace(
+        batchId=7,
+        numInputRows=200,
+        inputRowsPerSecond=400.0,
+        processedRowsPerSecond=100.0,
+        durationMs={"triggerExecution": 2000},
+        sources=[source],
+        stateOperators=[],
+    )
+    told = chosen(last, (7, 100))
+    assert (told["rows"], told["input_rows_per_second"], told["processed_rows_per_second"]) == (100, 200.0, 50.0)
+    assert chosen(last, (6, 100))["rows"] == 200, "another batch's count says nothing"
+
+
+def test_reading_that_fails_is_no_sink_s_fault() -> None:
+    facts: list[str] = []
+    where = 'Traceback:\n  File "/x/millstream/spark/reader.py", line 9, in read\n'
+    trial = Trial(RuntimeError(where + "millstream.spark.errors.DataLost: 3 entries"))
+    trial.context.observer = lambda name, **_: facts.append(name)
+    with pytest.raises(SourceFailed, match="DataLost"):
+        trial.run()
+    assert facts == ["pipeline.source_error"]
+    assert trial.context.troubles == {}
+
+
+def test_without_a_deadline_a_sink_is_waited_for_for_ever() -> None:
+    trial = Trial(*(BrokerUnavailable("gone") for _ in range(50)), deadline="none")
+    trial.run()
+    assert len(trial.seen) == 51

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from millstream.errors import AuthenticationFailed, BrokerUnavailable, MillstreamError, OutOfMemory
-from millstream.pipelines.error_origin import delay_ms, is_fatal, short
+from millstream.pipelines.error_origin import is_disk_full, is_fatal, is_source_fault, may_pass, short
 from millstream.pipelines.errors import StopRequested
 from millstream.pipelines.run_context import Gate
 from millstream.pipelines.spec.pipeline import RetrySettings
@@ -19,8 +19,33 @@ SETTINGS = RetrySettings.model_validate(
 
 
 def test_waits_double_up_to_the_maximum_with_jitter_around_them() -> None:
-    assert [delay_ms(SETTINGS, n, 0.5) for n in range(1, 7)] == [100, 200, 400, 800, 1000, 1000]
-    assert (delay_ms(SETTINGS, 1, 0.0), delay_ms(SETTINGS, 10_000, 0.999)) == (80, 1199)
+    assert [SETTINGS.backoff.delay_ms(n, 0.5) for n in range(1, 7)] == [100, 200, 400, 800, 1000, 1000]
+    assert (SETTINGS.backoff.delay_ms(1, 0.0), SETTINGS.backoff.delay_ms(10_000, 0.999)) == (80, 1200)
+
+
+def test_trying_ends_at_the_deadline_and_without_one_never() -> None:
+    assert (SETTINGS.over(5000), SETTINGS.over(5001)) == (False, True)
+    assert not RetrySettings(deadline="none").over(10**15)
+
+
+def test_whose_fault_it_was_that_a_sink_s_attempt_failed() -> None:
+    reading = (
+        'Traceback:\n  File "/x/millstream/spark/reader.py", line 9, in read\nmillstream.errors.BrokerUnavailable: no'
+    )
+    writing = (
+        'Traceback:\n  File "/x/millstream/spark/writer.py", line 9, in write\nmillstream.errors.BrokerUnavailable: no'
+    )
+    assert is_source_fault(RuntimeError(reading))
+    assert not is_source_fault(RuntimeError(writing))
+    assert may_pass(RuntimeError(reading))
+    assert not may_pass(RuntimeError("... millstream.spark.errors.DataLost: 3 entries ..."))
+    assert not may_pass(RuntimeError("something that nobody has foreseen"))
+
+
+def test_a_full_disk_is_known_from_a_task_too() -> None:
+    assert is_disk_full(OSError(28, "No space left on device"))
+    assert is_disk_full(RuntimeError("Job aborted ... java.io.IOException: No space left on device"))
+    assert not is_disk_full(OSError(5, "Input/output error"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from millstream.pipelines.errors import SpecRefused
-from millstream.pipelines.sinks import RedisSink
+from millstream.pipelines.sinks.redis import RedisSink
+from millstream.pipelines.spec.document import parse
 from millstream.pipelines.spec.load import json_schema, load_pipelines, parse_pipeline
 
 GOOD = """\
@@ -213,3 +214,58 @@ def test_the_schema_for_editors_knows_the_parts() -> None:
     )
     assert schema["$defs"]["RedisSinkConfig"]["required"] == ["id", "uri"]
     assert yaml.safe_load(GOOD)["kind"] == schema["properties"]["kind"]["const"]
+
+
+def test_a_number_of_sixties_is_text_and_a_huge_number_is_refused_without_being_reckoned() -> None:
+    """``1:1:1:...`` of 400 KB took 12 s: YAML 1.1 reads it as one number to the base of 60."""
+    sixties = "1" + ":1" * 200_000
+    document = parse(f"a: {sixties}\nb: 12:30\nc: {'9' * 200_000}\nd: 0b{'1' * 200_000}\n", "x.yaml", {})
+    assert (document.value["a"], document.value["b"]) == (sixties, "12:30")
+    assert [problem.line for problem in document.problems] == [3, 4]
+
+
+REDIS = 'uri: "redis://h:1", stream: s'
+
+
+@pytest.mark.parametrize(
+    ("changed", "path", "says"),
+    [
+        ("sinks: [{type: console, config: {id: a, send_timeout: 5s}}]", "send_timeout", "unknown field"),
+        ("sinks: [{type: files, config: {id: a, path: x, batch_timeout: 5s}}]", "batch_timeout", "unknown field"),
+        (
+            "sinks: [{type: spark, config: {id: a, format: delta, connect_timeout: 5s}}]",
+            "connect_timeout",
+            "unknown field",
+        ),
+        (f"sinks: [{{type: redis, config: {{id: a, {REDIS}, spool: {{max_bytes: 5}}}}}}]", "spool", "required: false"),
+        ("batch: {max_bytes: 5}", "batch.max_bytes", "it takes max_events"),
+        (
+            "source: {type: files, config: {path: x, format: json}}\n  batch: {max_events: 5}",
+            "max_events",
+            "it takes max_bytes",
+        ),
+        (
+            "source: {type: spark, config: {format: rate}}\n  batch: {max_events: 5}",
+            "max_events",
+            "maxOffsetsPerTrigger",
+        ),
+        (
+            "source: {type: files, config: {path: x, format: json, max_files: 1}}\n  batch: {max_bytes: 5}",
+            "max_files",
+            "one bound",
+        ),
+    ],
+)
+def test_what_the_chosen_part_cannot_honour_is_refused(changed: str, path: str, says: str) -> None:
+    parts = {
+        "source": "source: {type: generator, config: {rows: 1}}",
+        "sinks": f"sinks: [{{type: redis, config: {{id: a, {REDIS}}}}}]",
+    }
+    parts = {name: text for name, text in parts.items() if f"{name}:" not in changed}
+    body = "\n  ".join([*parts.values(), changed])
+    text = f"apiVersion: millstream/v1\nkind: Pipeline\nmetadata: {{name: n}}\nspec:\n  {body}\n"
+    with pytest.raises(SpecRefused) as refused:
+        parse_pipeline(text)
+    [problem] = refused.value.problems
+    assert path in problem.path
+    assert says in problem.message

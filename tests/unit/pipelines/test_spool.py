@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream.pipelines.spool import Spool
+from millstream.pipelines.errors import SpoolDamaged
+from millstream.pipelines.spool import Spool, rows_of
 
 
-def fill(path: str) -> None:
+def fill(path: str) -> int:
     Path(path).mkdir()
     (Path(path) / "part-0.parquet").write_bytes(b"x" * 100)
+    (Path(path) / "_SUCCESS").touch()
+    return 7
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_a_replayed_batch_is_not_stored_twice_nor_after_its_delivery(spool: Spoo
 
 
 def test_a_half_written_batch_does_not_count(spool: Spool) -> None:
-    def dies(path: str) -> None:
+    def dies(path: str) -> int:
         fill(path)
         raise OSError("disk")
 
@@ -97,3 +100,35 @@ def test_no_mark_is_taken_back(spool: Spool) -> None:
     spool.drop_oldest()
     spool.done(1)  # the deliverer, which had begun before the spool was full
     assert spool.delivered() == 2
+
+
+def test_a_batch_that_nobody_called_complete_is_not_stored(spool: Spool) -> None:
+    def half(path: str) -> int:
+        fill(path)
+        (Path(path) / "_SUCCESS").unlink()
+        return 7
+
+    with pytest.raises(SpoolDamaged, match="complete"):
+        spool.put(1, half)
+    assert list(spool.directory.iterdir()) == []
+
+
+def test_a_batch_that_lost_its_files_is_damaged_and_not_empty(spool: Spool) -> None:
+    """What is not there would be delivered without an error, and forgotten."""
+    spool.put(1, fill)
+    spool.put(2, fill)
+    first, second = spool.directory / f"{1:020d}", spool.directory / f"{2:020d}"
+    assert rows_of(first) == 7
+    (first / "part-0.parquet").unlink()
+    with pytest.raises(SpoolDamaged, match="not all there"):
+        rows_of(first)
+    (second / "_rows").write_text("")
+    with pytest.raises(SpoolDamaged, match="how many rows"):
+        rows_of(second)
+    (second / "_rows").unlink()
+    assert rows_of(second) is None, "0.1.0 did not write it"
+
+
+def test_a_disk_that_others_need_too_is_full_before_its_last_byte(tmp_path: Path) -> None:
+    assert not Spool(tmp_path / "a", 10**9, min_free=0).full()
+    assert Spool(tmp_path / "b", 10**9, min_free=1 << 62).full()

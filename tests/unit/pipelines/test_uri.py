@@ -9,7 +9,7 @@ from specs import pipeline, planned, redis_sink
 
 from millstream.pipelines.errors import SpecRefused
 from millstream.pipelines.fingerprint import fingerprint
-from millstream.pipelines.plan import describe, plan
+from millstream.pipelines.plan import describe, make_plan
 from millstream.pipelines.spec.load import parse_pipeline
 from millstream.pipelines.spec.uri import shown, without_secrets
 
@@ -53,7 +53,7 @@ def test_nobody_sees_a_password(uri: str, people: str, compared: str) -> None:
 
 def test_another_password_is_the_same_place() -> None:
     def digests(uri: str) -> Any:
-        return fingerprint(plan(pipeline(source={"type": "redis", "config": {"uri": uri, "stream": "in"}})))
+        return fingerprint(make_plan(pipeline(source={"type": "redis", "config": {"uri": uri, "stream": "in"}})))
 
     assert digests("redis://h?password=a") == digests("redis://h?password=b")
     assert digests("redis://:a@b@h") == digests("redis://:c@h")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from millstream.spark.caps import undelivered
+from millstream.spark.errors import TaskUnheard
 from millstream.spark.writer import Written, told_to_driver
 
 
@@ -33,9 +34,14 @@ def test_where_a_group_has_not_counted_its_lag_tells_and_without_it_nobody_knows
 
 def test_the_driver_tells_what_all_tasks_dropped(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, "millstream.spark"):
-        told_to_driver([Written(0, 10, 10, 0, 4), None, Written(1, 10, 7, 3, 5)], "batch 7")
+        told_to_driver([Written(0, 10, 10, 0, 4), Written(1, 10, 7, 3, 5)], "batch 7")
     texts = [record.getMessage() for record in caplog.records]
     assert texts == [
         "batch 7: 3 rows were there already and were not added again",
         "batch 7: the hard cap (maxlen, minid) took 9 entries before a group had read them",
     ]
+
+
+def test_a_write_is_not_committed_while_a_task_has_not_said_what_it_wrote():
+    with pytest.raises(TaskUnheard, match="1 task"):
+        told_to_driver([Written(0, 10, 10, 0, 0), None], "batch 7")

@@ -4,9 +4,10 @@ import pyarrow as pa
 import pytest
 
 from millstream.broker.steps.once import Digest
+from millstream.errors import PayloadTooLarge
 from millstream.spark.bulk import UniformRows
 from millstream.spark.delivery import WriteIdentity, streaming_identity
-from millstream.spark.entries import mapping_for, pieces
+from millstream.spark.entries import mapping_for, pieces, refuse_oversize
 from millstream.spark.errors import InvalidOption, NoWriteIdentity, UnusableRow
 from millstream.spark.options import sink_options
 from millstream.wire.resp import pack
@@ -166,3 +167,23 @@ def test_a_streaming_write_without_ids_never_falls_back():
     for query, batch in ((None, "1"), ("q", None), ("", "")):
         with pytest.raises(NoWriteIdentity, match="txnAppId"):
             streaming_identity(query, batch, "sink", 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "size"),
+    [
+        ({"value": binary(b"x", b"y" * 90)}, 95),
+        ({"a": binary(b"x" * 2000, b""), "b": binary(b"", b"y" * 3000)}, 3002),
+        ({"a": texts("x" * 90, None), "b": texts(None, "y")}, 91),
+        ({"fields": maps({"a": "x" * 50, "b": "y" * 50}, {"c": "z"})}, 102),
+    ],
+)
+def test_a_row_above_the_limit_of_an_entry_is_refused_before_any_is_written(table, size: int):
+    batch = pa.RecordBatch.from_pydict(table)
+    [piece] = pieces(
+        mapping_for(batch.schema, sink_options({"url": "redis://h", "stream": "s"}, streaming=False)), batch
+    )
+    refuse_oversize(piece, size)
+    with pytest.raises(PayloadTooLarge) as refused:
+        refuse_oversize(piece, size - 1)
+    assert (refused.value.size, refused.value.limit) == (size, size - 1)

@@ -1,6 +1,6 @@
 """The next batch, planned over a made-up server."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
@@ -20,6 +20,15 @@ class MadeUp:
         self.max_deleted = dict.fromkeys(streams, EntryId(0))
         self.names: list[str] = list(streams)
         self.pages = 0
+        self.life = dict.fromkeys(streams, 0)
+
+    def make_anew(self, name: str, *ids: int) -> None:
+        """Deleted, and filled again."""
+        del self.held[name]
+        self.added[name] = 0
+        self.max_deleted[name] = EntryId(0)
+        self.life[name] += 1
+        self.add(name, *ids)
 
     def add(self, name: str, *ids: int) -> None:
         self.held.setdefault(name, []).extend(EntryId(ms) for ms in ids)
@@ -45,6 +54,13 @@ class MadeUp:
         first = Entry(held[0], {}) if held else None
         deleted = self.max_deleted[name]
         return StreamInfo(name, len(held), self.last[name], self.added[name], deleted, EntryId(0), 0, first, None)
+
+    def witnesses(self, places: Mapping[str, EntryId]) -> dict[str, str | None]:
+        """What an entry holds differs from one life of its stream to the next."""
+        return {
+            name: f"{at} of life {self.life.get(name)}" if at in self.held[name] else None
+            for name, at in places.items()
+        }
 
     def cuts(self, stream: str, after: EntryId, upto: EntryId, parts: int) -> tuple[EntryId, ...]:
         inside = [each for each in self.held[stream] if after < each < upto]
@@ -217,3 +233,59 @@ def test_where_a_user_may_begin():
     assert start('{"a": "7-0"}') == StreamPosition(EntryId(7), None)
     assert start('{"a": "99-0"}') == StreamPosition(EntryId(99), None)
     assert first_offset(MadeUp(), options(), "latest").streams == {}
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        (1, 2, 3, 4, 5, 6, 7, 8),  # the same ids and more of them: the last one that was read holds something else
+        (1, 2, 4, 5, 6, 7, 8),  # the last one that was read is missing, and nobody has deleted it
+        (4, 5, 6, 7, 8, 9),  # all behind what was read, as the clock gives them; more than were read
+        (4, 5),
+    ],
+)
+@pytest.mark.parametrize("max_rows", [None, 3])
+def test_a_stream_made_anew_with_overlapping_ids_is_data_loss_and_is_read_from_its_beginning(ids, max_rows):
+    server, gaps = MadeUp(a=[1, 2, 3]), []
+    start = following(server, first_offset(server, options(), "earliest"), max_rows)
+    assert rows_of(server, first_offset(server, options(), "earliest"), start) == [1, 2, 3]
+    server.make_anew("a", *ids)
+    again, told = Offset.from_json(start.to_json()), gaps.append
+    end = next_offset(server, options(), again, max_rows=max_rows, target=None, on_gap=lambda *gap: told(gap))
+    [(stream, gap)] = gaps
+    assert (stream, gap.recreated) == ("a", True)
+    assert "made anew" in gap.explanation
+    assert rows_of(server, start, end) == list(ids)[:max_rows]
+
+
+def test_what_was_read_may_be_trimmed_or_deleted_without_being_taken_for_another_stream():
+    for change in ("trim", "delete"):
+        server = MadeUp(a=[1, 2, 3])
+        start = following(server, first_offset(server, options(), "earliest"))
+        server.add("a", 4, 5)
+        if change == "trim":
+            server.trim("a", 4)
+        else:
+            server.held["a"].remove(EntryId(3))
+            server.max_deleted["a"] = EntryId(3)
+        assert rows_of(server, start, following(server, start)) == [4, 5]
+
+
+def test_an_offset_of_the_version_before_has_no_witness_and_is_believed():
+    server = MadeUp(a=[1, 2, 3, 4])
+    old = Offset.from_json({"version": 1, "partitions": 1, "streams": {"a": {"id": "2-0", "added": 2}}})
+    assert rows_of(server, old, following(server, old)) == [3, 4]
+
+
+def test_streams_that_are_not_split_keep_their_order_and_share_the_tasks():
+    server = MadeUp(a=list(range(1, 101)), b=list(range(1, 11)))
+    given = {"subscribe": "a,b", "splitStreams": "false", "minPartitions": "8"}
+    start = first_offset(server, options(**given), "earliest")
+    for max_rows in (None, 60):
+        end = following(server, start, max_rows, **given)
+        packed = pack(ranges(start, end), end.partitions)
+        assert [len(one) for one in packed] == [1, 1], "a range for each stream, each in a task of its own"
+    alone = {"splitStreams": "false", "minPartitions": "8"}
+    server = MadeUp(a=list(range(1, 101)))
+    end = following(server, first_offset(server, options(**alone), "earliest"), 60, **alone)
+    assert (end.partitions, end.streams["a"].splits) == (1, ())

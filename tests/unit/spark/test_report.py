@@ -5,14 +5,15 @@ import pytest
 
 from millstream.spark.entries import mapping_for
 from millstream.spark.errors import InvalidOption
+from millstream.spark.fan_out import Meter
 from millstream.spark.options import sink_options
-from millstream.spark.report import Measured, Meter, read, tell, total
+from millstream.spark.report import Delivered, read_report, total, write_report
 
 
-def measured(table: dict[str, pa.Array], **given: str) -> list[Measured]:
+def measured(table: dict[str, pa.Array], **given: str) -> list[Delivered]:
     batch = pa.RecordBatch.from_arrays(list(table.values()), names=list(table))
     options = sink_options({"url": "redis://h", "stream": "s", "report": "r", **given}, streaming=False)
-    seen: list[Measured] = []
+    seen: list[Delivered] = []
     meter = Meter(batch.schema, mapping_for(batch.schema, options), options.time_column)
     parts = [batch.slice(0, 1), batch.slice(1)]
     assert list(meter.over(parts, seen)) == parts
@@ -21,7 +22,7 @@ def measured(table: dict[str, pa.Array], **given: str) -> list[Measured]:
 
 def test_rows_bytes_and_times_of_each_batch():
     table = {"event": pa.array(["ä", "b", None]), "at": pa.array([5, None, 3], pa.int64())}
-    assert measured(table, timeColumn="at") == [Measured(1, 2, 5, 5), Measured(2, 1, 3, 3)]
+    assert measured(table, timeColumn="at") == [Delivered(1, 2, 5, 5), Delivered(2, 1, 3, 3)]
 
 
 def test_bytes_are_those_of_the_value_wherever_it_comes_from():
@@ -32,11 +33,11 @@ def test_bytes_are_those_of_the_value_wherever_it_comes_from():
 
 
 def test_parts_add_up_and_times_may_be_absent(tmp_path):
-    parts = [Measured(2, 10, 5, 9), Measured(), Measured(1, 1, None, None), Measured(3, 0, 7, 11)]
-    assert total(parts) == Measured(6, 11, 5, 11)
-    assert total([]) == Measured(0, 0, None, None)
-    tell(str(tmp_path / "report"), parts)
-    assert read(str(tmp_path / "report")) == Measured(6, 11, 5, 11)
+    parts = [Delivered(2, 10, 5, 9), Delivered(), Delivered(1, 1, None, None), Delivered(3, 0, 7, 11)]
+    assert total(parts) == Delivered(6, 11, 5, 11)
+    assert total([]) == Delivered(0, 0, None, None)
+    write_report(str(tmp_path / "report"), parts)
+    assert read_report(str(tmp_path / "report")) == Delivered(6, 11, 5, 11)
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 

@@ -43,6 +43,7 @@ class Aggregate(Processor):
     kind = "stateful"
     reorders = True
     renames = True
+    makes_events = True
     window: Annotated[Duration, Field(ge=1)]
     slide: Annotated[Duration, Field(ge=1)] | None = None
     watermark: Duration = 10_000
@@ -58,6 +59,9 @@ class Aggregate(Processor):
                 "aggregate", "{names}: this name is used twice", {"names": ", ".join(sorted(twice))}
             )
         return self
+
+    def watermark_ms(self) -> int | None:
+        return self.watermark
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F

@@ -28,6 +28,9 @@ class Deduplicate(Processor):
     def can_fail(self) -> bool:
         return self.keys != ["id"]
 
+    def watermark_ms(self) -> int | None:
+        return self.watermark
+
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.processors.predicates import Condition
-from millstream.pipelines.processors.processor import Processor, ProcessorStage
+from millstream.pipelines.processors.processor import Fields, Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty, Part
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ def _table_matches(globs: list[str]) -> Column:
 
 class Filter(Processor, Match):
     type: Literal["filter"]
+
+    def fields_after(self, known: Fields) -> Fields | None:
+        exact = {table.rpartition(".")[2] for table in self.tables}
+        narrowed = {table: fields for table, fields in known.items() if table in exact}
+        return narrowed or known
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Kind = Literal["stateless", "stateful", "per batch"]
+Fields = Mapping[str, frozenset[str]]
+"""What is known before anything runs: the fields of each table's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,16 @@ class ProcessorStage:
 
 
 class Processor(Part):
-    """``kind`` decides where it may stand; ``reorders`` that rows have no stable order after it; ``renames`` that
-    the events' fields may have other names after it, so that templates cannot be checked beforehand."""
+    """``kind`` decides where it may stand; ``reorders``: rows have no stable order after it; ``renames``: the events'
+    fields may have other names after it; ``makes_events``: what leaves it are new events with ids of their own, so that
+    no dead letter can be sent through it again; ``names_streams``: a sink without a stream uses the one that it names.
+    """
 
     kind: ClassVar[Kind] = "stateless"
     reorders: ClassVar[bool] = False
     renames: ClassVar[bool] = False
+    makes_events: ClassVar[bool] = False
+    names_streams: ClassVar[bool] = False
     id: Name | None = None
 
     @property
@@ -45,4 +52,24 @@ class Processor(Part):
 
     def can_fail(self) -> bool:
         """Whether an event can leave this processor as a dead letter."""
+        return False
+
+    def watermark_ms(self) -> int | None:
+        """How late an event may come; None for a processor that keeps no state."""
+        return None
+
+    def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Where templates stand in its settings, and what they are."""
+        yield from ()
+
+    def fields_after(self, known: Fields) -> Fields | None:
+        """Of the fields that are known before it, those that are after it; None where they cannot be known."""
+        return None if self.renames else known
+
+    def problems_before_start(self) -> Iterator[str]:
+        """What stands in the way of a start, found without Spark."""
+        yield from ()
+
+    def quoted_in(self, text: str) -> bool:
+        """Whether an error of Spark's quotes this processor's own words: then it is the one that failed."""
         return False

@@ -7,6 +7,7 @@ It runs on the executors, so it must be importable there, and it must be a pure 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +32,14 @@ class Python(Processor):
     renames = True
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
     on_error: Literal["dead_letter", "stop"] = "dead_letter"
+
+    def problems_before_start(self) -> Iterator[str]:
+        try:
+            found = importlib.util.find_spec(self.function.partition(":")[0]) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            yield f"{self.function} cannot be found; put its module on PYTHONPATH, here and on executors"
 
     def can_fail(self) -> bool:
         return True

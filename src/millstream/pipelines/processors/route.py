@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -25,8 +26,15 @@ class RouteByRule(Processor):
     """An event that no rule matches keeps the sink's own stream, or gets ``default`` where one is given."""
 
     type: Literal["route"]
+    names_streams = True
     rules: Annotated[list[Rule], Field(min_length=1)]
     default: TemplateText | None = None
+
+    def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        for index, rule in enumerate(self.rules):
+            yield ("rules", index, "stream"), rule.stream
+        if self.default is not None:
+            yield ("default",), self.default
 
     def can_fail(self) -> bool:
         targets = [rule.stream for rule in self.rules] + ([self.default] if self.default else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _SHOWN = ("id", "key", "name", "db", "schema", "table", "op", "before", "after", "ts_ms", "stream")
+
+_SQL_CONTEXT = re.compile(r"^== SQL[^\n]*==\n(.+?)(?:^\s*\^|\Z)", re.M | re.S)
+"""The piece of SQL that Spark shows with its error."""
 
 
 class Sql(Processor):
@@ -29,6 +33,10 @@ class Sql(Processor):
     renames = True
     query: NonEmpty
     row_schema: NonEmpty | None = Field(None, alias="schema")
+
+    def quoted_in(self, text: str) -> bool:
+        lines = [line.strip() for found in _SQL_CONTEXT.findall(text) for line in found.splitlines()]
+        return any(line and line in self.query for line in lines)
 
     def can_fail(self) -> bool:
         return True

@@ -1,15 +1,23 @@
-"""Sinks: each a file, each a part of the spec that takes batches. To add one, list it here."""
+"""Sinks: each a file, each a part of the spec that takes batches and answers for itself. To add one, list it here."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
+from millstream.pipelines.sinks.sink import Delivery, Sink, SinkConfig, Write
+from millstream.pipelines.spec.part import classes, one_of
 
-from millstream.pipelines.sinks.console import ConsoleSink
-from millstream.pipelines.sinks.files import FilesSink
-from millstream.pipelines.sinks.redis import RedisSink
-from millstream.pipelines.sinks.sink import Delivery, Sink, Write
-from millstream.pipelines.sinks.spark import SparkSink
+SINKS = classes(
+    __name__,
+    (
+        "redis.RedisSink",
+        "files.FilesSink",
+        "console.ConsoleSink",
+        "spark.SparkSink",
+    ),
+)
 
-AnySink = Annotated[RedisSink | FilesSink | ConsoleSink | SparkSink, Field(discriminator="type")]
+if TYPE_CHECKING:
+    AnySink = Sink
+else:
+    AnySink = one_of(SINKS)
 
-__all__ = ["AnySink", "ConsoleSink", "Delivery", "FilesSink", "RedisSink", "Sink", "SparkSink", "Write"]
+__all__ = ["SINKS", "AnySink", "Delivery", "Sink", "SinkConfig", "Write"]

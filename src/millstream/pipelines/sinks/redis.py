@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.errors import InvalidArgument
@@ -19,13 +20,19 @@ from millstream.model import Durability
 from millstream.pipelines.envelopes import AnyEnvelope, Native
 from millstream.pipelines.envelopes.envelope import members, plain, quoted, quoting
 from millstream.pipelines.events import fail_where
-from millstream.pipelines.sinks.sink import TIME, Delivered, Sink, SinkConfig, Write
+from millstream.pipelines.sinks.sink import TIME, Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText
-from millstream.pipelines.spec.uri import RedisUri
+from millstream.pipelines.spec.uri import RedisAddress, RedisUri, no_second_password
 from millstream.pipelines.templates import Template
+from millstream.spark import Delivered, read_report
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from millstream.pipelines.spec.pipeline import PipelineSpec
+
+_CHUNK = 5_000
+"""Rows of a spooled batch that are read at once."""
 
 
 def _durability(text: str) -> str:
@@ -43,9 +50,11 @@ def _as_text(value: Any) -> Any:
 class RedisSinkConfig(SinkConfig):
     """``stream`` is a template, strict: an event without its fields is a dead letter. ``key`` and ``headers`` are
     templates too, lenient. Without ``stream``, a route processor must name one. ``maxlen`` is a hard cap; ``~`` before
-    the number trims whole nodes only, which is cheaper."""
+    the number trims whole nodes only, which is cheaper. ``password_file`` is read where it is used: by the driver, and
+    by every executor."""
 
     uri: RedisUri = Field(repr=False)
+    password_file: NonEmpty | None = None
     stream: TemplateText | None = None
     envelope: AnyEnvelope = Native()
     key: TemplateText | None = None
@@ -53,12 +62,42 @@ class RedisSinkConfig(SinkConfig):
     maxlen: Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^~?[0-9]{1,18}$")] | None = None
     durability: Annotated[str, AfterValidator(_durability)] | None = None
     event_id_window: Duration = 86_400_000
+    send_timeout: Annotated[Duration, Field(ge=100)] = 5_000
+    batch_timeout: Annotated[Duration, Field(ge=100)] = 30_000
+    connect_timeout: Annotated[Duration, Field(ge=100)] = 10_000
+
+    @model_validator(mode="after")
+    def _one_password(self) -> RedisSinkConfig:
+        no_second_password(self.uri, self.password_file)
+        return self
+
+    @property
+    def address(self) -> RedisAddress:
+        return RedisAddress(self.uri, self.password_file)
 
 
 class RedisSink(Sink):
     type: Literal["redis"]
     config: RedisSinkConfig
     counts = True
+
+    def addresses(self) -> Iterator[RedisAddress]:
+        yield self.config.address
+
+    def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        for name, text in (("stream", self.config.stream), ("key", self.config.key)):
+            if text is not None:
+                yield ("config", name), text
+        for name, text in self.config.headers.items():
+            yield ("config", "headers", name), text
+
+    def misfits(self, spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        yield from super().misfits(spec)
+        if self.config.stream is None and not any(processor.names_streams for processor in spec.processors):
+            yield (
+                ("config", "stream"),
+                "this is missing and must be given, unless a route processor names the streams",
+            )
 
     def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         stream = self._stream(tenant)
@@ -99,8 +138,6 @@ class RedisSink(Sink):
         return json.dumps([made, given, None if self._constant() is not None else self.config.stream], sort_keys=True)
 
     def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> Delivered:
-        from millstream.spark.report import read
-
         if write.delivery == "exactly_once_by_event_id":
             # The column that decides is no field of the entry; the id is to be one as well.
             rows = rows.withColumn("_event_id", rows["id"])
@@ -113,19 +150,26 @@ class RedisSink(Sink):
         with tempfile.TemporaryDirectory(prefix="millstream-") as scratch:
             report = f"{scratch}/report.json"
             rows.write.format("redis_streams").mode("append").options(**options, report=report).save()
-            return Delivered(*read(report))
+            return read_report(report)
 
     def probe(self) -> None:
-        from millstream import open_blocking_broker
-
-        with open_blocking_broker(self.config.uri, deadline_ms=self.config.connect_timeout) as broker:
+        with self.config.address.open(deadline_ms=self.config.connect_timeout) as broker:
             broker.ping()
 
     def deliver(self, session: SparkSession, directory: Path, write: Write) -> Delivered:
-        """From the driver, without Spark: a sink that is slow or gone must not hold executors that others need."""
-        from millstream.pipelines.sinks.redis_delivery import deliver
+        """From the driver, without Spark: a sink that is slow or gone must not hold executors that others need.
 
-        return deliver(self.config, self._constant(), directory, write)
+        The files do not change between tries, so position and digest identify rows whatever plan made them.
+        """
+        import pyarrow.dataset as ds
+
+        from millstream.spark import write_here
+
+        rows = ds.dataset(sorted(map(str, directory.glob("*.parquet"))), format="parquet")
+        options = self._place(write) | self._common(replace(write, delivery="exactly_once"))
+        return write_here(
+            options, rows.schema, rows.to_batches(batch_size=_CHUNK, use_threads=False), partition="spool"
+        )
 
     def _constant(self) -> str | None:
         """The stream, where all events go to one."""
@@ -173,7 +217,7 @@ class RedisSink(Sink):
         """Where the rows go, and how."""
         c = self.config
         options = {
-            "url": write.address(c.uri),
+            **write.secrets.options(c.address),
             "sinkId": write.sink,
             "deadlineMs": str(c.batch_timeout),
             "connectTimeoutMs": str(c.connect_timeout),

@@ -3,18 +3,21 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
-
-from pydantic import Field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from millstream.pipelines.processors.filter import Match
-from millstream.pipelines.spec.part import Duration, Name, Part, Size
+from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.spec.part import Name, Part, Size
+from millstream.pipelines.spec.uri import RedisAddress
+from millstream.spark import Delivered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from millstream.pipelines.spec.pipeline import PipelineSpec
 
 Delivery = Literal["exactly_once", "exactly_once_by_event_id"]
 
@@ -27,36 +30,25 @@ class Write:
     version: int
     sink: str
     delivery: Delivery = "exactly_once"
-    addresses: dict[str, str] = field(default_factory=dict)
-
-    def address(self, uri: str) -> str:
-        return self.addresses.get(uri, uri)
+    secrets: SecretFiles = field(default_factory=SecretFiles)
 
 
-class Delivered(NamedTuple):
-    """What a sink got: ``bytes`` are those of the events' text, as ``text_bytes`` counts them."""
-
-    rows: int
-    bytes: int
-    oldest: int | None = None
-    """The least of the events' times, where the rows come with them (``TIME``)."""
-    newest: int | None = None
-
-
-NOTHING = Delivered(0, 0)
+NOTHING = Delivered()
 
 TIME = "_event_ts_ms"
 """The column beside a sink's rows that holds the event's time; no sink writes it."""
 
 
 class Spooling(Part):
-    """Where an optional sink's batches wait: on disk, under the checkpoint, up to ``max_bytes``.
+    """Where an optional sink's batches wait: on disk, under the checkpoint, up to ``max_bytes``, and as long as the
+    disk has ``min_free`` left.
 
     ``overflow`` when it is full: ``drop_oldest`` loses what waited longest, loudly and counted; ``block`` makes the
     pipeline wait, as a required sink would.
     """
 
     max_bytes: Size = 1 << 30
+    min_free: Size = 64 << 20
     overflow: Literal["drop_oldest", "block"] = "drop_oldest"
 
 
@@ -66,9 +58,6 @@ class SinkConfig(Part):
     id: Name
     required: bool = True
     spool: Spooling = Spooling()
-    send_timeout: Annotated[Duration, Field(ge=100)] = 5_000
-    batch_timeout: Annotated[Duration, Field(ge=100)] = 30_000
-    connect_timeout: Annotated[Duration, Field(ge=100)] = 10_000
 
 
 class Sink(Part):
@@ -78,7 +67,22 @@ class Sink(Part):
     idempotent: ClassVar[bool] = True
     looks: ClassVar[bool] = False
     counts: ClassVar[bool] = False
+    type: str
+    config: SinkConfig
     filter: Match | None = None
+
+    def addresses(self) -> Iterator[RedisAddress]:
+        """The Redis servers that it connects to: their passwords are kept from Spark, and dead letters may go there."""
+        yield from ()
+
+    def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Where templates stand in its settings, and what they are."""
+        yield from ()
+
+    def misfits(self, spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """What of its settings the rest of the spec makes impossible or useless: where it stands, and why."""
+        if "spool" in self.config.model_fields_set and (self.config.required or spec.commit_policy == "all"):
+            yield ("config", "spool"), "this sink gates the checkpoint and has no spool; give required: false, or none"
 
     def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
         """The events, none of which failed, as the rows that this sink writes; ``keep`` are columns of the event to

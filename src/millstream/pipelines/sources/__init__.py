@@ -1,15 +1,23 @@
 """Sources: each a file, each a part of the spec that opens as a frame of events. To add one, list it here."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from millstream.pipelines.sources.files import FilesSource
-from millstream.pipelines.sources.generator import GeneratorSource
-from millstream.pipelines.sources.redis import RedisSource
 from millstream.pipelines.sources.source import Opening, Source
-from millstream.pipelines.sources.spark import SparkSource
+from millstream.pipelines.spec.part import classes, one_of
 
-AnySource = Annotated[RedisSource | FilesSource | GeneratorSource | SparkSource, Field(discriminator="type")]
+SOURCES = classes(
+    __name__,
+    (
+        "redis.RedisSource",
+        "files.FilesSource",
+        "generator.GeneratorSource",
+        "spark.SparkSource",
+    ),
+)
 
-__all__ = ["AnySource", "FilesSource", "GeneratorSource", "Opening", "RedisSource", "Source", "SparkSource"]
+if TYPE_CHECKING:
+    AnySource = Source
+else:
+    AnySource = one_of(SOURCES)
+
+__all__ = ["SOURCES", "AnySource", "Opening", "Source"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -13,6 +14,8 @@ from millstream.pipelines.spec.part import NonEmpty, Text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from millstream.pipelines.spec.pipeline import PipelineSpec
 
 
 def _ddl(text: str) -> str:
@@ -43,6 +46,15 @@ class FilesSource(Source):
     type: Literal["files"]
     config: FilesConfig
     reorders = True
+    bounds = frozenset({"max_bytes"})
+
+    def misfits(self, spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        yield from super().misfits(spec)
+        if self.config.max_files is not None and spec.batch.max_bytes is not None:
+            yield (
+                ("source", "config", "max_files"),
+                "Spark takes one bound: give this or batch.max_bytes",
+            )
 
     def ids(self) -> Ids:
         return "unique" if self.config.format == "parquet" else "repeat in a batch"

@@ -57,6 +57,9 @@ class GeneratorSource(Source):
         plain = ("id", "key", "name", "db", "table", "op")
         return event_frame(tell(numbers, self.config.seed), columns, plain=plain)
 
+    def order(self) -> str | None:
+        return "the rows' own" if self.config.partitions == 1 else None
+
     def can_fail(self) -> bool:
         return False
 

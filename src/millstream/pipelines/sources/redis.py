@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.envelopes import Format, Position, read_documents
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
-from millstream.pipelines.spec.part import NonEmpty
-from millstream.pipelines.spec.uri import RedisUri, without_secrets
+from millstream.pipelines.spec.part import Duration, NonEmpty
+from millstream.pipelines.spec.uri import RedisAddress, RedisUri, no_second_password, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,9 +24,13 @@ _IMPATIENT = {"deadlineMs": "1000", "connectTimeoutMs": "1000", "answerTimeoutMs
 
 class RedisSourceConfig(SourceConfig):
     """``field`` holds the document; an entry without it is a row of its own fields. ``group`` is the pipeline's name
-    unless told otherwise, so that lag and retention see the pipeline; ``false`` publishes no progress."""
+    unless told otherwise, so that lag and retention see the pipeline; ``false`` publishes no progress. Streams are not
+    cut, so that their order is kept, unless ``partitions`` asks for more tasks than there are streams.
+    ``connect_timeout`` and ``send_timeout`` are for one connection and one answer, ``batch_timeout`` for how long a
+    question is repeated on other connections; then ``retry`` of the spec decides."""
 
     uri: RedisUri = Field(repr=False)
+    password_file: NonEmpty | None = None
     stream: NonEmpty | None = None
     streams: list[NonEmpty] = Field(default_factory=list)
     pattern: NonEmpty | None = None
@@ -37,9 +42,13 @@ class RedisSourceConfig(SourceConfig):
     event_id: Literal["position", "payload"] = "position"
     fail_on_data_loss: bool = True
     partitions: Annotated[int, Field(ge=1, le=1000)] | None = None
+    send_timeout: Annotated[Duration, Field(ge=100)] = 5_000
+    batch_timeout: Annotated[Duration, Field(ge=100)] = 60_000
+    connect_timeout: Annotated[Duration, Field(ge=100)] = 5_000
 
     @model_validator(mode="after")
     def _one_choice(self) -> RedisSourceConfig:
+        no_second_password(self.uri, self.password_file)
         if sum((self.stream is not None, bool(self.streams), self.pattern is not None)) != 1:
             raise PydanticCustomError("streams", "give exactly one of stream, streams and pattern")
         return self
@@ -48,17 +57,27 @@ class RedisSourceConfig(SourceConfig):
     def names(self) -> list[str]:
         return [self.stream] if self.stream is not None else self.streams
 
+    @property
+    def address(self) -> RedisAddress:
+        return RedisAddress(self.uri, self.password_file)
+
 
 class RedisSource(Source):
     type: Literal["redis"]
     config: RedisSourceConfig
+
+    def addresses(self) -> Iterator[RedisAddress]:
+        yield self.config.address
+
+    def order(self) -> str | None:
+        return "each stream's own" if self.config.partitions in (None, 1) else None
 
     def open(self, session: SparkSession, opening: Opening) -> DataFrame:
         reader = session.readStream.format("redis_streams").options(**self._options(opening))
         return self.understood(reader.load())
 
     def behind(self, opening: Opening, finished: Any) -> int | None:
-        from millstream.spark.progress import backlog
+        from millstream.spark import backlog
 
         return backlog(self._options(opening) | _IMPATIENT, finished)
 
@@ -86,10 +105,14 @@ class RedisSource(Source):
         c = self.config
         group = opening.pipeline if c.group is None else c.group
         options = {
-            "url": opening.address(c.uri),
+            **opening.secrets.options(c.address),
+            "deadlineMs": str(c.batch_timeout),
+            "connectTimeoutMs": str(c.connect_timeout),
+            "answerTimeoutMs": str(c.send_timeout),
             "startingOffsets": c.start if isinstance(c.start, str) else json.dumps(c.start),
             "maxOffsetsPerTrigger": str(opening.max_events),
             "minPartitions": str(c.partitions or opening.partitions),
+            "splitStreams": "true" if self.order() is None else "false",
             "valueField": c.field,
             "failOnDataLoss": str(c.fail_on_data_loss).lower(),
         }

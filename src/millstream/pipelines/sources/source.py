@@ -5,30 +5,32 @@ Here database change sources will come in: one more class with these methods, li
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from millstream.pipelines.secret_files import SecretFiles
 from millstream.pipelines.spec.part import Name, Part
+from millstream.pipelines.spec.uri import RedisAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from millstream.pipelines.spec.pipeline import PipelineSpec
 
 Ids = Literal["unique", "repeat in a batch", "repeat"]
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a source is told when it opens. ``address`` turns a URI into what may be shown in a plan (no password)."""
+    """What a source is told when it opens. ``partitions`` is how many tasks run at once."""
 
     pipeline: str
     tenant: str
     max_events: int
     max_bytes: int | None = None
     partitions: int = 2
-    addresses: dict[str, str] | None = None
-
-    def address(self, uri: str) -> str:
-        return (self.addresses or {}).get(uri, uri)
+    secrets: SecretFiles = field(default_factory=SecretFiles)
 
 
 class SourceConfig(Part):
@@ -38,9 +40,31 @@ class SourceConfig(Part):
 
 
 class Source(Part):
-    """``reorders``: a replay, or a restart on another cluster, may cut or order rows differently."""
+    """``reorders``: a replay, or a restart on another cluster, may cut or order rows differently. ``bounds``: which of
+    the settings ``batch.max_events`` and ``batch.max_bytes`` it can honour."""
 
     reorders: ClassVar[bool] = False
+    bounds: ClassVar[frozenset[str]] = frozenset({"max_events"})
+    type: str
+    config: SourceConfig
+
+    def addresses(self) -> Iterator[RedisAddress]:
+        """The Redis servers that it connects to: their passwords are kept from Spark, and dead letters may go there."""
+        yield from ()
+
+    def misfits(self, spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """What of the spec this source cannot honour: where it stands, and why."""
+        for name in sorted({"max_events", "max_bytes"} & spec.batch.model_fields_set - self.bounds):
+            able = f"it takes {', '.join(sorted(self.bounds))}" if self.bounds else self.other_bounds()
+            yield ("batch", name), f"a source of type {self.type} cannot bound a batch by this; {able}"
+
+    def other_bounds(self) -> str:
+        """What bounds a batch instead, for a source that honours neither setting."""
+        return "leave it out"
+
+    def order(self) -> str | None:
+        """Whether rows reach a sink's stream in the source's order: how far they do; None where they may not."""
+        return None
 
     def open(self, session: SparkSession, opening: Opening) -> DataFrame:
         raise AssertionError("every source has its own")

@@ -35,6 +35,10 @@ class SparkSource(Source):
     type: Literal["spark"]
     config: SparkConfig
     reorders = True
+    bounds = frozenset()
+
+    def other_bounds(self) -> str:
+        return "use the format's own options, such as maxOffsetsPerTrigger or maxFilesPerTrigger"
 
     def ids(self) -> Ids:
         return "unique" if self.config.event_id or self.config.format == "kafka" else "repeat"

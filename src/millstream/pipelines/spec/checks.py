@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from millstream.pipelines.errors import Problem
-from millstream.pipelines.processors import Aggregate, Deduplicate, Filter, RouteByRule
-from millstream.pipelines.sinks import RedisSink
+from millstream.pipelines.processors import PROCESSORS, Processor
+from millstream.pipelines.processors.processor import Fields
 from millstream.pipelines.spec.document import Document, Path
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.templates import Template
 
-STATEFUL = ("deduplicate", "aggregate")
-PER_BATCH = ("sql", "python")
 
-
-def order_problems(kinds: Sequence[object]) -> list[tuple[int, str]]:
+def order_problems(types: Sequence[object]) -> list[tuple[int, str]]:
+    """In which order processors may stand, by their types alone: over plain values, before anything is validated."""
     problems: list[tuple[int, str]] = []
     per_batch: str | None = None
-    aggregated = False
-    for index, kind in enumerate(kinds):
-        if kind in STATEFUL and per_batch is not None:
+    windows = False
+    for index, type_ in enumerate(types):
+        found = PROCESSORS.get(type_) if isinstance(type_, str) else None
+        if found is None or not issubclass(found, Processor):
+            continue  # said already: such a type is unknown
+        if found.kind == "stateful" and per_batch is not None:
             why = (
-                f"{kind} cannot stand after {per_batch}: {per_batch} runs inside each batch, and {kind} keeps state "
-                f"over batches, which Spark does before a batch begins. Put {kind} first."
+                f"{type_} cannot stand after {per_batch}: {per_batch} runs inside each batch, and {type_} keeps state "
+                f"over batches, which Spark does before a batch begins. Put {type_} first."
             )
             problems.append((index, why))
-        elif kind in STATEFUL and aggregated:
+        elif found.kind == "stateful" and windows:
             why = (
-                f"{kind} cannot stand after aggregate: a window's event leaves when the watermark has passed it, so "
-                f"everything that follows would find it late. Put {kind} first, or use a second pipeline."
+                f"{type_} cannot stand after aggregate: a window's event leaves when the watermark has passed it, so "
+                f"everything that follows would find it late. Put {type_} first, or use a second pipeline."
             )
             problems.append((index, why))
-        if kind in PER_BATCH:
-            per_batch = str(kind)
-        aggregated = aggregated or kind == "aggregate"
+        if found.kind == "per batch":
+            per_batch = str(type_)
+        windows = windows or found.makes_events
     return problems
 
 
@@ -65,17 +66,18 @@ def _dicts(values: Any) -> list[dict[str, Any]]:
 
 
 def check_typed(document: Document, pipeline: Pipeline) -> None:
-    _check_streams(document, pipeline)
+    _check_parts(document, pipeline)
     _check_templates(document, pipeline)
     _check_names(document, pipeline)
 
 
-def _check_streams(document: Document, pipeline: Pipeline) -> None:
-    routed = any(isinstance(processor, RouteByRule) for processor in pipeline.spec.processors)
+def _check_parts(document: Document, pipeline: Pipeline) -> None:
+    """What the parts themselves find wrong with the rest of the spec."""
+    for path, message in pipeline.spec.source.misfits(pipeline.spec):
+        document.report(("spec", *path), message)
     for index, sink in enumerate(pipeline.spec.sinks):
-        if isinstance(sink, RedisSink) and sink.config.stream is None and not routed:
-            message = "this is missing and must be given, unless a route processor names the streams"
-            document.report(("spec", "sinks", index, "config", "stream"), message)
+        for path, message in sink.misfits(pipeline.spec):
+            document.report(("spec", "sinks", index, *path), message)
 
 
 def _check_names(document: Document, pipeline: Pipeline) -> None:
@@ -91,38 +93,21 @@ def _check_names(document: Document, pipeline: Pipeline) -> None:
 def _check_templates(document: Document, pipeline: Pipeline) -> None:
     """Where the source's fields are known, a field that no table has cannot be meant. Processors that rename end
     what is known; a filter by table narrows it."""
-    known = pipeline.spec.source.fields()
+    known: Fields | None = pipeline.spec.source.fields()
     for index, processor in enumerate(pipeline.spec.processors):
         if known is None:
             return
-        for path, text in _processor_texts(processor):
+        for path, text in processor.templates():
             _check_text(document, ("spec", "processors", index, *path), text, known)
-        if processor.renames or isinstance(processor, Aggregate | Deduplicate):
-            known = known if isinstance(processor, Deduplicate) else None
-        elif isinstance(processor, Filter) and processor.tables:
-            exact = {table.rpartition(".")[2] for table in processor.tables}
-            narrowed = {table: fields for table, fields in known.items() if table in exact}
-            known = narrowed or known
+        known = processor.fields_after(known)
     if known is None:
         return
     for index, sink in enumerate(pipeline.spec.sinks):
-        if isinstance(sink, RedisSink):
-            texts: list[tuple[Path, str | None]] = [(("stream",), sink.config.stream), (("key",), sink.config.key)]
-            texts += [(("headers", name), text) for name, text in sink.config.headers.items()]
-            for path, maybe in texts:
-                if maybe is not None:
-                    _check_text(document, ("spec", "sinks", index, "config", *path), maybe, known)
+        for path, text in sink.templates():
+            _check_text(document, ("spec", "sinks", index, *path), text, known)
 
 
-def _processor_texts(processor: Any) -> Iterator[tuple[Path, str]]:
-    if isinstance(processor, RouteByRule):
-        for index, rule in enumerate(processor.rules):
-            yield ("rules", index, "stream"), rule.stream
-        if processor.default is not None:
-            yield ("default",), processor.default
-
-
-def _check_text(document: Document, path: Path, text: str, known: dict[str, frozenset[str]]) -> None:
+def _check_text(document: Document, path: Path, text: str, known: Fields) -> None:
     every = sorted(frozenset().union(*known.values()))
     for reference in Template.parse(text).references():
         if reference.root in ("before", "after", "row") and reference.field.partition(".")[0] not in every:

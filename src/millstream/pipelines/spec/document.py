@@ -46,6 +46,7 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+MAX_NUMBER = 100
 
 Path = tuple[str | int, ...]
 
@@ -159,7 +160,8 @@ class _Reader:
         if kind not in plain:
             self._document.report(path, f"the tag {node.tag} is not allowed; write a plain value")
             return None
-        if kind in ("str", "timestamp"):
+        # YAML 1.1 reads 1:30 as a number to the base of 60, which takes the square of its length; 1.2 and we as text.
+        if kind in ("str", "timestamp") or (kind in ("int", "float") and ":" in node.value):
             text, missing = expand(node.value, self._environ)
             if text != node.value:
                 self._document.from_environment.add(path)
@@ -168,6 +170,9 @@ class _Reader:
                     path, f"the environment variable {name} is not set (${{{name}:-default}} gives one)"
                 )
             return text
+        if len(node.value) > MAX_NUMBER:
+            self._document.report(path, f"this {kind} is longer than {MAX_NUMBER} characters; write text in quotes")
+            return None
         try:
             return self._scalars.construct_object(node)
         except (ValueError, yaml.YAMLError):

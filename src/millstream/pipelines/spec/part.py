@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, Union, get_args
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +30,19 @@ class Part(BaseModel):
     """A closed, frozen model: a field that it does not know is an error, never ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def classes(package: str, names: Sequence[str]) -> dict[str, type[Part]]:
+    """The classes of a list such as ``("redis.RedisSink", ...)``, each by what the spec calls it: its ``type``."""
+    found = [
+        getattr(import_module(f"{package}.{module}"), name) for module, _, name in (n.partition(".") for n in names)
+    ]
+    return {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in found}
+
+
+def one_of(kinds: Mapping[str, type[Part]]) -> Any:
+    """A field of the spec whose ``type`` chooses among these classes."""
+    return Annotated[Union[tuple(kinds.values())], Field(discriminator="type")]  # noqa: UP007  # made at run time
 
 
 def _duration_ms(value: Any) -> int:

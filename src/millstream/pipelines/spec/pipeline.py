@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from millstream.model.backoff import Backoff
 from millstream.pipelines.processors import AnyProcessor
 from millstream.pipelines.sinks import AnySink
 from millstream.pipelines.sources import AnySource
 from millstream.pipelines.spec.part import BareDuration, Duration, Name, NonEmpty, Part, Size, Text
-from millstream.pipelines.spec.uri import RedisUri
+from millstream.pipelines.spec.uri import RedisUri, no_second_password
 
 
 class Metadata(Part):
@@ -29,13 +31,22 @@ class BatchSettings(Part):
 
 
 class RetrySettings(Part):
-    """How a sink that gates the checkpoint is tried again: until it succeeds, or until ``deadline``."""
+    """How the source, and a sink that gates the checkpoint, are tried again: until they answer, or until ``deadline``;
+    with ``deadline: none`` for ever."""
 
     initial: Annotated[Duration, Field(ge=1)] = 100
     max: Annotated[Duration, Field(ge=1)] = 10_000
     multiplier: Annotated[float, Field(ge=1)] = 2.0
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.2
-    deadline: Duration = 600_000
+    deadline: Duration | Literal["none"] = 600_000
+
+    @property
+    def backoff(self) -> Backoff:
+        return Backoff(self.initial, self.multiplier, self.max, self.jitter)
+
+    def over(self, elapsed_ms: float) -> bool:
+        """Whether it is too late to try again after so long."""
+        return self.deadline != "none" and elapsed_ms > self.deadline
 
 
 class DeadLetterSettings(Part):
@@ -45,16 +56,38 @@ class DeadLetterSettings(Part):
 
     enabled: bool = True
     uri: RedisUri | None = Field(default=None, repr=False)
+    password_file: NonEmpty | None = None
     stream: NonEmpty | None = None
     max_entries: Annotated[int, Field(ge=1)] = 10_000
     max_age: Annotated[Duration, Field(ge=1)] = 7 * 86_400_000
     overflow: Literal["drop_oldest", "reject", "block"] = "drop_oldest"
 
+    @model_validator(mode="after")
+    def _one_password(self) -> DeadLetterSettings:
+        no_second_password(self.uri, self.password_file)
+        if self.password_file is not None and self.uri is None:
+            raise PydanticCustomError("uri", "password_file needs the uri that it belongs to")
+        return self
+
+
+def _directory(path: str) -> str:
+    """A place with a scheme would silently become a directory of that name on this machine."""
+    scheme, found, rest = path.partition("://")
+    if not found:
+        return path
+    if scheme.lower() == "file" and rest.startswith("/"):
+        return rest
+    why = (
+        f"{scheme}:// cannot hold a checkpoint: spools and the spec's fingerprint are files. Give a directory, on a "
+        "cluster one that all hosts have mounted at the same path"
+    )
+    raise PydanticCustomError("checkpoint", "{why}", {"why": why})
+
 
 class CheckpointSettings(Part):
     """A local directory, or one that driver and executors share. By default ``checkpoints/<name>``."""
 
-    path: NonEmpty | None = None
+    path: Annotated[NonEmpty, AfterValidator(_directory)] | None = None
 
 
 class SparkSettings(Part):

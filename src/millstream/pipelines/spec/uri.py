@@ -1,17 +1,24 @@
-"""Addresses in a spec: checked early, and never shown with their password."""
+"""Addresses in a spec: checked early, never shown with their password, and handed to Spark without it."""
 
 from __future__ import annotations
 
+import logging
 import re
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from millstream.broker.links.addresses import redacted, target_of
-from millstream.errors import InvalidArgument
+from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 
+if TYPE_CHECKING:
+    from millstream import BlockingBroker
+
+log = logging.getLogger("millstream.pipelines")
+_PING_MS = 2_000
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 # Greedy: a password may hold an @ that nobody quoted.
 _USERINFO = re.compile(r"(?<=://)[^/?#]*@")
@@ -35,6 +42,43 @@ def _checked(text: str) -> str:
 
 
 RedisUri = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "string", "format": "uri"})]
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A Redis that a spec names. ``password_file`` holds its password, and is read by every process that connects."""
+
+    uri: str
+    password_file: str | None = None
+
+    def open(self, **settings: Any) -> BlockingBroker:
+        """A broker for this process. Close it."""
+        from millstream import open_blocking_broker
+        from millstream.spark import Address
+
+        return open_blocking_broker(Address(self.uri, password_file=self.password_file).resolve(), **settings)
+
+    def refusal(self) -> str | None:
+        """Why this address will never work; None where it does, or may yet."""
+        try:
+            with self.open(deadline_ms=_PING_MS) as broker:
+                broker.ping()
+        except (AuthenticationFailed, PermissionDenied, InvalidArgument) as error:
+            return f"{self}: {type(error).__name__}: {error}"
+        except MillstreamError as error:
+            log.warning("%s does not answer yet: %s", self, error)
+        return None
+
+    def __str__(self) -> str:
+        return shown(self.uri)
+
+    def __repr__(self) -> str:
+        return f"RedisAddress({shown(self.uri)!r})"
+
+
+def no_second_password(uri: str | None, password_file: str | None) -> None:
+    if uri is not None and password_file is not None and urlsplit(uri).password is not None:
+        raise PydanticCustomError("uri", "give the password in the uri or in password_file, not in both")
 
 
 def without_secrets(uri: str) -> str:
