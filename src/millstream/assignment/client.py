@@ -16,7 +16,7 @@ from millstream.assignment.leases import Token
 from millstream.assignment.member import AssignmentMember, BeforeRelease, release_at_once
 from millstream.assignment.notifications import Notification, StreamAdded, StreamDisowned, StreamExpired
 from millstream.assignment.settings import Settings, default_member
-from millstream.broker.broker import Broker
+from millstream.broker import Broker
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import EntryId, Observer
 from millstream.model.backoff import Backoff

@@ -35,8 +35,8 @@ from millstream.assignment.notifications import (
 from millstream.assignment.placement import Member as Row
 from millstream.assignment.placement import living, targets
 from millstream.assignment.settings import Settings
+from millstream.broker import Broker
 from millstream.broker import leases as lease_steps
-from millstream.broker.broker import Broker
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import Entry, EntryId, Observer, PendingEntry, quiet
 from millstream.wire.names import to_name

@@ -10,8 +10,7 @@ from millstream.assignment.errors import MalformedAnnouncement
 from millstream.assignment.leases import OwnerRecord
 from millstream.assignment.member import NOBODY
 from millstream.assignment.placement import Member, living
-from millstream.broker import leases
-from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker import BlockingBroker, leases
 from millstream.errors import MillstreamError, NoSuchStream
 from millstream.model import EntryId
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from millstream.assignment.announcement import Announcement, balancer_stream
 from millstream.assignment.errors import MalformedAnnouncement
-from millstream.broker.broker import Broker
+from millstream.broker import Broker
 from millstream.errors import InvalidArgument
 from millstream.messaging import Message, Publisher
 from millstream.model import EntryId

@@ -16,7 +16,7 @@ from millstream.assignment.leases import Token
 from millstream.assignment.notifications import StreamAdded, StreamDisowned, StreamTerminated
 from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.settings import Settings
-from millstream.broker.broker import Broker
+from millstream.broker import Broker
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging import Handler, Subscriber
 from millstream.model import Observer

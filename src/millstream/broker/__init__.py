@@ -2,42 +2,129 @@
 
 In: calls with plain Python values. Out: the values of ``model/``, or typed errors.
 Never a second implementation of a command: both APIs and all links run the same conversations.
+Other rooms import from here, and from nowhere else in this room: ``tests/house/test_doors.py`` holds the list.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.broker import Broker
+from millstream.broker.bulk import InBulk, Joined
 from millstream.broker.context import Context
+from millstream.broker.drivers import run_async
+from millstream.broker.failures import code_of, typed
+from millstream.broker.gc_pause import gc_paused
 from millstream.broker.keys import beside
-from millstream.broker.limits import Limits
+from millstream.broker.limits import DEFAULT_LIMITS, ROW_WORDS, Limits
+from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
 from millstream.broker.open import open_blocking_broker, open_broker
-from millstream.broker.operations.info import GroupSurvey, StreamSurvey, server_setting, server_version, survey
+from millstream.broker.operations.answers import mapping
+from millstream.broker.operations.arguments import Fields, Id, field_words
+from millstream.broker.operations.info import (
+    GroupSurvey,
+    StreamSurvey,
+    server_setting,
+    server_version,
+    stream_info,
+    survey,
+)
 from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
-from millstream.broker.steps.once import Appended, BlockingOnceWriter, Digest, OnceWriter, RowsMissing
-from millstream.broker.steps.script import Guard
+from millstream.broker.steps.once import (
+    Appended,
+    BatchWriter,
+    BlockingOnceWriter,
+    Digest,
+    Once,
+    OnceAt,
+    OnceWriter,
+    RowsMissing,
+)
+from millstream.broker.steps.recovery import Swept
+from millstream.broker.steps.retention import Retained, keep_short
+from millstream.broker.steps.script import Guard, script
+from millstream.broker.steps.settle import Output, Settled, shares_slot
+from millstream.broker.together import together
+
+if TYPE_CHECKING:
+    from millstream.broker.embedded import Embedded, Turn
+    from millstream.broker.links.addresses import redacted, target_of
+    from millstream.broker.links.engine_blocking import BlockingEngineLink
+    from millstream.broker.migration import migrate
+
+_LATER = {
+    "Embedded": "embedded",
+    "Turn": "embedded",
+    "redacted": "links.addresses",
+    "target_of": "links.addresses",
+    "BlockingEngineLink": "links.engine_blocking",
+    "migrate": "migration",
+}
+"""What needs the engine, or a client of Redis: loaded when somebody asks for it."""
 
 __all__ = [
+    "DEFAULT_LIMITS",
+    "ROW_WORDS",
     "Appended",
+    "BatchWriter",
     "BlockingBroker",
+    "BlockingEngineLink",
+    "BlockingLink",
+    "BlockingListener",
     "BlockingOnceWriter",
     "Broker",
     "Context",
     "Digest",
+    "Embedded",
+    "Fields",
     "GroupSurvey",
     "Guard",
+    "Id",
+    "InBulk",
+    "Joined",
     "Limits",
+    "Link",
+    "Listener",
+    "Once",
+    "OnceAt",
     "OnceWriter",
+    "Output",
+    "Retained",
     "RowsMissing",
+    "Settled",
     "StreamSurvey",
+    "Swept",
+    "Turn",
     "beside",
+    "code_of",
     "delayed",
+    "field_words",
+    "gc_paused",
     "groups",
+    "keep_short",
     "leases",
+    "mapping",
+    "migrate",
     "open_blocking_broker",
     "open_broker",
     "recovery",
+    "redacted",
     "retention",
+    "run_async",
+    "script",
     "server_setting",
     "server_version",
     "settle",
+    "shares_slot",
+    "stream_info",
     "survey",
+    "target_of",
+    "together",
+    "typed",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

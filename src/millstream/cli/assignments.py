@@ -9,7 +9,7 @@ import typer
 
 from millstream.assignment.announcement import Announcement, balancer_stream
 from millstream.assignment.operator import announce_stream, assignments, force_release
-from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.format import duration, named, printable
 from millstream.cli.lookup import opened, typed

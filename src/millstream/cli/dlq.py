@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from millstream.broker.open import open_broker
+from millstream.broker import open_broker
 from millstream.cli import show
 from millstream.cli.exit_codes import FAILED
 from millstream.cli.format import age, named, printable

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.broker import survey
-from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker import BlockingBroker, survey
 from millstream.cli import show
 from millstream.cli.format import age, count_of, entries, named
 from millstream.cli.lookup import need_group, opened, streams_found

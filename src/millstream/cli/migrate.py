@@ -26,7 +26,7 @@ def command(
     Keys that exist in the target are refused before anything is written. Afterwards lengths, counters, groups, pending
     lists and every entry are compared.
     """
-    from millstream.broker.migrate import migrate
+    from millstream.broker import migrate
 
     began = time.monotonic()
     with _Bar(shown=output is OutputKind.table and sys.stderr.isatty()) as bar:

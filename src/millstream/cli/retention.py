@@ -10,9 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream.broker import retention
-from millstream.broker.broker import Broker
-from millstream.broker.open import open_broker
+from millstream.broker import Broker, open_broker, retention
 from millstream.cli import show
 from millstream.cli.exit_codes import FAILED
 from millstream.cli.format import duration, size

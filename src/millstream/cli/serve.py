@@ -34,7 +34,7 @@ def command(
     quiet: Annotated[bool, typer.Option(help="Print nothing but warnings.")] = False,
 ) -> None:
     """Serve an embedded broker to redis-cli and any Redis client."""
-    from millstream.broker.embedded import Embedded
+    from millstream.broker import Embedded
     from millstream.server import Server, ServerLimits
     from millstream.server.descriptors import make_room_for
 
@@ -67,7 +67,7 @@ def _say(line: str) -> None:
 
 
 def _greeting(host: str, port: int, embedded: object, guarded: bool) -> str:
-    from millstream.broker.embedded import Embedded
+    from millstream.broker import Embedded
 
     assert isinstance(embedded, Embedded)
     keys = sum(len(database.values) for database in embedded.engine.databases)

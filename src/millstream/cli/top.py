@@ -11,8 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millstream.broker import survey
-from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker import BlockingBroker, survey
 from millstream.cli import show
 from millstream.cli.format import count_of, duration, printable, size
 from millstream.cli.lookup import opened

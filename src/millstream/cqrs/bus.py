@@ -22,7 +22,7 @@ from millstream.messaging.settings import check_topic
 from millstream.model.units import Seconds
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 
 TopicOf = Callable[[str], str]

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.keys import beside
+from millstream.broker import BlockingBroker, beside
 from millstream.demo.stage import results, topics
 from millstream.model import Entry, EntryId
 

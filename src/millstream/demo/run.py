@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.keys import beside
-from millstream.broker.open import open_blocking_broker
+from millstream.broker import BlockingBroker, beside, open_blocking_broker
 from millstream.demo.ledger import Ledger, count
 from millstream.demo.stage import GROUP, POISON, Stage, results, topics
 from millstream.errors import MillstreamError

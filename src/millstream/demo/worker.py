@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TextIO
 
-from millstream.broker.open import open_broker
+from millstream.broker import open_broker
 from millstream.demo.stage import GROUP, POISON, results, topics
 from millstream.messaging import Backoff, Message, Subscriber, run_until_signalled
 

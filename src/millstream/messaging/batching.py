@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.broker.drivers import run_async
-from millstream.broker.steps.once import BatchWriter, RowsMissing
+from millstream.broker import BatchWriter, RowsMissing, run_async
 from millstream.errors import MillstreamError
 from millstream.messaging.outage import Outage
 from millstream.model import Backoff, Durability, EntryId
 from millstream.model.clock import monotonic_ms
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 FORGET_AFTER_MS = 3_600_000
 """A publisher that was silent for an hour is forgotten: no retry of its last batch can come that late."""

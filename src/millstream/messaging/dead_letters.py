@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableSequence,
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from millstream.broker.keys import beside
+from millstream.broker import beside
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
 from millstream.messaging.burial import Burial, marked, original, read_burial
 from millstream.messaging.middleware.throttle import Pace
@@ -23,7 +23,7 @@ from millstream.model import MAX_ID, MIN_ID, Entry, EntryId
 from millstream.wire.names import to_name
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")

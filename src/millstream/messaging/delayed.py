@@ -12,7 +12,7 @@ from millstream.messaging.burial import text_of
 from millstream.model.clock import monotonic_ms
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 log = logging.getLogger(__name__)
 

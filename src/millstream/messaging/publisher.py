@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakSet
 
-from millstream.broker import delayed
-from millstream.broker.limits import ROW_WORDS
+from millstream.broker import ROW_WORDS, delayed
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.batching import Ids, Line, Row
 from millstream.messaging.codecs import Codec
@@ -29,7 +28,7 @@ from millstream.messaging.settings import check_topic
 from millstream.model import Durability, EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 DAY_MS = 24 * 3600 * 1000
 MAX_LINES = 1000

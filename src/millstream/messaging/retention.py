@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from millstream.broker import retention
-from millstream.broker.steps.retention.call import Retained
+from millstream.broker import Retained, retention
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.burial import text_of
 from millstream.model import EntryId, GroupInfo, Observer
 from millstream.model.units import Seconds, parse_duration_ms, parse_size_bytes, seconds
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 log = logging.getLogger("millstream.retention")
 

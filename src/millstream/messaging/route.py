@@ -25,7 +25,7 @@ from millstream.messaging.subscriber import Subscriber
 from millstream.model import EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 
 class DuplicateRoute(MillstreamError):

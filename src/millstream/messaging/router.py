@@ -25,7 +25,7 @@ from millstream.model import EntryId
 from millstream.model.units import Seconds, seconds
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from millstream.broker import server_setting, server_version
-from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker import BlockingBroker, server_setting, server_version
 from millstream.errors import MillstreamError, PermissionDenied
 from millstream.observe.findings import Finding, Severity
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.keys import beside
+from millstream.broker import BlockingBroker, beside
 from millstream.errors import NoSuchStream, PermissionDenied
 from millstream.model import ConsumerInfo, GroupInfo, StreamInfo
 from millstream.observe.findings import Finding, Severity

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from millstream.broker.broker import Broker
+from millstream.broker import Broker
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.observe.labels import label
 

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 
-from millstream.broker.broker import Broker
+from millstream.broker import Broker
 from millstream.errors import InvalidArgument
 from millstream.messaging.handler import Middleware
 from millstream.messaging.middleware.metrics import metrics

@@ -15,9 +15,7 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from millstream.broker import survey
-from millstream.broker.broker import Broker
-from millstream.broker.operations.info import GroupSurvey, StreamSurvey
+from millstream.broker import Broker, GroupSurvey, StreamSurvey, survey
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import ConsumerInfo, GroupInfo
 from millstream.observe.labels import label

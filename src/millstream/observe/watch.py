@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from millstream.broker.operations.info import GroupSurvey, StreamSurvey
+from millstream.broker import GroupSurvey, StreamSurvey
 
 FIRST_TIME_MS = 1_000_000_000_000
 """Ids below this (September 2001) are no times, and have no age."""

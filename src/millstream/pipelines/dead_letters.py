@@ -18,7 +18,7 @@ from millstream.spark import read_report
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from millstream.broker.blocking_broker import BlockingBroker
+    from millstream.broker import BlockingBroker
 
 log = logging.getLogger("millstream.pipelines")
 _SHOWN = 20

@@ -15,9 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.embedded import Embedded
-from millstream.broker.links.engine_blocking import BlockingEngineLink
+from millstream.broker import BlockingBroker, BlockingEngineLink, Embedded
 from millstream.errors import BrokerClosed, InvalidArgument
 from millstream.server.info import add_to_info
 from millstream.server.limits import ServerLimits

@@ -15,7 +15,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final
 
-from millstream.broker.embedded import Embedded, Turn
+from millstream.broker import Embedded, Turn
 from millstream.engine.blocking import BLOCKED
 from millstream.server.connection import Connection, address_of
 from millstream.server.limits import ServerLimits

@@ -11,14 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.broker.bulk import InBulk, Joined
-from millstream.broker.context import Context
-from millstream.broker.failures import code_of, typed
-from millstream.broker.keys import beside
-from millstream.broker.limits import ROW_WORDS
-from millstream.broker.steps.once import Once
-from millstream.broker.steps.retention.call import added
-from millstream.broker.steps.script import script
+from millstream.broker import ROW_WORDS, Context, InBulk, Joined, Once, beside, code_of, keep_short, script, typed
 from millstream.spark.errors import RowsMiscounted
 from millstream.wire.commands import Args, Batch, Conversation
 from millstream.wire.replies import ErrorReply
@@ -173,7 +166,7 @@ class BulkOnce(Once):
                 todo = todo[known:]
         new = len(rows) - skipped
         if new and context.max_stream_len is not None:
-            yield from added(context, self._stream, new)
+            yield from keep_short(context, self._stream, new)
         return new, skipped
 
     def _send(self, rows: UniformRows) -> Conversation[tuple[list[Any], Any]]:

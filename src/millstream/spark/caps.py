@@ -10,10 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.failures import typed
-from millstream.broker.keys import beside
-from millstream.broker.operations.answers import mapping
+from millstream.broker import BlockingBroker, beside, mapping, typed
 from millstream.errors import InvalidArgument, NoSuchStream, PermissionDenied
 from millstream.model import TrimPolicy
 from millstream.wire.commands import Args, Batch

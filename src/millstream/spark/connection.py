@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.limits import DEFAULT_LIMITS, Limits
-from millstream.broker.links.addresses import redacted
-from millstream.broker.open import open_blocking_broker
+from millstream.broker import DEFAULT_LIMITS, BlockingBroker, Limits, open_blocking_broker, redacted
 from millstream.errors import AuthenticationFailed, BrokerUnavailable
 from millstream.spark.errors import InvalidOption
 

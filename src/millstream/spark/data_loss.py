@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import uuid4
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.failures import typed
-from millstream.broker.keys import beside
-from millstream.broker.operations.answers import mapping
+from millstream.broker import BlockingBroker, beside, mapping, typed
 from millstream.errors import InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import EntryId, StreamInfo
 from millstream.spark.offsets import StreamPosition

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.steps.once import Digest, OnceAt
+from millstream.broker import BlockingBroker, Digest, OnceAt
 from millstream.model import EntryId
 from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.spark.entries import Piece

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker import BlockingBroker
 from millstream.spark.caps import cap
 from millstream.spark.connection import broker_at
 from millstream.spark.delivery import (

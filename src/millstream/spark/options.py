@@ -70,7 +70,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from millstream.broker.limits import DEFAULT_LIMITS
+from millstream.broker import DEFAULT_LIMITS
 from millstream.errors import InvalidArgument
 from millstream.model import Durability, EntryId, TrimPolicy
 from millstream.spark.connection import Address, address_from

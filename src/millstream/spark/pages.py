@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.failures import typed
+from millstream.broker import BlockingBroker, typed
 from millstream.model import EntryId
 from millstream.spark.data_loss import Gap, gap_after
 from millstream.spark.offsets import Range, StreamPosition

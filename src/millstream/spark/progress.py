@@ -7,8 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.broker import groups
-from millstream.broker.blocking_broker import BlockingBroker
+from millstream.broker import BlockingBroker, groups
 from millstream.model import MIN_ID
 from millstream.spark import plan
 from millstream.spark.connection import reached_broker

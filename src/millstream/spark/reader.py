@@ -14,8 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.gc_pause import gc_paused
+from millstream.broker import BlockingBroker, gc_paused
 from millstream.spark import data_loss, plan
 from millstream.spark.connection import broker_at, reached_broker
 from millstream.spark.data_loss import Gap

@@ -8,10 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from millstream.broker.blocking_broker import BlockingBroker
-from millstream.broker.context import Context
-from millstream.broker.failures import typed
-from millstream.broker.operations.info import stream_info
+from millstream.broker import BlockingBroker, Context, stream_info, typed
 from millstream.errors import NoSuchStream
 from millstream.model import EntryId, StreamInfo
 from millstream.spark import splits

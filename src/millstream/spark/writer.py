@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from millstream.broker.gc_pause import gc_paused
+from millstream.broker import gc_paused
 from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for
 from millstream.spark.errors import TaskUnheard

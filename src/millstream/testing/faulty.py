@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
+from millstream.broker import BlockingLink, BlockingListener, Link, Listener
 from millstream.errors import BrokerUnavailable
 from millstream.wire.commands import Batch, Command
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from millstream.broker.embedded import Embedded
+from millstream.broker import Embedded
 from millstream.server import Server
 
 

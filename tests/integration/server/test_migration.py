@@ -11,7 +11,7 @@ from histories import make_history, picture
 
 from millstream.broker import migrate as migration
 from millstream.broker.embedded import Embedded
-from millstream.broker.migrate import KeysExist, MigrationFailed, migrate
+from millstream.broker.migration import KeysExist, MigrationFailed, migrate
 from millstream.errors import DirectoryLocked, InvalidArgument
 
 

@@ -31,7 +31,7 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.operations.durability import Wanted, durability_of, send_durably
 from millstream.broker.steps.leases.call import fenced_write
-from millstream.broker.steps.retention.call import added
+from millstream.broker.steps.retention.call import keep_short
 from millstream.errors import DurabilityUnavailable, InvalidArgument, MillstreamError, OutOfMemory, PayloadTooLarge
 from millstream.model.entries import Entry
 from millstream.model.entry_id import EntryId
@@ -66,7 +66,7 @@ def xadd(
     if reply is None:
         return None  # type: ignore[return-value]  # only with create=False: typed as the common case, where it cannot be
     if context.max_stream_len is not None:
-        yield from added(context, command.key, 1)  # type: ignore[arg-type]  # it has a key
+        yield from keep_short(context, command.key, 1)  # type: ignore[arg-type]  # it has a key
     return entry_id(reply)
 
 
@@ -137,7 +137,7 @@ def xadd_many(
     if unconfirmed is not None:
         raise _with_ids(unconfirmed, ids)
     if context.max_stream_len is not None:
-        yield from added(context, key, len(ids))
+        yield from keep_short(context, key, len(ids))
     return ids
 
 

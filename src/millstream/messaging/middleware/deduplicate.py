@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from millstream.broker.keys import beside
+from millstream.broker import beside
 from millstream.errors import InvalidArgument
 from millstream.messaging.burial import OF
 from millstream.messaging.handler import Handler, Middleware, Output

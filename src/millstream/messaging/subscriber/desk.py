@@ -16,7 +16,7 @@ from millstream.messaging.subscriber.probation import Probation
 from millstream.model import MIN_ID, EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 log = logging.getLogger(__name__)
 

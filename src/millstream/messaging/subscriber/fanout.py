@@ -23,7 +23,7 @@ from millstream.model import MIN_ID, Entry, EntryId
 from millstream.model.clock import monotonic_ms
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
-from millstream.broker import delayed, recovery, settle
-from millstream.broker.steps.settle.call import Settled
+from millstream.broker import Settled, delayed, recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.desk import Desk

@@ -7,8 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from millstream.broker import groups
-from millstream.broker.steps.settle.call import Settled
+from millstream.broker import Settled, groups
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.desk import Desk

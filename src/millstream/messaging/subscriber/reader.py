@@ -8,8 +8,7 @@ import asyncio
 import logging
 import time
 
-from millstream.broker import recovery
-from millstream.broker.steps.recovery import Swept
+from millstream.broker import Swept, recovery
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
 from millstream.messaging.subscriber.desk import Desk
 from millstream.messaging.subscriber.intake import Intake

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import Any
 
-from millstream.broker import settle
-from millstream.broker.steps.settle.call import Output, Settled, shares_slot
+from millstream.broker import Output, Settled, settle, shares_slot
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe
 from millstream.messaging.message import Message

@@ -27,7 +27,7 @@ from millstream.messaging.subscriber.subscription import Subscription
 from millstream.model import Backoff, EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 
 class _OwnGroup:

@@ -28,7 +28,7 @@ from millstream.messaging.supervision import keep_running
 from millstream.model import EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker import Broker
 
 log = logging.getLogger(__name__)
 

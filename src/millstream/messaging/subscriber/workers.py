@@ -13,8 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from millstream.broker.limits import ROW_WORDS
-from millstream.broker.operations.arguments import field_words
+from millstream.broker import ROW_WORDS, field_words
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.burial import text_of
 from millstream.messaging.errors import HandlerCancelled

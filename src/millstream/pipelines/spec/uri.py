@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from millstream.broker.links.addresses import redacted, target_of
+from millstream.broker import redacted, target_of
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from millstream.broker.operations.arguments import (
     pairs,
 )
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
-from millstream.broker.steps.retention.call import added
+from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument
 from millstream.wire.commands import Conversation
@@ -61,5 +61,5 @@ def publish_due(
     argv = (count_word(limit, "limit"), count_word(remember_ms, "remember_ms"))
     reply = yield from run_script(script("later_move"), keys, argv)
     if reply[0] and context.max_stream_len is not None:
-        yield from added(context, key, len(reply[0]))
+        yield from keep_short(context, key, len(reply[0]))
     return len(reply[0]), None if reply[1] < 0 else int(reply[1])

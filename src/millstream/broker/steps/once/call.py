@@ -22,7 +22,7 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
 from millstream.broker.steps.once.digest import UNKNOWN, WEEK_MS, Appended, Digest, RowsMissing
-from millstream.broker.steps.retention.call import added
+from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
 from millstream.errors import IdTooSmall, InvalidArgument, NonDeterministicReplay, StaleWriter
 from millstream.model.entry_id import EntryId
@@ -138,7 +138,7 @@ class BatchWriter(Writer):
         if reply[0] == b"OK" and len(reply) == len(rows) + 1:
             appended = Appended([*entry_ids(reply[1:])], len(rows), 0)
             if context.max_stream_len is not None:
-                yield from added(context, self._stream, len(rows))
+                yield from keep_short(context, self._stream, len(rows))
         else:
             last = self._proved(reply, len(rows), token)
             appended = Appended([*[None] * (len(rows) - 1), last], 0, len(rows))
@@ -227,7 +227,7 @@ class Once(Writer):
                 todo = todo[skipped_now:]
         new = len(rows) - skipped
         if new and context.max_stream_len is not None:
-            yield from added(context, self._stream, new)
+            yield from keep_short(context, self._stream, new)
         return Appended(ids, new, skipped)
 
     def finish(self, context: Context) -> Conversation[None]:

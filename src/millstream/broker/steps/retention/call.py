@@ -154,7 +154,7 @@ def trim_safely(
     return gone
 
 
-def added(context: Context, key: bytes, count: int) -> Conversation[None]:
+def keep_short(context: Context, key: bytes, count: int) -> Conversation[None]:
     """Counts what was added, and trims when enough has come together: at the first add, then each tenth of the limit.
 
     The first add counts, so that writers which live for a few entries keep a stream short too.

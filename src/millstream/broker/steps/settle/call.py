@@ -25,7 +25,7 @@ from millstream.broker.operations.arguments import (
     pairs,
     sequence,
 )
-from millstream.broker.steps.retention.call import added
+from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument
 from millstream.model.entry_id import EntryId
@@ -226,7 +226,7 @@ def ack_with_outputs(
     reply = yield from run_script(script("settle_outputs"), (key, *targets), argv, repeatable=True, guard=context.guard)
     if context.max_stream_len is not None:
         for target, count in written.items():
-            yield from added(context, target, count)
+            yield from keep_short(context, target, count)
     return [None if ids is None else entry_ids(ids) for ids in reply]
 
 

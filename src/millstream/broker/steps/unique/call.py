@@ -12,7 +12,7 @@ from millstream.broker.operations.arguments import Fields, Name, count_word, fie
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
 from millstream.broker.steps.once.call import chunks
 from millstream.broker.steps.once.digest import Appended
-from millstream.broker.steps.retention.call import added
+from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument
 from millstream.model.entry_id import EntryId
@@ -53,5 +53,5 @@ def append_unique(
         ids += [entry_id(raw) if raw else None for raw in reply]
     new = len(ids) - ids.count(None)
     if new and context.max_stream_len is not None:
-        yield from added(context, key, new)
+        yield from keep_short(context, key, new)
     return Appended(ids, new, len(ids) - new)

@@ -1,0 +1,51 @@
+"""Rooms have doors: others import from a room's ``__init__`` alone, and it exports what others use, nothing else."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "millstream"
+DOORS = ["broker"]
+"""The rooms that are entered through their doors alone."""
+FOR_USERS = {"broker": {"Appended", "Fields", "Id", "OnceWriter", "together"}}
+"""What a door exports for people's own code: what methods return, and what ``run`` takes."""
+
+
+def crossing(room: str) -> Iterator[tuple[str, str, str]]:
+    """File, module and name of what the product's other rooms import from this one."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path.is_relative_to(SOURCE / room):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"millstream.{room}"):
+                for alias in node.names:
+                    yield str(path.relative_to(SOURCE)), node.module or "", alias.name
+
+
+def public() -> set[str]:
+    """What users import from the package itself."""
+    return set(sys.modules["millstream"].__all__)
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_other_rooms_come_in_through_the_door(room: str) -> None:
+    past = [f"{file}: {module}" for file, module, _ in crossing(room) if module != f"millstream.{room}"]
+
+    assert past == [], "import these names from the room's door, and export them there"
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_a_door_exports_what_others_use_and_nothing_else(room: str) -> None:
+    door = import_module(f"millstream.{room}")
+    used = {name for _, module, name in crossing(room) if module == f"millstream.{room}"}
+
+    assert sorted(set(door.__all__) - used - public() - FOR_USERS.get(room, set())) == []
+    assert sorted(used - set(door.__all__)) == []
+    assert [name for name in door.__all__ if not hasattr(door, name)] == []
