@@ -15,7 +15,7 @@ import redis
 from millstream import open_blocking_broker, open_broker
 from millstream.bench import broker_growth, broker_memory
 from millstream.bench.result import Progress, Result, interleaved, rate
-from millstream.engine.engine import Engine
+from millstream.engine import Engine
 from millstream.testing import RedisProcess
 from millstream.testing.serving import ServeProcess
 

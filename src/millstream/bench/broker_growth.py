@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from millstream.bench.result import Progress, Result
-from millstream.engine.engine import Engine
+from millstream.engine import Engine
 
 SHORT, LONG = 1_000, 5_000_000
 STEP = 100

@@ -19,7 +19,7 @@ SHAPES = {
 _OURS = """
 import sys
 from millstream.bench.broker_memory import SHAPES, ENTRIES, resident_bytes
-from millstream.engine.engine import Engine
+from millstream.engine import Engine
 fields = [word for pair in SHAPES[sys.argv[1]][0] for word in pair]
 engine = Engine()
 session = engine.session(trusted=True)

@@ -17,13 +17,8 @@ from typing import Any, Final
 
 from millstream.broker.persistence import Persistence
 from millstream.broker.steps.twins import register_twins
-from millstream.engine.admission import reject
-from millstream.engine.blocking import BLOCKED
-from millstream.engine.engine import Engine
-from millstream.engine.journal.files import DiskFiles, Files
-from millstream.engine.journal.journal import POLICIES, JournalUnwritable, Policy
-from millstream.engine.registry import Flag
-from millstream.engine.session import Session
+from millstream.engine import BLOCKED, Engine, Flag, Session, reject
+from millstream.engine.journal import POLICIES, DiskFiles, Files, JournalUnwritable, Policy
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, ServerError
 from millstream.model.clock import Clock, SystemClock
 from millstream.wire.commands import Args

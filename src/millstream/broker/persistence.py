@@ -11,13 +11,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.engine.engine import Effect, Engine
-from millstream.engine.journal.files import DirectoryLock, Files
-from millstream.engine.journal.journal import JOURNAL_NAME, POLICIES, REWRITE_NAME, Journal, JournalUnwritable, Policy
-from millstream.engine.journal.load import load
-from millstream.engine.journal.replacement import Replacement
-from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
-from millstream.engine.journal.snapshot import snapshot
+from millstream.engine import Effect, Engine
+from millstream.engine.journal import (
+    JOURNAL_NAME,
+    POLICIES,
+    REWRITE_NAME,
+    DirectoryLock,
+    Files,
+    Journal,
+    JournalUnwritable,
+    Policy,
+    Replacement,
+    Rewrite,
+    RewriteFailed,
+    load,
+    snapshot,
+)
 from millstream.errors import JournalCorrupt, JournalNotWritten, MillstreamError
 from millstream.model.clock import Clock
 from millstream.wire.replies import ErrorReply

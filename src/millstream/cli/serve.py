@@ -35,8 +35,7 @@ def command(
 ) -> None:
     """Serve an embedded broker to redis-cli and any Redis client."""
     from millstream.broker import Embedded
-    from millstream.server import Server, ServerLimits
-    from millstream.server.descriptors import make_room_for
+    from millstream.server import Server, ServerLimits, make_room_for
 
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     secret = _password(password, password_file)

@@ -4,10 +4,12 @@ In: a session's command and the time. Out: a reply, and what others must be told
 No clock, no socket and no waiting here: a blocked reader is a value in a queue, and whoever drives the engine wakes it.
 """
 
+from millstream.engine.admission import reject
 from millstream.engine.blocking import BLOCKED, Block
-from millstream.engine.engine import Effect, Engine
-from millstream.engine.hooks import Hooks
+from millstream.engine.engine import Effect, Engine, Hooks
+from millstream.engine.registry import Flag
 from millstream.engine.scripts import Call, Twin
 from millstream.engine.session import Session
+from millstream.engine.stream import Stream
 
-__all__ = ["BLOCKED", "Block", "Call", "Effect", "Engine", "Hooks", "Session", "Twin"]
+__all__ = ["BLOCKED", "Block", "Call", "Effect", "Engine", "Flag", "Hooks", "Session", "Stream", "Twin", "reject"]

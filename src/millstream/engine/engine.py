@@ -13,7 +13,8 @@ session of the outbox whose ``closing`` is set is to be closed after its replies
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import millstream.engine.commands  # noqa: F401  # importing the handlers registers them
@@ -21,17 +22,37 @@ from millstream.engine import admission
 from millstream.engine.blocking import BLOCKED, Block, WaitingRoom
 from millstream.engine.config import Config
 from millstream.engine.expiry import ExpirySchedule
-from millstream.engine.hooks import Hooks
+from millstream.engine.info import Stats
 from millstream.engine.keyspace import Database
 from millstream.engine.memory import MemoryAccount
-from millstream.engine.notifications import EXPIRED, GENERIC, KEYEVENT, KEYSPACE
-from millstream.engine.pubsub import PubSub
+from millstream.engine.pubsub import EXPIRED, GENERIC, KEYEVENT, KEYSPACE, PubSub
 from millstream.engine.registry import Spec, Table, wrong_arity
 from millstream.engine.scan import ScanOrders
 from millstream.engine.scripts import Twin, sha1_hex
 from millstream.engine.session import Session
-from millstream.engine.stats import Stats
 from millstream.wire.replies import ErrorReply, Reply, Several
+
+
+def _nothing() -> Mapping[str, object]:
+    return {}
+
+
+@dataclass(slots=True)
+class Hooks:
+    rewrite_journal: Callable[[], None] | None = None
+    """BGREWRITEAOF: start a rewrite. Raises ErrorReply when one is under way."""
+    reload_journal: Callable[[], None] | None = None
+    """DEBUG LOADAOF: write what is outstanding, empty the engine and load it from the journal."""
+    configure: Callable[[str, str], None] | None = None
+    """CONFIG SET of a parameter that the driver acts on (``appendfsync``, ``maxclients``), after it was checked."""
+    server: Callable[[], Mapping[str, object]] = _nothing
+    """Lines for INFO's section: tcp_port, process_id, run_id, uptime_in_seconds, ..."""
+    clients: Callable[[], Mapping[str, object]] = _nothing
+    memory: Callable[[], Mapping[str, object]] = _nothing
+    persistence: Callable[[], Mapping[str, object]] = _nothing
+    stats: Callable[[], Mapping[str, object]] = _nothing
+    cpu: Callable[[], Mapping[str, object]] = _nothing
+
 
 DATABASES: Final = 16
 EXPIRIES_PER_TICK: Final = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millstream.engine.notifications import KEY_MISS, NEW
+from millstream.engine.pubsub import KEY_MISS, NEW
 from millstream.wire.replies import ErrorReply
 
 if TYPE_CHECKING:

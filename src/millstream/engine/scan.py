@@ -1,15 +1,16 @@
-"""SCAN's cursor: a place in the order of the names' checksums. It stays good whatever comes and goes in between.
-
-A name's place never changes, so whoever is there from the first call of a scan to its last is seen. The sorted order is
-kept between calls only to save time; a scan whose order was thrown away goes on with a new one.
-"""
+"""SCAN and its kin: the order in which names are paged through, cursors, and the words behind them."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from zlib import crc32
+
+from millstream.engine.glob import glob
+from millstream.engine.numbers import SYNTAX_ERROR, parse_int
+from millstream.wire.replies import ErrorReply
 
 KEPT_ORDERS: Final = 16
 
@@ -45,3 +46,40 @@ class ScanOrders:
         self._orders[place] = order
         while len(self._orders) > KEPT_ORDERS:
             del self._orders[next(iter(self._orders))]
+
+
+_CURSOR: Final = re.compile(rb"([+-]?)0*([0-9]{1,20})")
+
+
+class ScanOptions:
+    __slots__ = ("count", "fits", "kind")
+
+    def __init__(self, words: Sequence[bytes], *, with_type: bool = False) -> None:
+        self.fits: Callable[[bytes], bool] = _anything
+        self.count = 10
+        self.kind: bytes | None = None
+        for at in range(0, len(words), 2):
+            name = words[at].upper()
+            if at + 1 == len(words):
+                raise ErrorReply(SYNTAX_ERROR)
+            if name == b"COUNT":
+                self.count = parse_int(words[at + 1])
+                if self.count < 1:
+                    raise ErrorReply(SYNTAX_ERROR)
+            elif name == b"MATCH":
+                self.fits = glob(words[at + 1]).matches
+            elif name == b"TYPE" and with_type:
+                self.kind = words[at + 1].lower()
+            else:
+                raise ErrorReply(SYNTAX_ERROR)
+
+
+def _anything(name: bytes) -> bool:
+    return True
+
+
+def parse_cursor(raw: bytes) -> int:
+    found = _CURSOR.fullmatch(raw)
+    if found is None or int(found[2]) >= 2**64:
+        raise ErrorReply("ERR invalid cursor")
+    return int(found[1] + found[2]) % 2**64

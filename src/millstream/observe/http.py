@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.observe.metrics import Exposition
-from millstream.server.listening import CannotListen, listen, resolve
+from millstream.server import CannotListen, listen, resolve
 
 LOOPBACK = "127.0.0.1"
 PORT = 9000

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millstream.errors import InvalidArgument
 from millstream.observe.http import allowed, error
-from millstream.server.listening import CannotListen, listen, resolve
+from millstream.server import CannotListen, listen, resolve
 
 LOOPBACK = "127.0.0.1"
 MAX_CONNECTIONS = 64

@@ -3,7 +3,8 @@
 No semantics here: what a command means is decided in the engine.
 """
 
-from millstream.server.limits import ServerLimits
+from millstream.server.limits import ServerLimits, make_room_for
 from millstream.server.server import Server
+from millstream.server.sockets import CannotListen, listen, resolve
 
-__all__ = ["Server", "ServerLimits"]
+__all__ = ["CannotListen", "Server", "ServerLimits", "listen", "make_room_for", "resolve"]

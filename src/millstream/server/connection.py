@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from millstream.engine.session import Session
+from millstream.engine import Session
 from millstream.wire.requests import RequestLimits, RequestParser
 
 _REQUEST_BYTES: Final = 64

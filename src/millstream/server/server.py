@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from millstream.broker import BlockingBroker, BlockingEngineLink, Embedded
 from millstream.errors import BrokerClosed, InvalidArgument
-from millstream.server.info import add_to_info
 from millstream.server.limits import ServerLimits
-from millstream.server.listening import listen, listen_on_path, refuse_strangers, resolve
-from millstream.server.poller import READ, Poller
 from millstream.server.service import Service
+from millstream.server.sockets import READ, Poller, listen, listen_on_path, refuse_strangers, resolve
+
+if TYPE_CHECKING:
+    from millstream.engine import Hooks
 
 logger = logging.getLogger("millstream.server")
 
@@ -211,3 +214,29 @@ class Server:
         if self.unix_socket is not None:
             self.unix_socket.unlink(missing_ok=True)
         self._poller.close()
+
+
+def add_to_info(server: Server, hooks: Hooks) -> None:
+    began = time.monotonic()
+    run_id = secrets.token_hex(20)
+
+    def about_server() -> Mapping[str, object]:
+        uptime = int(time.monotonic() - began)
+        return {
+            "process_id": os.getpid(),
+            "run_id": run_id,
+            "tcp_port": server.port,
+            "uptime_in_seconds": uptime,
+            "uptime_in_days": uptime // 86400,
+        }
+
+    def about_clients() -> Mapping[str, object]:
+        return {"maxclients": server.service.limits.clients}
+
+    def about_stats() -> Mapping[str, object]:
+        return {
+            "total_net_input_bytes": server.service.input_bytes,
+            "total_net_output_bytes": server.service.output_bytes,
+        }
+
+    hooks.server, hooks.clients, hooks.stats = about_server, about_clients, about_stats

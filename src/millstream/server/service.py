@@ -16,10 +16,10 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from millstream.broker import Embedded, Turn
-from millstream.engine.blocking import BLOCKED
+from millstream.engine import BLOCKED
 from millstream.server.connection import Connection, address_of
 from millstream.server.limits import ServerLimits
-from millstream.server.poller import EDGE, HANGUP, READ, WRITE, Poller
+from millstream.server.sockets import EDGE, HANGUP, READ, WRITE, Poller
 from millstream.wire.replies import ErrorReply, Push, Reply
 from millstream.wire.requests import BROWSERS, UNAUTHENTICATED, RequestLimits
 from millstream.wire.resp import encode

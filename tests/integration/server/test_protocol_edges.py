@@ -5,7 +5,7 @@ import random
 import pytest
 from raw_client import Client
 
-from millstream.engine.journal.packing import pack
+from millstream.engine.journal.frames import pack
 from millstream.server import ServerLimits
 from millstream.testing.waiting import wait_until
 from millstream.wire.requests import LINE_LIMIT, RequestLimits

@@ -9,10 +9,10 @@ import pytest
 from millstream.broker import open_blocking_broker
 from millstream.broker.embedded import Embedded
 from millstream.engine.blocking import BLOCKED
-from millstream.engine.journal.packing import pack
+from millstream.engine.journal.frames import pack
 from millstream.errors import InvalidArgument
 from millstream.server import Server, ServerLimits
-from millstream.server.listening import CannotListen
+from millstream.server.sockets import CannotListen
 from millstream.testing.disk import SimulatedDisk
 from millstream.testing.waiting import wait_until
 from millstream.wire.replies import NIL_ARRAY, ErrorReply

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from millstream.engine.stream.group import Consumer, Group
-from millstream.engine.stream.pending import CHUNK, PendingList
+from millstream.engine.stream.group import CHUNK, Consumer, Group, PendingList
 
 
 def check(pending: PendingList, model: dict[int, object], *starts: int) -> None:

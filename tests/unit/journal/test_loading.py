@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from millstream.broker.embedded import Embedded
-from millstream.engine.journal import load
+from millstream.engine.journal.load import _MORSEL
 
 
-@pytest.mark.parametrize("size", [1, 1000, load._MORSEL - 40, load._MORSEL, 5 * load._MORSEL])
+@pytest.mark.parametrize("size", [1, 1000, _MORSEL - 40, _MORSEL, 5 * _MORSEL])
 def test_commands_that_lie_across_morsels(tmp_path: Path, size: int) -> None:
     embedded = Embedded(directory=tmp_path, housekeeping=False)
     session = embedded.session()

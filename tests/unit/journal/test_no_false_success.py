@@ -6,10 +6,9 @@ import os
 import pytest
 
 from millstream.broker.embedded import Embedded
-from millstream.engine.journal.compact import compact
 from millstream.engine.journal.files import DirectoryLock, DiskFiles
 from millstream.engine.journal.journal import JOURNAL_NAME, REWRITE_NAME, Journal, JournalUnwritable
-from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
+from millstream.engine.journal.rewrite import Rewrite, RewriteFailed, compact
 from millstream.errors import DirectoryLocked, JournalCorrupt, JournalNotWritten, ServerError
 from millstream.model.clock import ManualClock
 from millstream.testing.disk import SimulatedDisk

@@ -16,7 +16,7 @@ from millstream.observe.pipeline_metrics import PipelineMetrics
 from millstream.observe.pipeline_routes import PipelineRoutes
 from millstream.pipelines.errors import PipelineUnknown, SinkUnknown
 from millstream.pipelines.status import PipelineStatus
-from millstream.server.listening import CannotListen
+from millstream.server.sockets import CannotListen
 
 HERE = "http://127.0.0.1:9000"
 

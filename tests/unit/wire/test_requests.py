@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from millstream.wire.inline import split_words
-from millstream.wire.requests import LINE_LIMIT, UNAUTHENTICATED, RequestLimits, RequestParser
+from millstream.wire.requests import LINE_LIMIT, UNAUTHENTICATED, RequestLimits, RequestParser, split_words
 from millstream.wire.resp import pack
 
 REQUESTS = [[b"PING"], [b"SET", b"k", b"\r\n$3\r\n*1\r\n"], [b"XADD", b"s", b"*", b"f", b"\0" * 300], [b"ECHO", b""]]

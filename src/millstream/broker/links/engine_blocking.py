@@ -12,8 +12,7 @@ from millstream.broker.limits import Limits
 from millstream.broker.links.link import Features
 from millstream.broker.links.local import Handle, LocalAddress, answering
 from millstream.broker.links.subscriptions import message_of
-from millstream.engine.blocking import BLOCKED
-from millstream.engine.session import Session
+from millstream.engine import BLOCKED, Session
 from millstream.errors import BrokerClosed
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millstream.broker.embedded import Embedded
 from millstream.broker.failures import typed
-from millstream.engine.session import Session
+from millstream.engine import Session
 from millstream.errors import BrokerClosed, InvalidArgument
 from millstream.model.clock import Clock
 from millstream.wire.commands import Command

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from millstream.broker.steps.script import all_names, folder_of, guarded_form, script
-from millstream.engine.scripts import Call, Twin
+from millstream.engine import Call, Twin
 from millstream.wire.replies import ErrorReply, Reply
 
 

@@ -1,15 +1,15 @@
-"""Sorted sets: members by score. Ranges are in ``sorted_set_ranges``."""
+"""Sorted sets: adding, removing, scores, ranks, and the ranges by rank, score and name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from millstream.engine.notifications import SORTED_SET
-from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_float, parse_range
+from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_bound, parse_float, parse_int, parse_range
+from millstream.engine.pubsub import SORTED_SET
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
-from millstream.engine.sorted_set import SortedSet
+from millstream.engine.sorted_set import Item, SortedSet
 from millstream.wire.replies import Double, ErrorReply, Reply
 
 _READ = Flag.READONLY | Flag.FAST
@@ -146,3 +146,187 @@ def zcard(session: Session, args: Sequence[bytes]) -> Reply:
 def zrank(session: Session, args: Sequence[bytes]) -> Reply:
     members = session.db.read_as(args[1], SortedSet)
     return None if members is None else members.rank(args[2])
+
+
+NOT_A_SCORE = "ERR min or max is not a float"
+NOT_A_MEMBER = "ERR min or max not valid string range item"
+
+Span = tuple[int, int]
+"""Ranks from, to (not included)."""
+
+
+def _score_bound(raw: bytes) -> tuple[float, bool]:
+    """The score, and whether it is excluded."""
+    if raw.startswith(b"("):
+        return parse_bound(raw[1:], NOT_A_SCORE), True
+    return parse_bound(raw, NOT_A_SCORE), False
+
+
+def _span_by_score(low: bytes, high: bytes) -> Callable[[SortedSet], Span]:
+    (least, without_least), (most, without_most) = _score_bound(low), _score_bound(high)
+
+    def span(members: SortedSet) -> Span:
+        return _below(members, least, including=without_least), _below(members, most, including=not without_most)
+
+    return span
+
+
+def _below(members: SortedSet, score: float, *, including: bool) -> int:
+    """How many have a smaller score, or the same one."""
+    if not including:
+        return members.count_below((score,))
+    return len(members) if score == math.inf else members.count_below((math.nextafter(score, math.inf),))
+
+
+def _span_by_member(low: bytes, high: bytes) -> Callable[[SortedSet], Span]:
+    """As Redis does, it takes for granted that all scores are equal."""
+    bounds = [_member_bound(low), _member_bound(high)]
+
+    def span(members: SortedSet) -> Span:
+        names = [name for _, name in members]
+        start = next((at for at, name in enumerate(names) if _is_above(name, bounds[0])), len(names))
+        stop = next((at for at in range(start, len(names)) if _is_over(names[at], bounds[1])), len(names))
+        return (start, stop) if _in_order(bounds) else (0, 0)
+
+    return span
+
+
+_Bound = tuple[int, bytes, bool]
+"""-1 or 1 for the ends of everything, else 0; the member; whether it is excluded."""
+
+
+def _member_bound(raw: bytes) -> _Bound:
+    if raw == b"-":
+        return -1, b"", False
+    if raw == b"+":
+        return 1, b"", False
+    if raw[:1] in (b"[", b"("):
+        return 0, raw[1:], raw[:1] == b"("
+    raise ErrorReply(NOT_A_MEMBER)
+
+
+def _is_above(name: bytes, bound: _Bound) -> bool:
+    end, member, excluded = bound
+    return end < 0 or (end == 0 and (name > member if excluded else name >= member))
+
+
+def _is_over(name: bytes, bound: _Bound) -> bool:
+    end, member, excluded = bound
+    return end < 0 or (end == 0 and (name >= member if excluded else name > member))
+
+
+def _in_order(bounds: Sequence[_Bound]) -> bool:
+    (low_end, low, low_excluded), (high_end, high, high_excluded) = bounds
+    if (low_end, low) != (high_end, high):
+        return (low_end, low) < (high_end, high)
+    return not (low_excluded or high_excluded)
+
+
+def _span_by_rank(low: bytes, high: bytes, *, reverse: bool) -> Callable[[SortedSet], Span]:
+    first, last = parse_int(low), parse_int(high)
+
+    def span(members: SortedSet) -> Span:
+        length = len(members)
+        start = max(first + length, 0) if first < 0 else first
+        stop = min(last + length if last < 0 else last, length - 1) + 1
+        if start >= stop:
+            return 0, 0
+        return (length - stop, length - start) if reverse else (start, stop)
+
+    return span
+
+
+class _RangeOptions:
+    """What stands behind the bounds."""
+
+    __slots__ = ("by", "count", "offset", "reverse", "with_scores")
+
+    def __init__(self, words: Sequence[bytes], *, full: bool) -> None:
+        self.by = b"" if full else b"BYSCORE"
+        self.reverse = self.with_scores = False
+        self.offset, self.count = 0, -1
+        at = 0
+        while at < len(words):
+            word = words[at].upper()
+            if word == b"WITHSCORES":
+                self.with_scores = True
+            elif word == b"LIMIT" and at + 2 < len(words):
+                self.offset, self.count = parse_int(words[at + 1]), parse_int(words[at + 2])
+                at += 2
+            elif full and word == b"REV" and not self.reverse:
+                self.reverse = True
+            elif full and word in (b"BYSCORE", b"BYLEX") and not self.by:
+                self.by = word
+            else:
+                raise ErrorReply(SYNTAX_ERROR)
+            at += 1
+        if not self.by and self.count != -1:
+            raise ErrorReply("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX")
+        if self.by == b"BYLEX" and self.with_scores:
+            raise ErrorReply("ERR syntax error, WITHSCORES not supported in combination with BYLEX")
+
+    def span(self, low: bytes, high: bytes) -> Callable[[SortedSet], Span]:
+        if not self.by:
+            return _span_by_rank(low, high, reverse=self.reverse)
+        if self.reverse:
+            low, high = high, low
+        return _span_by_score(low, high) if self.by == b"BYSCORE" else _span_by_member(low, high)
+
+    def limited(self, items: list[Item]) -> list[Item]:
+        if not self.by:
+            return items
+        if self.offset < 0:
+            return []
+        return items[self.offset : None if self.count < 0 else self.offset + self.count]
+
+
+def _range(session: Session, args: Sequence[bytes], *, full: bool) -> Reply:
+    options = _RangeOptions(args[4:], full=full)
+    span = options.span(args[2], args[3])
+    members = session.db.read_as(args[1], SortedSet)
+    if members is None:
+        return []
+    items = members.slice(*span(members))
+    if options.reverse:
+        items.reverse()
+    items = options.limited(items)
+    if not options.with_scores:
+        return [member for _, member in items]
+    if session.protocol == 2:
+        return [word for score, member in items for word in (member, Double(score))]
+    return [[member, Double(score)] for score, member in items]
+
+
+@command("ZRANGE", arity=-4, flags=Flag.READONLY, keys=(1, 1, 1))
+def zrange(session: Session, args: Sequence[bytes]) -> Reply:
+    return _range(session, args, full=True)
+
+
+@command("ZRANGEBYSCORE", arity=-4, flags=Flag.READONLY, keys=(1, 1, 1))
+def zrangebyscore(session: Session, args: Sequence[bytes]) -> Reply:
+    return _range(session, args, full=False)
+
+
+@command("ZCOUNT", arity=4, flags=Flag.READONLY | Flag.FAST, keys=(1, 1, 1))
+def zcount(session: Session, args: Sequence[bytes]) -> Reply:
+    span = _span_by_score(args[2], args[3])
+    members = session.db.read_as(args[1], SortedSet)
+    start, stop = (0, 0) if members is None else span(members)
+    return max(stop - start, 0)
+
+
+@command("ZREMRANGEBYSCORE", arity=4, flags=Flag.WRITE, keys=(1, 1, 1))
+def zremrangebyscore(session: Session, args: Sequence[bytes]) -> Reply:
+    engine, db, key = session.engine, session.db, args[1]
+    span = _span_by_score(args[2], args[3])
+    members = db.find_as(key, SortedSet)
+    if members is None:
+        return 0
+    gone = members.slice(*span(members))
+    for _, member in gone:
+        members.discard(member)
+    if gone:
+        engine.changed(db, key, SORTED_SET, b"zremrangebyscore", args)
+        if not members:
+            engine.delete(db, key)
+    return len(gone)

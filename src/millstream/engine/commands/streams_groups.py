@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from millstream.engine.blocking import Block
 from millstream.engine.keyspace import Database
-from millstream.engine.notifications import STREAM
 from millstream.engine.numbers import parse_int
+from millstream.engine.pubsub import STREAM
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from millstream.engine.keyspace import Database
-from millstream.engine.notifications import STREAM
 from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int
+from millstream.engine.pubsub import STREAM
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import Stream
 from millstream.engine.stream.ids import ID_MAX, SEQ_BITS, SEQ_MAX, format_id, parse_id, parse_new_id, plain_id
-from millstream.engine.stream.listpack import MAX_BYTES
 from millstream.engine.stream.lookup import changed_unwatched, modified_quietly
+from millstream.engine.stream.redis_sizes import MAX_BYTES
 from millstream.engine.stream.stream import EXHAUSTED
 from millstream.engine.stream.trim import Trim
 from millstream.wire.replies import OK, ErrorReply, Reply

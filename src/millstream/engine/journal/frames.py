@@ -7,13 +7,50 @@ A real Redis that is fed with the file answers the PINGs and takes the commands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final
 from zlib import crc32
 
 from millstream.errors import JournalCorrupt
 from millstream.wire.resp import pack
+
+Effect = tuple[int, tuple[bytes, ...]]
+
+_MULTI: Final = pack((b"MULTI",))
+_EXEC: Final = pack((b"EXEC",))
+
+
+class Packer:
+    """Remembers which database the bytes so far have selected."""
+
+    __slots__ = ("database",)
+
+    def __init__(self, database: int = 0) -> None:
+        self.database = database
+
+    def pack(self, units: Iterable[Sequence[Effect]]) -> bytes:
+        pieces: list[bytes] = []
+        add = pieces.append
+        for unit in units:
+            if len(unit) == 1:
+                ((database, words),) = unit
+                if database != self.database:
+                    add(self._select(database))
+                add(pack(words))
+                continue
+            add(_MULTI)
+            for database, words in unit:
+                if database != self.database:
+                    add(self._select(database))
+                add(pack(words))
+            add(_EXEC)
+        return b"".join(pieces)
+
+    def _select(self, database: int) -> bytes:
+        self.database = database
+        return pack((b"SELECT", b"%d" % database))
+
 
 HEAD: Final = pack((b"PING", b"millstream-journal-1"))
 """The first bytes of every journal: what it is, and in which version."""

@@ -10,12 +10,13 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from millstream.engine.journal.files import AppendFile, Files, took_some
-from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, MAX_PAYLOAD, seal
-from millstream.engine.journal.packing import Effect, Packer
-from millstream.engine.journal.replacement import Replacement
+from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, MAX_PAYLOAD, Effect, Packer, seal
+
+if TYPE_CHECKING:
+    from millstream.engine.journal.rewrite import Replacement
 
 logger = logging.getLogger("millstream.journal")
 

@@ -1,6 +1,8 @@
 """A rewrite of the journal while it is in use: a child makes its beginning short, then what came since is added.
 
-A crash at any point leaves the old journal in place, whole. Only ``finish`` must run while nothing is written.
+The child is a process of its own (``main``), so that the service neither stops nor shares its interpreter with it. What
+it reads never changes, since a journal is only appended to, and what it writes counts only after ``Journal.switch``. A
+crash at any point leaves the old journal in place, whole. Only ``finish`` must run while nothing is written.
 """
 
 from __future__ import annotations
@@ -9,16 +11,117 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from millstream.engine.journal.files import Files
-from millstream.engine.journal.frames import FrameReader
+from millstream.engine.engine import Engine
+from millstream.engine.journal.files import DiskFiles, Files, took_some
+from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, Effect, FrameReader, Packer, seal
 from millstream.engine.journal.journal import REWRITE_NAME, Journal, JournalUnwritable
-from millstream.engine.journal.replacement import Replacement
+from millstream.engine.journal.load import load
+from millstream.engine.journal.snapshot import snapshot
+from millstream.errors import JournalCorrupt
+from millstream.wire.resp import pack
+
+FRAME_BYTES: Final = 1 << 20
+
+
+class Replacement:
+    def __init__(self, path: Path, files: Files) -> None:
+        """An empty one; what an earlier attempt may have left is thrown away."""
+        files.remove(path)
+        self.path = path
+        self.file = files.append_to(path)
+        self.size = 0
+        self.chain = FIRST_CHAIN
+        self._packer = Packer()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._write(HEAD)
+
+    @classmethod
+    def resume(cls, path: Path, files: Files, *, size: int, chain: int, database: int) -> Replacement:
+        """Goes on where another process has ended its part, in the database that what follows was written for."""
+        resumed = cls.__new__(cls)
+        resumed.path, resumed.file, resumed.size, resumed.chain = path, files.append_to(path), size, chain
+        resumed._packer, resumed._pending, resumed._pending_bytes = Packer(database), [], 0
+        resumed.add_bytes(pack((b"SELECT", b"%d" % database)))
+        return resumed
+
+    @property
+    def database(self) -> int:
+        """What is selected at the end; to be set by whoever adds bytes that change it."""
+        return self._packer.database
+
+    @database.setter
+    def database(self, number: int) -> None:
+        self._packer.database = number
+
+    def add(self, units: Iterable[Sequence[Effect]]) -> None:
+        for unit in units:
+            self.add_bytes(self._packer.pack((unit,)))
+
+    def add_bytes(self, commands: bytes) -> None:
+        """Commands that are packed already."""
+        self._pending.append(commands)
+        self._pending_bytes += len(commands)
+        if self._pending_bytes >= FRAME_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        payload = b"".join(self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        if payload:
+            head, chain = seal(payload, self.chain)
+            self._write(head + payload)
+            self.chain = chain
+
+    def sync(self) -> None:
+        self.flush()
+        self.file.sync()
+
+    def discard(self) -> None:
+        self.file.close()
+
+    def _write(self, data: bytes) -> None:
+        taken = 0
+        while taken < len(data):
+            taken += took_some(self.file.write(data[taken:]))
+        self.size += len(data)
+
+
+def compact(source: Path, up_to: int, target: Path, files: Files, *, now_ms: int) -> tuple[int, int]:
+    """Writes the state after the first ``up_to`` bytes of ``source`` to ``target``. Returns its size and chain."""
+    engine = Engine()
+    loaded = load(engine, source, files, now_ms=now_ms, up_to=up_to)
+    if loaded.end != up_to:
+        raise JournalCorrupt(
+            f"the journal {source} ends before byte {up_to}, up to which it was written: somebody has cut it.",
+            path=str(source),
+            offset=loaded.end,
+        )
+    replacement = Replacement(target, files)
+    try:
+        replacement.add(snapshot(engine))
+        replacement.sync()
+    finally:
+        replacement.discard()
+    return replacement.size, replacement.chain
+
+
+def main() -> None:
+    source, up_to, target = sys.argv[1:4]
+    os.nice(10)
+    size, chain = compact(Path(source), int(up_to), Path(target), DiskFiles(), now_ms=time.time_ns() // 1_000_000)
+    sys.stdout.write(json.dumps({"size": size, "chain": chain}))
+
 
 _LAST_BYTES: Final = 256 * 1024
 """So little may be left for ``finish``, for which the service has to wait."""
+_CHILD: Final = "from millstream.engine.journal.rewrite import main; main()"
 _PACKAGES: Final = Path(__file__).resolve().parents[3]
 
 
@@ -38,7 +141,7 @@ class Rewrite:
         self._database = journal.database
         self._replacement: Replacement | None = None
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "millstream.engine.journal.compact", journal.path, str(journal.size), self._target],
+            [sys.executable, "-c", _CHILD, journal.path, str(journal.size), self._target],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_PACKAGES), *filter(None, sys.path)])},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.engine.journal.packing import Effect
+from millstream.engine.journal.frames import Effect
 
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine

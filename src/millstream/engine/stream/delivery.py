@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.engine.stream import reading
-from millstream.engine.stream.dump import claims
-from millstream.engine.stream.group import Consumer, Group
+from millstream.engine.stream.effects import claims
+from millstream.engine.stream.group import Consumer, Group, advance_all
 from millstream.engine.stream.ids import format_id
-from millstream.engine.stream.lag import advance_all
 from millstream.engine.stream.lookup import changed_unwatched
 from millstream.engine.stream.node import EntryReply
 from millstream.engine.stream.stream import Stream

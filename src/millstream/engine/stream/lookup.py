@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.engine.notifications import STREAM
+from millstream.engine.pubsub import STREAM
 from millstream.engine.stream.group import Consumer, Group
 from millstream.engine.stream.stream import Stream
 from millstream.wire.replies import ErrorReply

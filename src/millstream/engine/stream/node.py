@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
-from millstream.engine.stream.listpack import (
+from millstream.engine.stream.redis_sizes import (
     EMPTY,
     LONGEST_INTEGER,
     SMALL_DIFFERENCES,

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-from millstream.engine.stream import dump
+from millstream.engine.stream import effects
 from millstream.engine.stream.group import Consumer, Group
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
 from millstream.engine.stream.index import NodeIndex
-from millstream.engine.stream.listpack import MAX_BYTES
 from millstream.engine.stream.node import SMALL_NUMBERS, OpenNode, Words
-from millstream.engine.stream.rax import count_nodes
+from millstream.engine.stream.redis_sizes import MAX_BYTES, count_nodes
 from millstream.engine.stream.sealed import SealedNode
 from millstream.wire.replies import ErrorReply
 
@@ -258,7 +257,7 @@ class Stream:
 
     def effects(self, key: bytes) -> Iterator[Words]:
         """The commands that make this stream where there is none."""
-        return dump.effects(key, self)
+        return effects.effects(key, self)
 
 
 __all__ = ["Consumer", "Group", "Stream"]

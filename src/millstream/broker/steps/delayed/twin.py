@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.broker.steps.twins import clock_ms
 from millstream.broker.steps.unique.twin import Seen
-from millstream.engine.scripts import Call
+from millstream.engine import Call
 from millstream.wire.replies import Reply
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.broker.steps.twins import facts_of, id_order
-from millstream.engine.scripts import Call
+from millstream.engine import Call
 from millstream.wire.replies import Reply
 
 

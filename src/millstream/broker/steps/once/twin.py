@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from millstream.broker.steps.twins import facts_of, id_order
-from millstream.engine.scripts import Call
+from millstream.engine import Call
 from millstream.wire.replies import ErrorReply, Reply
 
 _MARKER: Final = re.compile(rb"(\d+) (\d+) (\S+) (\S+)")

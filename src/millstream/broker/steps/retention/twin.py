@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from millstream.broker.steps.twins import clock_ms, facts_of, id_order
-from millstream.engine.scripts import Call
+from millstream.engine import Call
 from millstream.wire.replies import Reply
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.broker.steps.twins import clock_ms
-from millstream.engine.scripts import Call
+from millstream.engine import Call
 from millstream.wire.replies import ErrorReply, Reply
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from millstream.broker.steps.twins import clock_ms, facts_of
-from millstream.engine.scripts import Call
+from millstream.engine import Call
 from millstream.wire.replies import ErrorReply, Reply
 
 _WINDOW: Final = re.compile(rb"(\d+) (\d+)")

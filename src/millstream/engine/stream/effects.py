@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from millstream.engine.stream.ids import ID_MAX, format_id
 
 if TYPE_CHECKING:
-    from millstream.engine.stream.group import Group
+    from millstream.engine.stream.group import Group, Holding
     from millstream.engine.stream.node import Words
-    from millstream.engine.stream.pending import Holding
     from millstream.engine.stream.stream import Stream
 
 IDS_PER_CLAIM: Final = 100
