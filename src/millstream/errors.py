@@ -79,6 +79,10 @@ class BrokerUnavailable(MillstreamError):
         super().__init__(message, may_have_been_applied=may_have_been_applied)
 
 
+class TLSFailed(MillstreamError):
+    """A certificate, a key, or TLS where the other side speaks none (or the other way round). Never retried."""
+
+
 class AuthenticationFailed(MillstreamError):
     """NOAUTH or WRONGPASS. Never retried."""
 

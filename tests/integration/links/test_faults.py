@@ -341,6 +341,44 @@ async def test_a_primary_with_too_few_replicas_is_asked_again() -> None:
             assert [entry.fields for entry in await broker.xrange("s")] == [{b"n": b"2"}]
 
 
+@contextmanager
+def turning_away(words: bytes) -> Iterator[int]:
+    """A server that says something to everybody who comes, unasked, and hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(words)
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join()
+        listener.close()
+
+
+@pytest.mark.parametrize("words", [b"-ERR max number of clients reached\r\n", b""])
+async def test_a_server_that_turns_everybody_away_is_heard(words: bytes) -> None:
+    """Nobody waits for an answer of a connection that is closed already."""
+    retries = Retries()
+    with turning_away(words) as port:
+        async with open_broker(f"redis://127.0.0.1:{port}", deadline_ms=60_000, observer=retries) as broker:
+            call = asyncio.create_task(broker.ping())
+            await eventually(lambda: len(retries.reasons) >= 3, what="it to try again")
+            call.cancel()
+    assert not [reason for reason in retries.reasons if "no connection within" in reason]
+    if words:
+        assert any("max number of clients" in reason for reason in retries.reasons)
+
+
 async def test_bytes_that_are_not_resp() -> None:
     with played(lambda connection, number: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as (port, _):
         async with open_broker(f"redis://127.0.0.1:{port}", deadline_ms=100) as broker:

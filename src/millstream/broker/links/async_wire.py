@@ -36,7 +36,7 @@ class _Place:
 
 
 class AsyncWire(asyncio.Protocol):
-    def __init__(self, writer: asyncio.StreamWriter, limits: Limits) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
         self._writer = writer  # kept alive: collecting it would close the transport
         self._transport: asyncio.Transport = writer.transport  # type: ignore[assignment]  # streams declare the write half
         self._limits = limits
@@ -56,9 +56,21 @@ class AsyncWire(asyncio.Protocol):
         self.on_lost: Callable[[], None] | None = None
         self._transport.set_protocol(self)
         self._transport.set_write_buffer_limits(high=limits.chunk_bytes)
+        self._take_over(reader)
         # Streams pause reading when their buffer is full; ours has no such buffer.
         if not self._transport.is_reading():
             self._transport.resume_reading()
+
+    def _take_over(self, reader: asyncio.StreamReader) -> None:
+        """What has come by now lies with the old reader, and nobody else will tell: a server that has no room for us
+        says so, and hangs up, before it is asked. It is heard after the first request was sent, as the answer to it."""
+        early: bytes = bytes(reader._buffer)  # type: ignore[attr-defined]  # there is no public look at it
+        if early:
+            self._loop.call_soon(self.data_received, early)
+        if (trouble := reader.exception()) is not None:
+            self._fail(str(trouble))
+        elif reader._eof:  # type: ignore[attr-defined]
+            self._loop.call_soon(self.eof_received)
 
     # --- what tasks call --------------------------------------------------------------------------------------------
 
@@ -196,7 +208,8 @@ class AsyncWire(asyncio.Protocol):
         if self.on_push is not None:
             self.on_push(reply)
         else:
-            self._fail("the server sent a reply that nobody asked for")
+            said = f": {reply}" if isinstance(reply, ErrorReply) else ""
+            self._fail(f"the server sent a reply that nobody asked for{said}")
 
     def eof_received(self) -> bool:
         self._fail("the server closed the connection")

@@ -1,7 +1,7 @@
 """Opening connections: redis-py does what it does well (TLS, AUTH, SELECT, sockets), and then hands its socket over.
 
-From there on bytes are packed and parsed by hiredis alone. The two private attributes that this takes from redis-py
-(``_writer`` and ``_sock``) are touched in this file only.
+From there on bytes are packed and parsed by hiredis alone. The private attributes that this takes from redis-py
+(``_reader``, ``_writer`` and ``_sock``) are touched in this file only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from millstream.broker.failures import code_of, typed
 from millstream.broker.limits import Limits
 from millstream.broker.links.exchange import NotSent
 from millstream.broker.links.nodes import Node, Target
+from millstream.broker.links.tls import tls_trouble
 from millstream.errors import (
     AuthenticationFailed,
-    BrokerUnavailable,
     InvalidArgument,
     MillstreamError,
     PermissionDenied,
@@ -43,8 +43,11 @@ def connection_options(target: Target, node: Node, limits: Limits) -> dict[str, 
     }
 
 
-async def open_stream(target: Target, node: Node, limits: Limits) -> asyncio.StreamWriter:
-    """A connected, authenticated stream; nothing is left to read on it.
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def open_stream(target: Target, node: Node, limits: Limits) -> Streams:
+    """A connected, authenticated stream.
 
     In a task of its own: redis-py waits with ``wait_for``, and in Python 3.11 that can swallow a cancellation which
     comes in the moment of the answer. Whoever was cancelled would go on for ever.
@@ -58,12 +61,12 @@ async def open_stream(target: Target, node: Node, limits: Limits) -> asyncio.Str
         raise
 
 
-def _close(opening: asyncio.Future[asyncio.StreamWriter]) -> None:
+def _close(opening: asyncio.Future[Streams]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        opening.result()[1].close()
 
 
-async def _opened(target: Target, node: Node, limits: Limits) -> asyncio.StreamWriter:
+async def _opened(target: Target, node: Node, limits: Limits) -> Streams:
     try:
         connection = _make(async_connections, target, node, limits, AsyncRetry(NoBackoff(), 0))
         await connection.connect()
@@ -71,11 +74,12 @@ async def _opened(target: Target, node: Node, limits: Limits) -> asyncio.StreamW
         raise
     except Exception as error:
         raise why_not_connected(target, node, error) from error
+    reader: asyncio.StreamReader | None = connection._reader
     writer: asyncio.StreamWriter | None = connection._writer
-    if writer is None:
+    if reader is None or writer is None:
         raise NotSent(f"{node}: the connection was closed while it was opened")
     connection._writer = connection._reader = None  # it is ours now: redis-py must not close it when it is collected
-    return writer
+    return reader, writer
 
 
 def open_socket(target: Target, node: Node, limits: Limits) -> socket.socket:
@@ -137,8 +141,6 @@ def why_not_connected(target: Target, node: Node, error: BaseException) -> Mills
         return InvalidArgument(
             "url", f"this database of {node} ({text})", "a database that the server has; 0 is always"
         )
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return BrokerUnavailable(
-            f"{node}: its certificate cannot be trusted ({text}). Give its authority in ssl_ca_certs, and its own name."
-        )
+    if (trouble := tls_trouble(target, node, error)) is not None:
+        return trouble
     return NotSent(f"{node}: {text}")

@@ -16,6 +16,7 @@ from millstream.broker.links.link import Features
 from millstream.broker.links.nodes import Node, Target
 from millstream.broker.links.opening import PING, check_first_answer, open_stream, why_not_connected
 from millstream.broker.links.routes import route_to
+from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer
@@ -35,6 +36,8 @@ class _Wires:
         self._opening: dict[Node, asyncio.Lock] = {}
         self._spare: dict[Node, list[AsyncWire]] = {}
         self._out: set[AsyncWire] = set()
+        self._answered: set[Node] = set()
+        """Nodes that have answered, or that were asked about TLS once."""
 
     async def exchange(self, trip: Exchange) -> list[Any]:
         if not trip.alone:
@@ -102,8 +105,20 @@ class _Wires:
     async def open(self, node: Node) -> AsyncWire:
         """A new connection whose server has answered. Raises NotSent, or what no second try will mend."""
         try:
+            wire = await self._open(node)
+        except NotSent as error:
+            if node not in self._answered:
+                self._answered.add(node)
+                if (trouble := await asyncio.to_thread(ask_about_tls, self._target, node)) is not None:
+                    raise trouble from error
+            raise
+        self._answered.add(node)
+        return wire
+
+    async def _open(self, node: Node) -> AsyncWire:
+        try:
             async with asyncio.timeout(self._limits.connect_ms / 1000):
-                wire = AsyncWire(await open_stream(self._target, node, self._limits), self._limits)
+                wire = AsyncWire(*await open_stream(self._target, node, self._limits), self._limits)
                 try:
                     (reply,) = await wire.exchange([PING], 0, whole=False)
                     check_first_answer(self._target, node, reply)

@@ -17,6 +17,7 @@ from millstream.broker.links.nodes import Node, Target
 from millstream.broker.links.opening import PING, check_first_answer, open_socket, why_not_connected
 from millstream.broker.links.redis_async import closed
 from millstream.broker.links.routes import route_to
+from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import MillstreamError
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer
@@ -39,6 +40,8 @@ class BlockingRedisLink:
         self._lock = threading.Lock()
         self._spare: dict[Node, list[BlockingWire]] = {}
         self._out: set[BlockingWire] = set()
+        self._answered: set[Node] = set()
+        """Nodes that have answered, or that were asked about TLS once."""
         self._closed = threading.Event()
 
     def call(self, command: Command) -> Any:
@@ -134,6 +137,18 @@ class BlockingRedisLink:
     def open_own(self, node: Node) -> BlockingWire:
         """A new connection, outside the stock, whose server has answered. Raises NotSent, or what no second try will
         mend."""
+        try:
+            wire = self._open(node)
+        except NotSent as error:
+            if node not in self._answered:
+                self._answered.add(node)
+                if (trouble := ask_about_tls(self.target, node)) is not None:
+                    raise trouble from error
+            raise
+        self._answered.add(node)
+        return wire
+
+    def _open(self, node: Node) -> BlockingWire:
         try:
             wire = BlockingWire(open_socket(self.target, node, self._limits), self._limits)
             try:
