@@ -11,7 +11,7 @@ from millstream.model import EntryId
 from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.spark.entries import Piece
 from millstream.spark.errors import NoWriteIdentity
-from millstream.spark.options import SinkOptions
+from millstream.spark.sink_options import SinkOptions
 
 
 class WriteIdentity(NamedTuple):

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from millstream.errors import PayloadTooLarge
 from millstream.spark.bulk import UniformRows
 from millstream.spark.errors import InvalidOption, UnusableRow
-from millstream.spark.options import SinkOptions
+from millstream.spark.sink_options import SinkOptions
 from millstream.wire.names import to_bytes, to_name
 
 Words = list[bytes]

@@ -26,8 +26,8 @@ from millstream.spark.delivery import (
 )
 from millstream.spark.entries import Mapping, is_text, mapping_for, pieces, refuse_oversize
 from millstream.spark.errors import InvalidOption, RowsMiscounted
-from millstream.spark.options import SinkOptions, sink_options
 from millstream.spark.report import Delivered, total
+from millstream.spark.sink_options import SinkOptions, sink_options
 
 
 @dataclass(slots=True)

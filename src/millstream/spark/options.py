@@ -1,4 +1,5 @@
-"""What a query may ask for, read from Spark's text options into values. Pure: nothing connects here.
+"""What a source may be asked for, read from Spark's text options into values; and what both sides share. Pure: nothing
+connects here. The sink's options are in ``sink_options``.
 
 Names follow Spark's Kafka source and are case-insensitive. An unknown name is an error, so that a typo cannot pass.
 
@@ -35,31 +36,6 @@ Source
     pageSize        entries in one XRANGE at most (default 5000; big entries make it smaller by themselves).
     mode, columnNameOfCorruptRecord
                     with a schema of your own: PERMISSIVE (default: a bad cast is null), DROPMALFORMED, FAILFAST.
-
-Sink
-    stream          where rows go: a name, or a template such as ``orders.${region}``, filled from columns. Without it
-                    the column ``stream`` decides. The option wins over the column.
-    content         auto (default): a map column ``fields``, else a column ``value``, else every column is a field;
-                    or one of ``fields``, ``value``, ``columns``.
-    idColumn        the column that holds explicit ids; each must be greater than the stream's last, so a stream's rows
-                    come sorted and in one partition. The ids of a chunk are checked before any of it is written.
-    maxlen, minid   a hard cap on the stream; ``~`` before the number trims whole nodes only, which is cheaper.
-    durability      memory, appended, fsynced or replicated(n).
-    delivery        exactly_once (default), exactly_once_by_event_id, at_least_once.
-    eventIdColumn, eventIdWindow (default 24h)
-                    for exactly_once_by_event_id: the column that identifies an event, and how long it is remembered.
-    txnAppId, txnVersion
-                    the identity of a batch write (also in foreachBatch), in Delta's names: a write of the same
-                    application with the same version adds nothing twice, one with a lower version is refused.
-    sinkId          tells several writes of one batch into one stream apart (default ``sink``).
-    forgetAfter     how long a writer's position is remembered after its last write (default 7d).
-    chunkRows       rows in one atomic step at most (default 1000); may change between restarts.
-    report          batch writes only: a file on the driver's machine that tells what was written, once it is: JSON with
-                    ``rows``, ``bytes`` (of the field ``valueField``), and ``oldest`` and ``newest`` of
-    timeColumn      a column of whole numbers, which becomes no field.
-    also.<name>.<option>
-                    one more place for the same rows, written in the same pass (``targets.py``): its url, its stream,
-                    its cap... ``<name>`` is its sinkId. What is not said of it is as for the first.
 """
 
 from __future__ import annotations
@@ -72,12 +48,11 @@ from typing import Final, Literal
 
 from millstream.broker import DEFAULT_LIMITS
 from millstream.errors import InvalidArgument
-from millstream.model import Durability, EntryId, TrimPolicy
+from millstream.model import EntryId
+from millstream.model.units import parse_duration_ms
 from millstream.spark.connection import Address, address_from
 from millstream.spark.errors import InvalidOption
 
-Delivery = Literal["exactly_once", "exactly_once_by_event_id", "at_least_once"]
-Content = Literal["auto", "fields", "value", "columns"]
 Start = Literal["earliest", "latest"] | EntryId
 
 ADDRESS: Final = (
@@ -90,9 +65,9 @@ ADDRESS: Final = (
     "connectTimeoutMs",
     "answerTimeoutMs",
 )
-_BOTH: Final = (*ADDRESS, "valueField")
+BOTH_SIDES: Final = (*ADDRESS, "valueField")
 _SOURCE: Final = (
-    *_BOTH,
+    *BOTH_SIDES,
     "subscribe",
     "subscribePattern",
     "startingOffsets",
@@ -108,25 +83,6 @@ _SOURCE: Final = (
     "mode",
     "columnNameOfCorruptRecord",
 )
-_SINK: Final = (
-    *_BOTH,
-    "stream",
-    "content",
-    "idColumn",
-    "maxlen",
-    "minid",
-    "durability",
-    "delivery",
-    "eventIdColumn",
-    "eventIdWindow",
-    "txnAppId",
-    "txnVersion",
-    "sinkId",
-    "forgetAfter",
-    "chunkRows",
-    "report",
-    "timeColumn",
-)
 _ALIASES: Final = {
     "stream.keys": "subscribe",
     "stream.offsets": "startingOffsets",
@@ -134,9 +90,6 @@ _ALIASES: Final = {
     "stream.read.batch.size": "pageSize",
 }
 """What users of the Scala connector wrote."""
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
-"""Spark hands some of its own settings to the sink as well."""
-_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,28 +120,7 @@ class SourceOptions:
         return self.starting.get(stream, default) if isinstance(self.starting, Mapping) else self.starting
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    address: Address
-    stream: str | None = None
-    content: Content = "auto"
-    value_field: str = "event"
-    id_column: str | None = None
-    trim: TrimPolicy | None = None
-    durability: Durability | None = None
-    delivery: Delivery = "exactly_once"
-    event_id_column: str | None = None
-    event_id_window_ms: int = 86_400_000
-    txn_app_id: str | None = None
-    txn_version: int | None = None
-    sink_id: str = "sink"
-    forget_after_ms: int = 7 * 86_400_000
-    chunk_rows: int = 1000
-    report: str | None = None
-    time_column: str | None = None
-
-
-class _Given:
+class GivenOptions:
     """The options as they were given, by lower-cased name. Each reader below names the option it complains about."""
 
     def __init__(self, raw: Mapping[str, str], known: tuple[str, ...], ignored: frozenset[str]) -> None:
@@ -230,15 +162,18 @@ class _Given:
         value = self.text(name)
         if value is None:
             return default
-        match = re.fullmatch(r"\s*([0-9]{1,12})\s*(ms|s|m|h|d)?[a-z]*\s*", value.lower().replace("min", "m"))
-        if match is None or int(match[1]) == 0:
-            raise InvalidOption(name, value, "a duration such as 90s, 30m, 24h or 7d; a bare number is milliseconds")
-        return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+        try:
+            found = parse_duration_ms(value, name)
+        except InvalidArgument as error:
+            raise InvalidOption(name, value, error.allowed) from None
+        if found == 0:
+            raise InvalidOption(name, value, "a length of time above 0, such as 30m, 24h or 7d")
+        return found
 
 
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Reads the source's options; an InvalidOption names the first that is wrong."""
-    given = _Given(raw, _SOURCE, frozenset())
+    given = GivenOptions(raw, _SOURCE, frozenset())
     subscribe, pattern = given.text("subscribe"), given.text("subscribePattern")
     if (subscribe is None) == (pattern is None):
         raise InvalidOption("subscribe", subscribe, "exactly one of subscribe and subscribePattern")
@@ -254,7 +189,7 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         if isinstance(places, Mapping) and names and (strange := set(places) - set(names)):
             raise InvalidOption(option, sorted(strange), "streams that subscribe names")
     return SourceOptions(
-        address=_address(given),
+        address=address_of(given),
         streams=names,
         pattern=_pattern(pattern),
         value_field=given.text("valueField") or "event",
@@ -272,50 +207,7 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     )
 
 
-def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Reads the sink's options; an InvalidOption names the first that is wrong."""
-    given = _Given(raw, _SINK, _SPARKS_OWN)
-    delivery = given.choice("delivery", "exactly_once", ("exactly_once", "exactly_once_by_event_id", "at_least_once"))
-    app, version = given.text("txnAppId"), given.number("txnVersion", None, least=0)
-    if (app is None) != (version is None):
-        raise InvalidOption("txnVersion" if version is None else "txnAppId", None, "txnAppId and txnVersion together")
-    if streaming and app is not None:
-        raise InvalidOption("txnAppId", app, "it in batch writes only; a streaming write has its query and batch id")
-    event_id = given.text("eventIdColumn")
-    if (delivery == "exactly_once_by_event_id") != (event_id is not None):
-        raise InvalidOption(
-            "eventIdColumn", event_id, "it together with delivery=exactly_once_by_event_id, and only so"
-        )
-    id_column = given.text("idColumn")
-    if id_column is not None and delivery != "exactly_once":
-        raise InvalidOption("idColumn", id_column, "it with delivery exactly_once")
-    report, time_column = given.text("report"), given.text("timeColumn")
-    if streaming and report is not None:
-        raise InvalidOption("report", report, "it in batch writes only; a streaming query tells its progress")
-    if time_column is not None and report is None:
-        raise InvalidOption("timeColumn", time_column, "it together with report")
-    return SinkOptions(
-        address=_address(given),
-        stream=given.text("stream"),
-        content=given.choice("content", "auto", ("auto", "fields", "value", "columns")),  # type: ignore[arg-type]  # choice gives one of these
-        value_field=given.text("valueField") or "event",
-        id_column=id_column,
-        trim=_trim(given),
-        durability=_durability(given.text("durability")),
-        delivery=delivery,  # type: ignore[arg-type]  # choice gives one of these
-        event_id_column=event_id,
-        event_id_window_ms=given.duration_ms("eventIdWindow", 86_400_000),
-        txn_app_id=app,
-        txn_version=version,
-        sink_id=given.text("sinkId") or "sink",
-        forget_after_ms=given.duration_ms("forgetAfter", 7 * 86_400_000),
-        chunk_rows=given.whole("chunkRows", 1000),
-        report=report,
-        time_column=time_column,
-    )
-
-
-def _address(given: _Given) -> Address:
+def address_of(given: GivenOptions) -> Address:
     return address_from(
         given.text("url"),
         url_file=given.text("urlFile"),
@@ -346,7 +238,7 @@ def _pattern(text: str | None) -> str | None:
     return text
 
 
-def _starting(given: _Given) -> Start | Mapping[str, Start] | None:
+def _starting(given: GivenOptions) -> Start | Mapping[str, Start] | None:
     offsets = given.text("startingOffsets")
     timestamp = given.number("startingTimestamp", None, least=0)
     if timestamp is not None:
@@ -379,30 +271,3 @@ def _one_start(option: str, value: str, words: tuple[str, ...], allowed: str) ->
         return EntryId.parse(value)
     except InvalidArgument:
         raise InvalidOption(option, value, allowed) from None
-
-
-def _trim(given: _Given) -> TrimPolicy | None:
-    maxlen, minid = given.text("maxlen"), given.text("minid")
-    if maxlen is None and minid is None:
-        return None
-    if maxlen is not None and minid is not None:
-        raise InvalidOption("minid", minid, "only one of maxlen and minid")
-    if maxlen is not None:
-        text = maxlen.removeprefix("~")
-        if not text.isdigit():
-            raise InvalidOption("maxlen", maxlen, "a whole number, with ~ before it for a cheaper, approximate cap")
-        return TrimPolicy(max_len=int(text), approximate=maxlen.startswith("~"))
-    assert minid is not None
-    try:
-        return TrimPolicy(min_id=EntryId.parse(minid.removeprefix("~")), approximate=minid.startswith("~"))
-    except InvalidArgument:
-        raise InvalidOption("minid", minid, "an id such as 1526919030474-55") from None
-
-
-def _durability(text: str | None) -> Durability | None:
-    if text is None:
-        return None
-    try:
-        return Durability.parse(text)
-    except InvalidArgument:
-        raise InvalidOption("durability", text, "memory, appended, fsynced or replicated(n)") from None

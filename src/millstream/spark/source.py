@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, MapType, StringType, StructField, Stru
 from millstream.spark import FORMAT
 from millstream.spark.errors import InvalidOption
 from millstream.spark.options import SourceOptions, source_options
-from millstream.spark.targets import sink_targets
+from millstream.spark.sink_options import sink_targets
 
 if TYPE_CHECKING:
     from millstream.spark.reader import RedisStreamsBatchReader, RedisStreamsReader

@@ -9,7 +9,7 @@ from millstream.spark.bulk import UniformRows
 from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for, pieces, refuse_oversize
 from millstream.spark.errors import InvalidOption, NoWriteIdentity, UnusableRow
-from millstream.spark.options import sink_options
+from millstream.spark.sink_options import sink_options
 from millstream.wire.resp import pack
 
 

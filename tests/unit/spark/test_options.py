@@ -7,7 +7,8 @@ import pytest
 from millstream.model import EntryId, TrimPolicy
 from millstream.spark.connection import Address
 from millstream.spark.errors import InvalidOption
-from millstream.spark.options import sink_options, source_options
+from millstream.spark.options import source_options
+from millstream.spark.sink_options import sink_options
 
 URL = "redis://localhost:6379"
 

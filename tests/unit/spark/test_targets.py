@@ -11,7 +11,7 @@ import pytest
 
 from millstream.spark.errors import InvalidOption
 from millstream.spark.fan_out import fan_out
-from millstream.spark.targets import sink_targets
+from millstream.spark.sink_options import sink_targets
 
 FIRST = {"url": "redis://a", "stream": "orders", "maxlen": "100", "txnAppId": "app", "txnVersion": "3"}
 
