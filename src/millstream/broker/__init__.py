@@ -24,6 +24,7 @@ from millstream.broker.operations.arguments import Fields, Id, field_words
 from millstream.broker.operations.info import (
     GroupSurvey,
     StreamSurvey,
+    list_keys,
     server_setting,
     server_version,
     stream_info,
@@ -103,6 +104,7 @@ __all__ = [
     "groups",
     "keep_short",
     "leases",
+    "list_keys",
     "mapping",
     "migrate",
     "open_blocking_broker",

@@ -36,6 +36,7 @@ CHAPTERS = {
     "migrate": Chapter("migrate", "Move an embedded broker's data to Redis.", False),
     "top": Chapter("top", "Watch streams, rates, lag, pending entries and memory, live.", False),
     "doctor": Chapter("doctor", "Check a server, or one stream, and say what to do.", False),
+    "verify": Chapter("verify", "Ask a server all that the contract promises, and tell what does not hold.", False),
     "bench": Chapter("bench", "Measure this installation, beside peers, in the same run.", False),
     "demo": Chapter("demo", "See the whole product at work in under two minutes.", False),
 }

@@ -71,6 +71,15 @@ def _consumer(facts: dict[bytes, Any]) -> ConsumerInfo:
 
 
 def list_streams(context: Context, pattern: str = "*") -> Conversation[list[str]]:
+    return (yield from _scan(context, pattern, b"TYPE", b"stream"))
+
+
+def list_keys(context: Context, pattern: str) -> Conversation[list[str]]:
+    """Names of all keys of any kind that match the glob, as ``list_streams`` finds streams."""
+    return (yield from _scan(context, pattern))
+
+
+def _scan(context: Context, pattern: str, *options: bytes) -> Conversation[list[str]]:
     glob = name_word(pattern, "pattern")
     nodes: list[bytes | None] = [None]
     if context.cluster:
@@ -80,7 +89,7 @@ def list_streams(context: Context, pattern: str = "*") -> Conversation[list[str]
     for node in nodes:
         cursor = b"0"
         while True:
-            words = (b"SCAN", cursor, b"MATCH", glob, b"COUNT", SCAN_STEP, b"TYPE", b"stream")
+            words = (b"SCAN", cursor, b"MATCH", glob, b"COUNT", SCAN_STEP, *options)
             cursor, names = yield Command(words, node, repeatable=True)
             found.update(names)
             if cursor == b"0":

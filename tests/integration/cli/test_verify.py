@@ -1,0 +1,93 @@
+"""``millstream verify`` against real servers: one that behaves, and one that lies."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from millstream.testing import RedisProcess, free_port
+
+
+def verify(url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "millstream", "verify", "--url", url, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+
+
+def test_a_redis_keeps_every_promise_and_is_left_as_it_was(redis_server: RedisProcess) -> None:
+    client = redis.Redis(port=redis_server.port)
+    client.flushall()
+    client.set("somebody's", "value")
+    done = verify(redis_server.url, "-o", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) > 150
+    assert [one for one in verdicts if one["failure"]] == []
+    assert client.keys("*") == [b"somebody's"]
+
+
+@contextmanager
+def answering_xlen_wrong(server: RedisProcess) -> Iterator[str]:
+    """A server that is right in everything but XLEN: what a proxy or a rewrite of Redis may be."""
+    port, listener = free_port(), socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(64)
+
+    def copy(upstream: socket.socket, client: socket.socket) -> None:
+        try:
+            while data := upstream.recv(1 << 20):
+                client.sendall(data)
+        except OSError:
+            pass
+
+    def accept() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=each, args=(client,), daemon=True).start()
+
+    def each(client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", server.port)) as upstream:
+            threading.Thread(target=copy, args=(upstream, client), daemon=True).start()
+            try:
+                while data := client.recv(1 << 20):
+                    lies = data.startswith(b"*2\r\n$4\r\nXLEN\r\n")
+                    upstream.sendall(b"*2\r\n$6\r\nSTRLEN\r\n$1\r\n-\r\n" if lies else data)
+            except OSError:
+                pass
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        listener.close()
+
+
+def test_a_server_that_lies_is_told_with_the_line_that_does_not_hold(redis_server: RedisProcess) -> None:
+    with answering_xlen_wrong(redis_server) as url:
+        done = verify(url)
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert "broker.xlen(stream)" in done.stdout
+    assert "promises hold" in done.stdout
+
+
+def test_no_server_is_said_so() -> None:
+    done = verify(f"redis://127.0.0.1:{free_port()}")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("url", ["local://", "local://named"])
+def test_the_embedded_broker_keeps_every_promise(url: str) -> None:
+    done = verify(url)
+    assert done.returncode == 0, done.stdout + done.stderr
