@@ -167,7 +167,7 @@ class ReadingPart(Part):
         if self._running is not None:
             await self._running
         await self._publisher.close()
-        if missing := set(self.sent) - self.handled.keys():
+        if missing := set(self.sent) - await self.finished():
             complaints.append(f"{len(missing)} never handled")
         if self.patient and (twice := {token: n for token, n in self.handled.items() if n > 1}):
             complaints.append(f"handled again: {twice}")
@@ -179,7 +179,10 @@ class ReadingPart(Part):
             groups = [one for one in await self.steady.group_info(stream) if one.name == GROUP]
             if not groups or groups[0].pending or groups[0].lag:
                 return False
-        return set(self.sent) <= self.handled.keys()
+        return set(self.sent) <= await self.finished()
+
+    async def finished(self) -> set[str]:
+        return set(self.handled)
 
     @property
     def streams(self) -> list[str]:
@@ -239,9 +242,16 @@ class BurialPart(SubscriberPart):
         self.handled[message.payload.decode()] += 1
         raise ValueError("planted")
 
-    async def complaints(self) -> list[str]:
+    async def finished(self) -> set[str]:
+        """Handed out, and never heard of again: that is the last delivery, and it is buried without another."""
+        return set(self.handled) | (await self.buried()).keys()
+
+    async def buried(self) -> Counter[str]:
         letters = await DeadLetters(self.steady, self.name).list(limit=1000)
-        buried = Counter(published([letter.fields for letter in letters]))
+        return Counter(published([letter.fields for letter in letters]))
+
+    async def complaints(self) -> list[str]:
+        buried = await self.buried()
         wrong = {token: buried[token] for token in self.sent if not self.once(buried[token])}
         return [f"not buried once: {wrong}"] if wrong else []
 

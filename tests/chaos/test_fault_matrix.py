@@ -90,6 +90,7 @@ def phases(fault: Fault, part: type[Part]) -> Iterator[Phase]:
             or (phase is Phase.COMMAND and part.kind == "batch")  # a refused head and a stored tail: a hole, raised
             or (phase is Phase.BLOCKED and not part.blocks)
             or (fault.name == "NOSCRIPT" and part.kind in ("xadd", "batch"))
+            or (fault.name == "NOSCRIPT" and part.kind == "replay" and phase is Phase.BATCH)  # it sends one script
         ):
             continue
         yield phase

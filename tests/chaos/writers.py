@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 from millstream import BlockingBroker, Broker
-from millstream.errors import MillstreamError
+from millstream.errors import DurabilityUnavailable, MillstreamError
 from millstream.messaging import Message, Publisher
 from millstream.messaging.codecs import codec
 from millstream.model import Durability
@@ -83,7 +83,8 @@ class Writer(ABC):
                 await self.write(tokens)
             except MillstreamError as error:
                 self.errors[type(error).__name__] += 1
-                if not error.retryable:
+                # Stored, but not on so many replicas yet: given again, the rows are not stored again but waited for.
+                if not error.retryable and not (self.repeats and isinstance(error, DurabilityUnavailable)):
                     self.refused.append(error)
                     return False
                 self.passing.append(error)

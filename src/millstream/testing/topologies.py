@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from millstream.broker import BlockingBroker, open_blocking_broker
+from millstream.errors import MillstreamError
 from millstream.testing.servers import RedisProcess, free_port
 from millstream.testing.waiting import wait_until
 from millstream.wire.commands import Command
@@ -21,20 +24,28 @@ def ask(server: RedisProcess, *words: str | bytes) -> Any:
         return say(broker, *words)
 
 
+def say_to(server: RedisProcess, password: str, *words: str | bytes) -> Any:
+    """``ask`` with a login."""
+    login = f":{password}@" if password else ""
+    with open_blocking_broker(f"redis://{login}127.0.0.1:{server.port}") as broker:
+        return say(broker, *words)
+
+
 def say(broker: BlockingBroker, *words: str | bytes) -> Any:
     return broker.link.call(Command(tuple(word.encode() if isinstance(word, str) else word for word in words)))
 
 
 class SentinelSetup:
-    """One primary, one replica, three sentinels that call them ``millstream`` and notice a death within a second."""
+    """One primary, one replica or more, three sentinels that call them ``millstream`` and notice a death within a
+    second."""
 
-    def __init__(self, *, password: str = "") -> None:
+    def __init__(self, *, password: str = "", replicas: int = 1) -> None:
         self._password = password
         locked = ["--requirepass", password, "--masterauth", password] if password else []
         self.primary = RedisProcess([*locked, "--repl-diskless-sync-delay", "0"])
-        self.replica = RedisProcess(
-            [*locked, "--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", str(self.primary.port)]
-        )
+        following = ["--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", str(self.primary.port)]
+        self.replicas = [RedisProcess([*locked, *following]) for _ in range(replicas)]
+        self.replica = self.replicas[0]
         self.sentinels: list[RedisProcess] = []
         self._directory = tempfile.TemporaryDirectory(prefix="millstream-sentinel-")
 
@@ -47,7 +58,8 @@ class SentinelSetup:
     def __enter__(self) -> Self:
         try:
             self.primary.start()
-            self.replica.start()
+            for replica in self.replicas:
+                replica.start()
             for number in range(3):
                 self.sentinels.append(self._sentinel(number))
             wait_until(self._settled, what="the sentinels to know each other and the replica", timeout_s=SETTLING_S)
@@ -71,9 +83,9 @@ class SentinelSetup:
         for sentinel in self.sentinels:
             flat = ask(sentinel, "SENTINEL", "MASTER", "millstream")
             facts = dict(zip(flat[::2], flat[1::2], strict=True))
-            if facts[b"num-other-sentinels"] != b"2" or facts[b"num-slaves"] != b"1":
+            if facts[b"num-other-sentinels"] != b"2" or facts[b"num-slaves"] != b"%d" % len(self.replicas):
                 return False
-        return "MASTER <-> REPLICA sync: Finished with success" in self.replica.log
+        return all("MASTER <-> REPLICA sync: Finished with success" in replica.log for replica in self.replicas)
 
     def failover(self) -> None:
         """Kills the primary as a crash does, and returns when the sentinels name the other one."""
@@ -88,10 +100,39 @@ class SentinelSetup:
             timeout_s=SETTLING_S,
         )
 
+    def switch(self) -> int:
+        """A planned failover, as an operator asks a sentinel for it. Returns the new primary's port, when the sentinels
+        agree and all the others follow it."""
+        before = self.primary_port()
+        wait_until(self._asked_to_switch, what="a sentinel to begin a failover", timeout_s=SETTLING_S)
+        wait_until(lambda: self.primary_port() not in (0, before), what="another primary", timeout_s=SETTLING_S)
+        wait_until(self._following, what="all replicas to follow the new primary", timeout_s=SETTLING_S)
+        return self.primary_port()
+
+    def _asked_to_switch(self) -> bool:
+        try:
+            return bool(ask(self.sentinels[0], "SENTINEL", "FAILOVER", "millstream") == b"OK")
+        except MillstreamError:  # the last one is not over, or no replica is good enough yet
+            time.sleep(0.2)
+            return False
+
+    def primary_port(self) -> int:
+        """What all sentinels agree on; 0 while they do not."""
+        named = {ask(one, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "millstream")[1] for one in self.sentinels}
+        return int(named.pop()) if len(named) == 1 else 0
+
+    def _following(self) -> bool:
+        port = self.primary_port()
+        for server in (self.primary, *self.replicas):
+            role = say_to(server, self._password, "ROLE")
+            if (role[0] != b"master") if server.port == port else (role[0] != b"slave" or role[3] != b"connected"):
+                return False
+        return bool(port)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for server in (*self.sentinels, self.replica, self.primary):
+        for server in (*self.sentinels, *self.replicas, self.primary):
             server.stop()
         self._directory.cleanup()
 
@@ -166,6 +207,15 @@ class ClusterSetup:
             if first <= slot <= last:
                 return next(node for node in self.nodes if node.port == primary[1])
         raise LookupError(slot)
+
+    def move(self, slot: int, target: RedisProcess, *, between: Callable[[], None] = lambda: None) -> None:
+        """A reshard of one slot as tools do it: key after key, while both nodes answer for the slot; ``between`` is
+        called after each."""
+        source = self.begin_move(slot, target)
+        while keys := ask(source, "CLUSTER", "GETKEYSINSLOT", str(slot), "1"):
+            ask(source, "MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
+            between()
+        self.end_move(slot, target)
 
     def begin_move(self, slot: int, target: RedisProcess) -> RedisProcess:
         """The slot is on its way: its present owner answers ASK for keys that it does not have."""
