@@ -12,9 +12,29 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "millstream"
-DOORS = ["broker", "engine", "engine.journal", "server"]
+DOORS = ["assignment", "broker", "cqrs", "engine", "engine.journal", "messaging", "server"]
 """The rooms that are entered through their doors alone."""
-FOR_USERS = {"broker": {"Appended", "Fields", "Id", "OnceWriter", "together"}, "engine": {"Block"}}
+FOR_USERS = {
+    "broker": {"Appended", "Fields", "Id", "OnceWriter", "together"},
+    "engine": {"Block"},
+    "messaging": {
+        *("Ack", "AckPolicy", "Backoff", "Burial", "Bury", "Codec", "Handler", "Outcome", "Output", "Retry"),
+        *("read_burial", "SubscriberSettings"),
+        *("codec_names", "circuit_breaker", "correlation", "deduplicate", "duplicate", "fail_randomly", "poison_queue"),
+        *("recoverer", "retry", "throttle", "timeout", "AlreadyRunning", "AlreadySettled", "AlreadySubscribed"),
+        *("DeliveriesExhausted", "DuplicateRoute", "HandlerCancelled", "HandlerCrashed", "NoSuchDeadLetter"),
+        *("NothingToSettle", "PublisherClosed", "RetryLater", "TooLateToSettle", "Undecodable"),
+    },
+    "cqrs": {
+        *("CannotUnmarshal", "CommandBus", "CommandRouter", "Depends", "DuplicateHandler", "EventBus", "EventRouter"),
+        *("HandlerRefused", "Marshaler", "PydanticMarshaler", "command_topic", "event_topic"),
+    },
+    "assignment": {
+        *("AssignedSubscriber", "MalformedAnnouncement", "MemberClosed", "NotTheOwner", "Notification"),
+        *("PartitionedPublisher", "StreamAdded", "StreamDisowned", "StreamExpired", "StreamIsOwned"),
+        *("StreamTerminated", "Token", "assigned_subscriber", "partition_of", "partition_streams"),
+    },
+}
 """What a door exports for people's own code: what methods return, and what ``run`` takes."""
 
 

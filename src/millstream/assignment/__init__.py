@@ -4,7 +4,7 @@ In: announcements. Out: notifications through one bounded queue. Nothing here re
 does), and nothing depends on a notification of the server: a sweep finds whatever was missed.
 """
 
-from millstream.assignment.announcement import Announcement
+from millstream.assignment.announcement import Announcement, balancer_stream
 from millstream.assignment.client import AssignmentClient
 from millstream.assignment.errors import (
     MalformedAnnouncement,
@@ -13,6 +13,7 @@ from millstream.assignment.errors import (
     StreamIsOwned,
 )
 from millstream.assignment.leases import Token
+from millstream.assignment.member import AssignmentMember
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
@@ -20,6 +21,7 @@ from millstream.assignment.notifications import (
     StreamExpired,
     StreamTerminated,
 )
+from millstream.assignment.operator import announce_stream, assignments, force_release
 from millstream.assignment.partitions import PartitionedPublisher, partition_of, partition_streams
 from millstream.assignment.settings import Settings
 from millstream.assignment.subscriber import AssignedSubscriber, assigned_subscriber
@@ -28,6 +30,7 @@ __all__ = [
     "Announcement",
     "AssignedSubscriber",
     "AssignmentClient",
+    "AssignmentMember",
     "MalformedAnnouncement",
     "MemberClosed",
     "NotTheOwner",
@@ -40,7 +43,11 @@ __all__ = [
     "StreamIsOwned",
     "StreamTerminated",
     "Token",
+    "announce_stream",
     "assigned_subscriber",
+    "assignments",
+    "balancer_stream",
+    "force_release",
     "partition_of",
     "partition_streams",
 ]

@@ -18,8 +18,7 @@ from millstream.assignment.notifications import Notification, StreamAdded, Strea
 from millstream.assignment.settings import Settings, default_member
 from millstream.broker import Broker
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
-from millstream.model import EntryId, Observer
-from millstream.model.backoff import Backoff
+from millstream.model import Backoff, EntryId, Observer
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,7 @@ import time
 from collections.abc import Callable
 
 from millstream import Broker, open_broker
-from millstream.assignment.announcement import Announcement
-from millstream.assignment.client import AssignmentClient
-from millstream.assignment.member import AssignmentMember
-from millstream.assignment.settings import Settings
+from millstream.assignment import Announcement, AssignmentClient, AssignmentMember, Settings
 from millstream.bench.result import Progress, Result
 from millstream.testing import RedisProcess
 
@@ -24,7 +21,7 @@ SETTINGS = Settings(lease_ms=2_000, renew_interval_ms=700)
 _VICTIM = """
 import asyncio, sys
 from millstream import open_broker
-from millstream.assignment.client import AssignmentClient
+from millstream.assignment import AssignmentClient
 from millstream.bench.assignment import SETTINGS
 async def main():
     async with open_broker(sys.argv[1]) as broker:

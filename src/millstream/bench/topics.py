@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from millstream import Broker, open_broker
 from millstream.bench.result import Progress, Result
-from millstream.messaging import Handler, Message, Publisher, Router, Subscriber
-from millstream.messaging.codecs import codec
+from millstream.messaging import Handler, Message, Publisher, Router, Subscriber, codec
 from millstream.testing import RedisProcess
 
 PAYLOAD = b"order 1234567 of customer c-98765 amounts to 129.90 EUR and is to be shipped to Ulm ok"

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.assignment.announcement import Announcement, balancer_stream
-from millstream.assignment.operator import announce_stream, assignments, force_release
+from millstream.assignment import Announcement, announce_stream, assignments, balancer_stream, force_release
 from millstream.broker import BlockingBroker
 from millstream.cli import show
 from millstream.cli.format import duration, named, printable

@@ -14,7 +14,7 @@ from millstream.cli.exit_codes import FAILED
 from millstream.cli.format import age, named, printable
 from millstream.cli.lookup import DEADLINE_MS, NoSuchEntry, no_entry, no_stream, typed
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
-from millstream.messaging.dead_letters import (
+from millstream.messaging import (
     DeadLetter,
     DeadLetters,
     Replayed,

@@ -17,9 +17,8 @@ from millstream.cli.format import duration, size
 from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
-from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
-from millstream.messaging.signals import run_until_signalled
-from millstream.model.units import parse_duration_ms
+from millstream.messaging import Janitor, RetentionPolicy, StreamReport, run_until_signalled
+from millstream.model import parse_duration_ms
 
 app = typer.Typer()
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.model.units import parse_size_bytes
+from millstream.model import parse_size_bytes
 
 
 def command(

@@ -9,7 +9,7 @@ from millstream.cqrs.dependencies import Depends
 from millstream.cqrs.errors import CannotUnmarshal, DuplicateHandler
 from millstream.cqrs.handlers import CommandRouter, EventRouter
 from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
-from millstream.messaging.handler import HandlerRefused
+from millstream.messaging import HandlerRefused
 
 __all__ = [
     "CannotUnmarshal",

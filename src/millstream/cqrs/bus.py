@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, Self
 from millstream.cqrs.handlers import Check, Handlers, Registered, call, one_group_each, one_handler_each
 from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
 from millstream.errors import InvalidArgument
-from millstream.messaging.handler import HandlerRefused
-from millstream.messaging.message import KEY, Message
-from millstream.messaging.middleware.correlation import correlated
-from millstream.messaging.publisher import Publisher
-from millstream.messaging.route import Route, make_subscriber, refuse_shared_groups
-from millstream.messaging.router import Router
-from millstream.messaging.settings import check_topic
-from millstream.model.units import Seconds
+from millstream.messaging import (
+    KEY,
+    HandlerRefused,
+    Message,
+    Publisher,
+    Route,
+    Router,
+    check_topic,
+    correlated,
+    make_subscriber,
+    refuse_shared_groups,
+)
+from millstream.model import Seconds
 
 if TYPE_CHECKING:
     from millstream.broker import Broker

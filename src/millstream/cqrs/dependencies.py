@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from millstream.messaging.handler import HandlerRefused, annotated_part, callable_place, resolve
-from millstream.messaging.message import Message
+from millstream.messaging import HandlerRefused, Message, annotated_part, callable_place, resolve_signature
 
 T = TypeVar("T")
 
@@ -125,7 +124,7 @@ def _plan_dependency(dependency: Dependency, asked_by: tuple[Callable[..., Any],
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any, Dependency | None]]:
     """Each parameter that can be given by name, with its bare annotation and the dependency that it asks for."""
-    signature, hints = resolve(function)
+    signature, hints = resolve_signature(function)
     found: list[tuple[inspect.Parameter, Any, Dependency | None]] = []
     for parameter in signature.parameters.values():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):

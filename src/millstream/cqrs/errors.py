@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.errors import MillstreamError
-from millstream.messaging.errors import Rejected
+from millstream.messaging import Rejected
 
 
 class DuplicateHandler(MillstreamError):

@@ -15,8 +15,7 @@ from typing import Any, TypeVar, overload
 
 from millstream.cqrs.dependencies import Given, Kind, Plan, plan_dependency, plan_handler
 from millstream.cqrs.errors import DuplicateHandler
-from millstream.messaging.handler import Middleware, callable_name, callable_place, in_thread
-from millstream.messaging.message import Message
+from millstream.messaging import Message, Middleware, callable_name, callable_place, in_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 

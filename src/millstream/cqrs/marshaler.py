@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from millstream.cqrs.errors import CannotUnmarshal
-from millstream.messaging.message import Message
+from millstream.messaging import Message
 
 NAME = "name"
 """The metadata key under which the class's name travels."""

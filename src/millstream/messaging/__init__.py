@@ -5,7 +5,14 @@ Speaks to streams through the broker's operations alone; a Redis command never a
 
 from millstream.messaging.burial import Burial, read_burial
 from millstream.messaging.codecs import Codec, codec, codec_names
-from millstream.messaging.dead_letters import DeadLetter, DeadLetters, Selection
+from millstream.messaging.dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    NoSuchDeadLetter,
+    Replayed,
+    Selection,
+    dead_letter_streams,
+)
 from millstream.messaging.errors import (
     AlreadySettled,
     AlreadySubscribed,
@@ -19,8 +26,18 @@ from millstream.messaging.errors import (
     TooLateToSettle,
     Undecodable,
 )
-from millstream.messaging.handler import Handler, HandlerRefused, Middleware
-from millstream.messaging.message import Message
+from millstream.messaging.handler import (
+    Handler,
+    HandlerRefused,
+    Middleware,
+    Output,
+    annotated_part,
+    callable_name,
+    callable_place,
+    in_thread,
+    resolve_signature,
+)
+from millstream.messaging.message import KEY, Message
 from millstream.messaging.middleware import (
     circuit_breaker,
     correlated,
@@ -37,15 +54,16 @@ from millstream.messaging.middleware import (
 )
 from millstream.messaging.outcome import Ack, AckPolicy, Bury, Outcome, Retry
 from millstream.messaging.publisher import Publisher
-from millstream.messaging.retention import Janitor, RetentionPolicy
-from millstream.messaging.route import DuplicateRoute
+from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
+from millstream.messaging.route import DuplicateRoute, Route, make_subscriber, refuse_shared_groups
 from millstream.messaging.router import AlreadyRunning, Router
-from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.settings import SubscriberSettings, check_topic
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
 from millstream.model import Backoff
 
 __all__ = [
+    "KEY",
     "Ack",
     "AckPolicy",
     "AlreadyRunning",
@@ -66,32 +84,46 @@ __all__ = [
     "Janitor",
     "Message",
     "Middleware",
+    "NoSuchDeadLetter",
     "NothingToSettle",
     "Outcome",
+    "Output",
     "Publisher",
     "PublisherClosed",
     "Rejected",
+    "Replayed",
     "RetentionPolicy",
     "Retry",
     "RetryLater",
+    "Route",
     "Router",
     "Selection",
+    "StreamReport",
     "Subscriber",
     "SubscriberSettings",
     "TooLateToSettle",
     "Undecodable",
+    "annotated_part",
+    "callable_name",
+    "callable_place",
+    "check_topic",
     "circuit_breaker",
     "codec",
     "codec_names",
     "correlated",
     "correlation",
+    "dead_letter_streams",
     "deduplicate",
     "duplicate",
     "fail_randomly",
+    "in_thread",
+    "make_subscriber",
     "metrics",
     "poison_queue",
     "read_burial",
     "recoverer",
+    "refuse_shared_groups",
+    "resolve_signature",
     "retry",
     "run_until_signalled",
     "throttle",

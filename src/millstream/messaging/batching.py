@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from millstream.broker import BatchWriter, RowsMissing, run_async
 from millstream.errors import MillstreamError
 from millstream.messaging.outage import Outage
-from millstream.model import Backoff, Durability, EntryId
-from millstream.model.clock import monotonic_ms
+from millstream.model import Backoff, Durability, EntryId, monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.broker import Broker

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from millstream.broker import beside
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
 from millstream.messaging.burial import Burial, marked, original, read_burial
-from millstream.messaging.middleware.throttle import Pace
+from millstream.messaging.middleware.throttle import RateLimit
 from millstream.messaging.settings import check_topic
 from millstream.model import MAX_ID, MIN_ID, Entry, EntryId
 from millstream.wire.names import to_name
@@ -207,7 +207,7 @@ class DeadLetters:
         if to is not None:
             check_topic(to)
         done = Replayed(dry_run=dry_run)
-        pace = None if rate is None else Pace(1 / rate, 1)
+        pace = None if rate is None else RateLimit(1 / rate, 1)
         async for batch in self._batches(selection, 1 if pace is not None else PAGE, limit):
             by_target: dict[tuple[str, str | None], MutableSequence[DeadLetter]] = {}
             for letter in batch:

@@ -144,7 +144,7 @@ class HandlerRefused(MillstreamError):
         super().__init__(f"{at}: {why}", place=place, parameter=parameter)
 
 
-def resolve(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+def resolve_signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
     """A function's signature and its annotations as objects. Raises HandlerRefused where they cannot be resolved."""
     try:
         return inspect.signature(function), typing.get_type_hints(annotated_part(function), include_extras=True)
@@ -171,7 +171,7 @@ def message_handler(function: Callable[..., Any]) -> Handler:
     """
     if not callable(function):
         raise HandlerRefused(repr(function), "is not callable. Register a function that takes a Message.")
-    signature, hints = resolve(function)
+    signature, hints = resolve_signature(function)
     required = [
         each
         for each in signature.parameters.values()

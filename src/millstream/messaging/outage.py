@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from millstream.model import Observer
-from millstream.model.clock import monotonic_ms
+from millstream.model import Observer, monotonic_ms
 
 log = logging.getLogger(__name__)
 

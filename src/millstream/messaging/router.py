@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError
 from millstream.messaging.handler import HandlerRefused, Middleware, callable_place, current_handler
-from millstream.messaging.middleware.retry import Backoff
 from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
 from millstream.messaging.supervision import can_pass
-from millstream.model import EntryId
-from millstream.model.units import Seconds, seconds
+from millstream.model import Backoff, EntryId, Seconds, seconds
 
 if TYPE_CHECKING:
     from millstream.broker import Broker
@@ -31,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 log = logging.getLogger("millstream.router")
 POLL_S = 0.005
-RESTART = Backoff(initial_interval=0.2, max_interval=30.0, multiplier=2.0, randomization_factor=0.5)
+RESTART = Backoff(initial_ms=200, max_ms=30_000, jitter=0.5)
 
 
 class AlreadyRunning(MillstreamError):
@@ -47,7 +45,7 @@ class HasRoutes(Protocol):
     def routes(self) -> Sequence[Route]: ...
 
 
-class State(Enum):
+class RouterState(Enum):
     NEW = "new"
     RUNNING = "running"
     CLOSED = "closed"
@@ -67,7 +65,7 @@ class Router:
         self._middleware: list[Middleware] = []
         self._own: list[Route] = []
         self._included: list[HasRoutes] = []
-        self._state = State.NEW
+        self._state = RouterState.NEW
         self._stop = asyncio.Event()
         self._closed = asyncio.Event()
         self._subscribers: list[tuple[Route, Subscriber]] = []
@@ -162,7 +160,7 @@ class Router:
         return [route.inside(self._middleware, self._options) for route in (*self._own, *included)]
 
     def _refuse_changes(self) -> None:
-        if self._state is not State.NEW:
+        if self._state is not RouterState.NEW:
             raise AlreadyRunning
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -170,12 +168,12 @@ class Router:
     @property
     def ready(self) -> bool:
         """True while every handler's topic is being read."""
-        return self._state is State.RUNNING and all(subscriber.ready for _, subscriber in self._subscribers)
+        return self._state is RouterState.RUNNING and all(subscriber.ready for _, subscriber in self._subscribers)
 
     @property
     def readiness(self) -> dict[str, bool]:
         """Each handler and its topic, and whether that is being read; empty while the router does not run."""
-        if self._state is not State.RUNNING:
+        if self._state is not RouterState.RUNNING:
             return {}
         return {f"{route.name} on {route.topic}": subscriber.ready for route, subscriber in self._subscribers}
 
@@ -218,7 +216,7 @@ class Router:
         """Stops reading, waits for what is in flight up to ``close_timeout``, hands the rest back. Idempotent; before
         ``run`` it does nothing. Called by a handler of this router it only begins, because it cannot wait for itself.
         """
-        if self._state is State.NEW:
+        if self._state is RouterState.NEW:
             return
         self._stop.set()
         if current_handler().owner is not self:
@@ -233,7 +231,7 @@ class Router:
             raise InvalidArgument("router", self, "a router with at least one handler: register one with router.on")
         refuse_shared_groups(routes)
         self._subscribers = [(route, make_subscriber(self._broker, route)) for route in routes]
-        self._state = State.RUNNING
+        self._state = RouterState.RUNNING
         return asyncio.create_task(self._supervise(), name="millstream router")
 
     async def _supervise(self) -> None:
@@ -251,7 +249,7 @@ class Router:
             timeout_ms = round(self._close_timeout * 1000)
             closing = [subscriber.close(timeout_ms) for _, subscriber in self._subscribers]
             results = await asyncio.gather(*closing, *serving, return_exceptions=True)
-            self._state = State.CLOSED
+            self._state = RouterState.CLOSED
             self._closed.set()
         for result in results:
             if isinstance(result, Exception):
@@ -272,7 +270,8 @@ class Router:
                 failures += 1
                 log.error("handler %s stopped reading %r: %s", route.name, route.topic, error)
                 self._tell("messaging.route_failed", handler=route.name, topic=route.topic, error=str(error))
-                await self._pause(RESTART.pause(failures, random.random()))  # noqa: S311 (jitter, not a secret)
+                chance = random.random()  # noqa: S311 (jitter, not a secret)
+                await self._pause(RESTART.delay_ms(failures, chance) / 1000)
             finally:
                 watch.cancel()
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from millstream.errors import MillstreamError
 from millstream.messaging.burial import text_of
-from millstream.model import Backoff
-from millstream.model.clock import monotonic_ms
+from millstream.model import Backoff, monotonic_ms
 
 log = logging.getLogger(__name__)
 

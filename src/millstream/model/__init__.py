@@ -1,13 +1,14 @@
 """The values that all rooms speak in. Pure: no I/O, no clock of its own, nothing that waits."""
 
 from millstream.model.backoff import Backoff
-from millstream.model.clock import Clock, ManualClock, SystemClock
+from millstream.model.clock import Clock, ManualClock, SystemClock, monotonic_ms
 from millstream.model.durability import APPENDED, FSYNCED, MEMORY, Durability, replicated
 from millstream.model.entries import Claimed, Delivery, Entry, PendingEntry, PendingSummary
 from millstream.model.entry_id import MAX_ID, MIN_ID, EntryId
 from millstream.model.info import ConsumerInfo, GroupInfo, StreamInfo
 from millstream.model.observer import Fact, Observer, quiet
 from millstream.model.trim import TrimPolicy
+from millstream.model.units import Seconds, parse_duration_ms, parse_size_bytes, seconds
 
 __all__ = [
     "APPENDED",
@@ -29,9 +30,14 @@ __all__ = [
     "Observer",
     "PendingEntry",
     "PendingSummary",
+    "Seconds",
     "StreamInfo",
     "SystemClock",
     "TrimPolicy",
+    "monotonic_ms",
+    "parse_duration_ms",
+    "parse_size_bytes",
     "quiet",
     "replicated",
+    "seconds",
 ]

@@ -16,8 +16,7 @@ from starlette.applications import Starlette
 
 from millstream.broker import Broker
 from millstream.errors import InvalidArgument
-from millstream.messaging.handler import Middleware
-from millstream.messaging.middleware.metrics import metrics
+from millstream.messaging import Middleware, metrics
 from millstream.observe.health import Failures, HealthStatus, Watched, check_watched, health_of, name_of
 from millstream.observe.labels import MAX_SERIES, label
 from millstream.observe.metrics import Exposition

@@ -15,9 +15,8 @@ from millstream.messaging.errors import HandlerCancelled, Rejected, RetryLater
 from millstream.messaging.handler import Handler, RunningHandler, running
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
-    Backoff,
     Circuit,
-    Pace,
+    RateLimit,
     circuit_breaker,
     correlated,
     correlation,
@@ -141,12 +140,6 @@ async def test_retry_does_not_call_again_what_has_settled_its_message() -> None:
     assert len(calls) == 1
 
 
-def test_backoff_is_spread_by_its_factor_and_never_overflows() -> None:
-    backoff = Backoff(1.0, 8.0, 2.0, 0.5)
-    assert (backoff.pause(2, 0.0), backoff.pause(2, 0.5), backoff.pause(2, 1.0)) == (1.0, 2.0, 3.0)
-    assert backoff.pause(100_000, 0.5) == 8.0
-
-
 @pytest.mark.parametrize(
     "options",
     [{"max_retries": -1}, {"multiplier": 0.5}, {"randomization_factor": 2}, {"initial_interval": -1},
@@ -186,10 +179,10 @@ async def test_a_timeout_of_the_handlers_own_is_not_taken_for_ours() -> None:
 # --- throttle -------------------------------------------------------------------------------------------------------
 
 
-def test_pace_is_even_and_a_burst_is_earned_by_waiting() -> None:
-    even = Pace(0.1, 1)
+def test_a_rate_limit_is_even_and_a_burst_is_earned_by_waiting() -> None:
+    even = RateLimit(0.1, 1)
     assert [round(even.reserve(0.0), 6) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
-    bursty = Pace(0.1, 3)
+    bursty = RateLimit(0.1, 3)
     assert [round(bursty.reserve(0.0), 6) for _ in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.2]
     assert bursty.reserve(100.0) == 0.0
 

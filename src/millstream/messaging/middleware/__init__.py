@@ -12,14 +12,13 @@ from millstream.messaging.middleware.fail_randomly import fail_randomly
 from millstream.messaging.middleware.metrics import metrics
 from millstream.messaging.middleware.poison_queue import poison_queue
 from millstream.messaging.middleware.recoverer import recoverer
-from millstream.messaging.middleware.retry import Backoff, retry
-from millstream.messaging.middleware.throttle import Pace, throttle
+from millstream.messaging.middleware.retry import retry
+from millstream.messaging.middleware.throttle import RateLimit, throttle
 from millstream.messaging.middleware.timeout import timeout
 
 __all__ = [
-    "Backoff",
     "Circuit",
-    "Pace",
+    "RateLimit",
     "circuit_breaker",
     "correlated",
     "correlation",

@@ -17,10 +17,10 @@ from millstream.messaging.errors import Rejected
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.messaging.middleware.errors import CircuitOpen
-from millstream.model.units import Seconds, seconds
+from millstream.model import Seconds, seconds
 
 
-class State(Enum):
+class CircuitState(Enum):
     CLOSED = "closed"
     """Everything passes; consecutive failures are counted."""
     OPEN = "open"
@@ -37,32 +37,32 @@ class Circuit:
         self._reset_after = reset_after
         self._failed = 0
         self._opens_until = 0.0
-        self.state = State.CLOSED
+        self.state = CircuitState.CLOSED
 
     def enter(self, now: float) -> float:
         """0.0: go ahead (and then say ``succeeded`` or ``failed``). Otherwise how long to wait before asking again."""
-        if self.state is State.CLOSED:
+        if self.state is CircuitState.CLOSED:
             return 0.0
-        if self.state is State.OPEN and now >= self._opens_until:
-            self.state = State.HALF_OPEN
+        if self.state is CircuitState.OPEN and now >= self._opens_until:
+            self.state = CircuitState.HALF_OPEN
             return 0.0
         # Someone else's trial is under way: its end is not known, so ask again after at most the reset time.
-        return self._opens_until - now if self.state is State.OPEN else self._reset_after
+        return self._opens_until - now if self.state is CircuitState.OPEN else self._reset_after
 
     def succeeded(self) -> None:
         self._failed = 0
-        self.state = State.CLOSED
+        self.state = CircuitState.CLOSED
 
     def failed(self, now: float) -> None:
         self._failed += 1
-        if self.state is State.HALF_OPEN or self._failed >= self._limit:
-            self.state = State.OPEN
+        if self.state is CircuitState.HALF_OPEN or self._failed >= self._limit:
+            self.state = CircuitState.OPEN
             self._opens_until = now + self._reset_after
 
     def gave_up(self, now: float) -> None:
         """A call ended without telling anything (it was cancelled): a trial must not stay under way for ever."""
-        if self.state is State.HALF_OPEN:
-            self.state = State.OPEN
+        if self.state is CircuitState.HALF_OPEN:
+            self.state = CircuitState.OPEN
             self._opens_until = now
 
 
@@ -96,7 +96,7 @@ def circuit_breaker(
             while (wait := circuit.enter(now())) > 0:
                 if when_open == "raise":
                     raise CircuitOpen(wait)
-                await sleep(min(wait, after / 4) if circuit.state is State.HALF_OPEN else wait)
+                await sleep(min(wait, after / 4) if circuit.state is CircuitState.HALF_OPEN else wait)
             try:
                 output = await handler(message)
             except ignored:

@@ -17,7 +17,7 @@ from millstream.errors import InvalidArgument
 from millstream.messaging.burial import OF
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model.units import Seconds, seconds
+from millstream.model import Seconds, seconds
 
 
 class KeyValueBroker(Protocol):

@@ -10,32 +10,12 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.errors import Rejected, RetryLater
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model.units import Seconds, seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long to pause after the n-th failure (the first is 1): pure, given a number in [0, 1)."""
-
-    initial_interval: float
-    max_interval: float
-    multiplier: float
-    randomization_factor: float
-
-    def pause(self, failures: int, chance: float) -> float:
-        try:
-            plain = self.initial_interval * self.multiplier ** (failures - 1)
-        except OverflowError:  # a multiplier above 1 and thousands of failures
-            plain = self.max_interval
-        # Spread around the plain value: many workers that failed together shall not come back together.
-        spread = 1 + self.randomization_factor * (2 * chance - 1)
-        return min(self.max_interval, plain) * spread
+from millstream.model import Backoff, Seconds, seconds
 
 
 def retry(
@@ -64,10 +44,10 @@ def retry(
     if not 0 <= randomization_factor <= 1:
         raise InvalidArgument("retry.randomization_factor", randomization_factor, "a number between 0 and 1")
     backoff = Backoff(
-        seconds(initial_interval, "retry.initial_interval"),
-        seconds(max_interval, "retry.max_interval"),
-        multiplier,
-        randomization_factor,
+        initial_ms=round(1000 * seconds(initial_interval, "retry.initial_interval")),
+        max_ms=round(1000 * seconds(max_interval, "retry.max_interval")),
+        factor=multiplier,
+        jitter=randomization_factor,
     )
     limit = None if max_elapsed_time is None else seconds(max_elapsed_time, "retry.max_elapsed_time")
 
@@ -84,7 +64,7 @@ def retry(
                     raise Rejected(f"{type(error).__name__}: {error}") from error
                 except Exception as error:
                     failures += 1
-                    pause = backoff.pause(failures, chance())
+                    pause = backoff.delay_ms(failures, chance()) / 1000
                     too_late = limit is not None and now() - started + pause > limit
                     # Settled by the handler itself: another call would settle it a second time.
                     if failures > max_retries or too_late or message.settled is not None:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from millstream.errors import InvalidArgument
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model.units import Seconds, seconds
+from millstream.model import Seconds, seconds
 
 
-class Pace:
+class RateLimit:
     """Decides when the next start may be: evenly spaced, after a burst that idle time has earned. Pure."""
 
     def __init__(self, interval: float, burst: int) -> None:
@@ -40,7 +40,7 @@ def throttle(
         raise InvalidArgument("throttle.count", count, "a number of at least 1")
     if burst < 1:
         raise InvalidArgument("throttle.burst", burst, "a number of at least 1")
-    pace = Pace(seconds(per, "throttle.per", allow_zero=False) / count, burst)
+    pace = RateLimit(seconds(per, "throttle.per", allow_zero=False) / count, burst)
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:

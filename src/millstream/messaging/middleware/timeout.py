@@ -7,7 +7,7 @@ import asyncio
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.messaging.middleware.errors import HandlerTimedOut
-from millstream.model.units import Seconds, seconds
+from millstream.model import Seconds, seconds
 
 
 def timeout(limit: Seconds) -> Middleware:
