@@ -31,7 +31,10 @@ def guarded_twin(plain: Twin) -> Twin:
 
 
 def register_twins(engine: Any) -> None:
-    """Teaches an embedded engine what every script of ours means."""
+    """Teaches an embedded engine what every script of ours means, and those of the version before."""
+    from millstream.broker.steps.previous import PREVIOUS  # its twins need what is below
+
+    engine.know_scripts(PREVIOUS)
     for name in all_names():
         engine.register_script(script(name).source, twin(name))
         engine.register_script(guarded_form(script(name)).source, guarded_twin(twin(name)))
