@@ -11,7 +11,7 @@ from typing import Final
 from millstream.broker.steps.once.twin import append_once, append_once_at, once_close, once_open
 from millstream.broker.steps.twins import clock_ms
 from millstream.broker.steps.unique.twin import append_unique
-from millstream.engine.scripts import Call, Twin
+from millstream.engine import Call, Twin
 from millstream.wire.replies import Reply
 
 
