@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
-from millstream import open_blocking_broker, open_broker
+from millstream import Limits, open_blocking_broker, open_broker
 from millstream.model import replicated
-from millstream.testing import DeliveryLedger, SentinelSetup, eventually
+from millstream.testing import DeliveryLedger, RedisProcess, SentinelSetup, eventually
 from millstream.testing.topologies import ask, say
 
 
@@ -89,3 +90,45 @@ async def test_redis_pys_own_sentinel_clients(sentinel: SentinelSetup) -> None:
         await broker.xadd("orders", {"n": 1})
     with open_blocking_broker(Sentinel(places).master_for("millstream")) as blocking:
         assert blocking.xlen("orders") == 1
+
+
+async def test_a_link_hears_of_a_new_primary_at_once(sentinel: SentinelSetup) -> None:
+    """The old one hangs: its connection stands, and no answer will come. Whoever waits is told by the sentinels."""
+    patient = Limits(answer_ms=3_600_000)
+    async with open_broker(sentinel.url, deadline_ms=60_000, limits=patient) as broker:
+        with open_blocking_broker(sentinel.url, deadline_ms=60_000, limits=patient) as blocking:
+            await broker.append_once("orders", "async", 1, 0, [{"n": 1}], durability=replicated(1, timeout_ms=5000))
+            await asyncio.to_thread(blocking.append_once, "orders", "thread", 1, 0, [{"n": 2}])
+            await eventually(lambda: _listeners(sentinel) == 2, what="both links to listen to a sentinel")
+            sentinel.primary.signal(signal.SIGSTOP)
+            try:
+                calls = asyncio.gather(
+                    broker.append_once("orders", "async", 1, 1, [{"n": 3}]),
+                    broker.xlen("orders"),
+                    asyncio.to_thread(blocking.append_once, "orders", "thread", 1, 1, [{"n": 4}]),
+                )
+                await asyncio.wait_for(calls, 60)
+            finally:
+                sentinel.primary.signal(signal.SIGCONT)
+            found = sorted(int(entry.fields[b"n"]) for entry in await broker.xrange("orders"))
+            assert found[-2:] == [3, 4]
+
+
+def _listeners(sentinel: SentinelSetup) -> int:
+    return sum(_listens(one) for one in sentinel.sentinels)
+
+
+def _listens(one: RedisProcess) -> int:
+    clients: bytes = ask(one, "CLIENT", "LIST")
+    return clients.count(b" sub=1 ")
+
+
+async def test_a_sentinel_that_dies_is_replaced_as_a_teller(sentinel: SentinelSetup) -> None:
+    async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
+        await broker.ping()
+        await eventually(lambda: _listeners(sentinel) == 1, what="the link to listen to a sentinel")
+        told_by = next(one for one in sentinel.sentinels if _listens(one))
+        told_by.kill()
+        sentinel.sentinels.remove(told_by)
+        await eventually(lambda: _listeners(sentinel) == 1, what="the link to listen to another sentinel")
+    await eventually(lambda: _listeners(sentinel) == 0, what="the closed link to listen no more")

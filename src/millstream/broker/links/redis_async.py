@@ -16,6 +16,7 @@ from millstream.broker.links.link import Features
 from millstream.broker.links.nodes import Node, Target
 from millstream.broker.links.opening import PING, check_first_answer, open_stream, why_not_connected
 from millstream.broker.links.routes import route_to
+from millstream.broker.links.sentinel_watch import SentinelWatch
 from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.model.clock import Clock
@@ -28,18 +29,24 @@ R = TypeVar("R")
 class _Wires:
     """The connections of one event loop in one process; they are of no use to any other."""
 
-    def __init__(self, target: Target, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, target: Target, limits: Limits, loop: asyncio.AbstractEventLoop, forget: Callable[[], None]
+    ) -> None:
         self._target = target
         self._limits = limits
         self.loop = loop
         self._shared: dict[Node, AsyncWire] = {}
         self._opening: dict[Node, asyncio.Lock] = {}
         self._spare: dict[Node, list[AsyncWire]] = {}
-        self._out: set[AsyncWire] = set()
+        self._out: dict[AsyncWire, Node] = {}
         self._answered: set[Node] = set()
         """Nodes that have answered, or that were asked about TLS once."""
+        self._forget_primary = forget
+        self._sentinels = SentinelWatch(target, self.open, self._switched) if target.kind == "sentinel" else None
 
     async def exchange(self, trip: Exchange) -> list[Any]:
+        if self._sentinels is not None:
+            self._sentinels.start()
         if not trip.alone:
             wire = self._shared.get(trip.node)
             if wire is None or not wire.in_order() or wire.idle_s * 1000 > self._limits.idle_check_ms:
@@ -74,11 +81,11 @@ class _Wires:
         while spare:
             wire = spare.pop()
             if await self._well(wire):
-                self._out.add(wire)
+                self._out[wire] = node
                 return wire
             wire.close()
         wire = await self.open(node)
-        self._out.add(wire)
+        self._out[wire] = node
         return wire
 
     async def _well(self, wire: AsyncWire) -> bool:
@@ -91,7 +98,7 @@ class _Wires:
         return wire.in_order()
 
     def give_back(self, node: Node, wire: AsyncWire) -> None:
-        self._out.discard(wire)
+        self._out.pop(wire, None)
         spare = self._spare.setdefault(node, [])
         if wire.alive and len(spare) < self._limits.max_idle_connections:
             spare.append(wire)
@@ -99,7 +106,7 @@ class _Wires:
             wire.close()
 
     def discard(self, wire: AsyncWire) -> None:
-        self._out.discard(wire)
+        self._out.pop(wire, None)
         wire.close("given up")
 
     async def open(self, node: Node) -> AsyncWire:
@@ -133,8 +140,21 @@ class _Wires:
             raise why_not_connected(self._target, node, error) from error
         return wire
 
+    def _switched(self, primary: Node) -> None:
+        """There is a new primary: whatever waits for the old one waits in vain."""
+        self._forget_primary()
+        for node, wire in self._all():
+            if node.kind == "data" and node != primary:
+                wire.close(f"{primary} is the primary now")
+
+    def _all(self) -> list[tuple[Node, AsyncWire]]:
+        spare = [(node, wire) for node, many in self._spare.items() for wire in many]
+        return [*self._shared.items(), *spare, *((node, wire) for wire, node in self._out.items())]
+
     def close(self) -> None:
-        for wire in [*self._shared.values(), *(one for many in self._spare.values() for one in many), *self._out]:
+        if self._sentinels is not None:
+            self._sentinels.close()
+        for _, wire in self._all():
             wire.close()
         self._shared.clear()
         self._spare.clear()
@@ -199,7 +219,7 @@ class RedisLink:
         wires = self._by_loop.get(id(loop))
         if wires is None or wires.loop is not loop:
             self._by_loop = {key: one for key, one in self._by_loop.items() if not one.loop.is_closed()}
-            wires = self._by_loop[id(loop)] = _Wires(self.target, self._limits, loop)
+            wires = self._by_loop[id(loop)] = _Wires(self.target, self._limits, loop, self._traveller.route.forget)
         return wires
 
     async def primaries(self) -> list[Node]:

@@ -17,6 +17,7 @@ from millstream.broker.links.nodes import Node, Target
 from millstream.broker.links.opening import PING, check_first_answer, open_socket, why_not_connected
 from millstream.broker.links.redis_async import closed
 from millstream.broker.links.routes import route_to
+from millstream.broker.links.sentinel_watch import BlockingSentinelWatch
 from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import MillstreamError
 from millstream.model.clock import Clock
@@ -39,10 +40,11 @@ class BlockingRedisLink:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._spare: dict[Node, list[BlockingWire]] = {}
-        self._out: set[BlockingWire] = set()
+        self._out: dict[BlockingWire, Node] = {}
         self._answered: set[Node] = set()
         """Nodes that have answered, or that were asked about TLS once."""
         self._closed = threading.Event()
+        self._sentinels: BlockingSentinelWatch | None = None
 
     def call(self, command: Command) -> Any:
         return self._travel(self._traveller.call(command))
@@ -83,6 +85,8 @@ class BlockingRedisLink:
             journey.close()
 
     def exchange(self, trip: Exchange) -> list[Any]:
+        if self._sentinels is None and self.target.kind == "sentinel":
+            self._watch_sentinels()
         wire = self._take(trip.node)
         try:
             return wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
@@ -100,7 +104,7 @@ class BlockingRedisLink:
                 wire.close()
                 continue
             with self._lock:
-                self._out.add(wire)
+                self._out[wire] = node
             return wire
 
     def _well(self, wire: BlockingWire) -> bool:
@@ -116,12 +120,28 @@ class BlockingRedisLink:
 
     def _give_back(self, node: Node, wire: BlockingWire) -> None:
         with self._lock:
-            self._out.discard(wire)
+            self._out.pop(wire, None)
             spare = self._spare.setdefault(node, [])
             if wire.alive and not self._closed.is_set() and len(spare) < self._limits.max_idle_connections:
                 spare.append(wire)
                 return
         wire.close()
+
+    def _watch_sentinels(self) -> None:
+        with self._lock:
+            if self._sentinels is None and not self._closed.is_set():
+                self._sentinels = BlockingSentinelWatch(self)
+                self._sentinels.start()
+
+    def switched(self, primary: Node) -> None:
+        """There is a new primary: whatever waits for the old one waits in vain."""
+        self._traveller.route.forget()
+        with self._lock:
+            for node in [node for node in self._spare if node.kind == "data" and node != primary]:
+                for wire in self._spare.pop(node):
+                    wire.close()
+            for wire in [wire for wire, node in self._out.items() if node.kind == "data" and node != primary]:
+                wire.interrupt()
 
     def check(self) -> None:
         """Raises BrokerClosed; drops the parent's connections after a fork."""
@@ -130,7 +150,8 @@ class BlockingRedisLink:
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._lock = threading.Lock()  # the parent's may have been held while it forked
-            spare, self._spare, self._out = self._spare, {}, set()
+            spare, self._spare, self._out = self._spare, {}, {}
+            self._sentinels = None  # threads stay with the parent
             for wire in (one for many in spare.values() for one in many):
                 wire.close()  # closes this process's copy of the descriptor; the parent's connection lives on
 
@@ -178,6 +199,8 @@ class BlockingRedisLink:
             spare = [one for many in self._spare.values() for one in many]
             self._spare.clear()
             busy = list(self._out)
+        if self._sentinels is not None:
+            self._sentinels.close()
         for wire in spare:
             wire.close()
         for wire in busy:

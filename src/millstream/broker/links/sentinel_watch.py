@@ -1,0 +1,169 @@
+"""Hearing of a new primary from the sentinels at once, instead of finding out when the old one refuses or falls silent.
+
+A subscription to ``+switch-master`` of one sentinel, beside the connections that carry commands. It is a hint: who
+misses it (pub/sub keeps nothing) finds the new primary as before, a little later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from millstream.broker.links.async_wire import AsyncWire
+from millstream.broker.links.blocking_wire import BlockingWire
+from millstream.broker.links.exchange import NoAnswer, NotSent
+from millstream.broker.links.journey import BACKOFF
+from millstream.broker.links.nodes import Node, Target
+from millstream.broker.links.packing import pack
+from millstream.errors import MillstreamError
+from millstream.wire.commands import Args
+
+CHANNEL = b"+switch-master"
+SUBSCRIBE: Args = (b"SUBSCRIBE", CHANNEL)
+
+
+def new_primary(reply: Any, service: str) -> Node | None:
+    """What a message says: ``name old-host old-port new-host new-port``. None for another service."""
+    if not isinstance(reply, list) or len(reply) != 3 or reply[:2] != [b"message", CHANNEL]:
+        return None
+    words = reply[2].decode(errors="replace").split(" ")
+    if len(words) != 5 or words[0] != service or not words[4].isdigit():
+        return None
+    return Node(words[3], int(words[4]))
+
+
+class SentinelWatch:
+    """For one event loop. No task of its own lives on: only a connection, and a timer where that was lost."""
+
+    def __init__(self, target: Target, open_wire: Callable[[Node], Any], switched: Callable[[Node], None]) -> None:
+        self._target = target
+        self._open_wire = open_wire
+        self._switched = switched
+        self._wire: AsyncWire | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._closed = False
+
+    def start(self) -> None:
+        """Does nothing where it listens already, or is about to."""
+        if self._closed or self._wire is not None or self._opening is not None or self._timer is not None:
+            return
+        sentinels = self._target.nodes
+        sentinel = sentinels[self._failures % len(sentinels)]
+        self._opening = asyncio.get_running_loop().create_task(self._subscribe(sentinel))
+
+    async def _subscribe(self, sentinel: Node) -> None:
+        try:
+            wire: AsyncWire = await self._open_wire(sentinel)
+        except (NotSent, NoAnswer, MillstreamError):
+            self._opening = None
+            self._again()
+            return
+        self._opening = None
+        if self._closed:
+            wire.close()
+            return
+        self._wire = wire
+        self._failures = 0
+        wire.on_push = self._heard
+        wire.on_lost = self._lost
+        wire.subscribe(pack(SUBSCRIBE))
+
+    def _heard(self, reply: Any) -> None:
+        if (primary := new_primary(reply, self._target.service)) is not None:
+            self._switched(primary)
+
+    def _lost(self) -> None:
+        self._wire = None
+        self._again()
+
+    def _again(self) -> None:
+        if self._closed:
+            return
+        self._failures += 1
+        delay_s = BACKOFF.delay_ms(self._failures, random.random()) / 1000  # noqa: S311 - spreads retries
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.start()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._wire is not None:
+            self._wire.close()
+
+
+class Switchable(Protocol):
+    """What the thread below needs of a blocking link."""
+
+    target: Target
+
+    def open_own(self, node: Node) -> BlockingWire: ...
+
+    def switched(self, primary: Node) -> None: ...
+
+    def pause(self, seconds: float) -> None: ...
+
+
+class BlockingSentinelWatch(threading.Thread):
+    """The same for threads: one more, which sleeps on its connection. It holds its link by a weak reference only."""
+
+    def __init__(self, link: Switchable) -> None:
+        super().__init__(name="millstream sentinel watch", daemon=True)
+        self._link = weakref.ref(link, lambda _: self.close())
+        self._sentinels: Sequence[Node] = link.target.nodes
+        self._service = link.target.service
+        self._wire: BlockingWire | None = None
+        self._closed = False
+
+    def run(self) -> None:
+        failures = 0
+        while not self._closed:
+            try:
+                self._listen(self._sentinels[failures % len(self._sentinels)])
+            except (NotSent, NoAnswer):
+                failures += 1
+            except MillstreamError:
+                failures += 1  # a sentinel that wants another password; or the link was closed
+            link = self._link()
+            if link is None or self._closed:
+                return
+            try:
+                link.pause(BACKOFF.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
+            except MillstreamError:
+                return  # the link was closed
+            del link
+
+    def _listen(self, sentinel: Node) -> None:
+        link = self._link()
+        if link is None:
+            return
+        wire = self._wire = link.open_own(sentinel)
+        del link
+        try:
+            if self._closed:
+                return
+            wire.send([SUBSCRIBE])
+            while True:
+                reply = wire.receive(None)
+                if (primary := new_primary(reply, self._service)) is not None and (link := self._link()) is not None:
+                    link.switched(primary)
+                    del link
+        finally:
+            self._wire = None
+            wire.close()
+
+    def close(self) -> None:
+        self._closed = True
+        if (wire := self._wire) is not None:
+            wire.interrupt()
