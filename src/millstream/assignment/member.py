@@ -35,7 +35,7 @@ from millstream.assignment.notifications import (
 from millstream.assignment.placement import Member as Row
 from millstream.assignment.placement import living, targets
 from millstream.assignment.settings import Settings
-from millstream.broker import Broker
+from millstream.broker import Broker, entries_at
 from millstream.broker import leases as lease_steps
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import Entry, EntryId, Observer, PendingEntry, quiet
@@ -254,7 +254,7 @@ class AssignmentMember:
         """The server lost data (FLUSHALL, a failover): whoever owned a stream is the one who still knows of it."""
         if not leases:
             return
-        entries = await self.broker.run(lease_steps.entries_at, self.stream, [lease.lbs_id for lease in leases])
+        entries = await self.broker.run(entries_at, self.stream, [lease.lbs_id for lease in leases])
         gone = [lease for lease, entry in zip(leases, entries, strict=True) if entry is None]
         if not gone:
             return
@@ -337,7 +337,7 @@ class AssignmentMember:
         ids = [item.id for item in pending if item.id not in held]
         if not ids:
             return 0
-        entries = await self.broker.run(lease_steps.entries_at, self.stream, ids)
+        entries = await self.broker.run(entries_at, self.stream, ids)
         gone = [entry_id for entry_id, entry in zip(ids, entries, strict=True) if entry is None]
         if gone:
             await self.broker.xack(self.stream, self.group, gone)
@@ -364,7 +364,7 @@ class AssignmentMember:
             )
             window = self._settled(holder, page.next_window(pending, 2 * STEP))
             due = [item.id for item in window if now - self._expired_told.get(item.id, -again) >= again]
-            entries = await self.broker.run(lease_steps.entries_at, self.stream, due)
+            entries = await self.broker.run(entries_at, self.stream, due)
             candidates = await self._understand([one for one in entries if one is not None], dict.fromkeys(due, holder))
             for candidate, record in await self._free(candidates, alive):
                 if room <= 0:
@@ -559,7 +559,7 @@ class AssignmentMember:
             raise StreamIsOwned(stream, self.name)
         await self.beat()
         alive = living(self.view.members, self.view.now_ms)
-        [entry] = await self.broker.run(lease_steps.entries_at, self.stream, [lbs_id])
+        [entry] = await self.broker.run(entries_at, self.stream, [lbs_id])
         if entry is None:
             raise NotTheOwner(stream)
         record, lock = await self._read_one(stream, lbs_id)

@@ -30,6 +30,7 @@ from millstream.broker.operations.info import (
     stream_info,
     survey,
 )
+from millstream.broker.operations.streams import entries_at
 from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
 from millstream.broker.steps.once import (
     Appended,
@@ -99,6 +100,7 @@ __all__ = [
     "beside",
     "code_of",
     "delayed",
+    "entries_at",
     "field_words",
     "gc_paused",
     "groups",

@@ -11,6 +11,7 @@ from millstream.cli import show
 from millstream.cli.format import count_of, duration, entries, named, printable
 from millstream.cli.lookup import need_group, need_stream, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
+from millstream.errors import InvalidArgument
 from millstream.model import ConsumerInfo
 
 app = typer.Typer()
@@ -52,11 +53,16 @@ def reap(
         float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Dead after this many seconds of silence.")
     ] = 600,
     to: Annotated[str | None, typer.Option("--to", help="Who gets what the dead ones hold.")] = None,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Throw away what the dead ones hold: nobody will handle it.")
+    ] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Remove consumers that have been silent for long. Those that still hold entries need --to."""
+    """Remove consumers that have been silent for long. Those that still hold entries need --to, or --discard."""
+    if discard and to is not None:
+        raise InvalidArgument("--to, --discard", "both", "one of them at most")
     with opened(url) as broker:
         members = need_group(broker, stream, group).consumers
         dead = [one for one in members if one.idle_ms >= idle_s * 1000 and one.name != to]
@@ -64,20 +70,26 @@ def reap(
             if output is OutputKind.table:
                 rows = [[one.name, one.pending, duration(one.idle_ms)] for one in dead]
                 show.table(["consumer", "pending", "silent for"], rows)
-            show.confirm(f"Remove {count_of(len(dead), 'consumer', 'consumers')}{_heir(to, members)}?", yes=yes)
+            show.confirm(
+                f"Remove {count_of(len(dead), 'consumer', 'consumers')}{_heir(to, members, dead, discard)}?", yes=yes
+            )
         removed = []
         for consumer in dead:
-            moved = broker.delete_consumer(stream, group, consumer.name, to=to)
-            removed.append({"consumer": consumer.name, "handed_over": moved})
+            held = broker.delete_consumer(stream, group, consumer.name, to=to, discard=discard)
+            handed, thrown = (0, held) if discard else (held, 0)
+            removed.append({"consumer": consumer.name, "handed_over": handed, "discarded": thrown})
             if output is OutputKind.table:
-                typer.echo(f"removed {printable(consumer.name)}; {entries(moved)} handed over")
+                became = "thrown away" if discard else "handed over"
+                typer.echo(f"removed {printable(consumer.name)}; {entries(held)} {became}")
     if output is OutputKind.json:
         show.as_json(removed)
     elif not dead:
         typer.echo(f"no consumer has been silent for {duration(idle_s * 1000)}")
 
 
-def _heir(to: str | None, members: Sequence[ConsumerInfo]) -> str:
+def _heir(to: str | None, members: Sequence[ConsumerInfo], dead: Sequence[ConsumerInfo], discard: bool) -> str:
+    if discard:
+        return f", and throw away {entries(sum(one.pending for one in dead))} that nobody will handle"
     if to is None:
         return ""
     known = any(one.name == to for one in members)

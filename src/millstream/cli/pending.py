@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.format import duration, entries, named
+from millstream.cli.format import duration, entries, named, printable
 from millstream.cli.lookup import need_consumer, need_group, no_entry, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 
@@ -27,6 +27,7 @@ def list_pending(
         float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Idle for at least this many seconds.")
     ] = 0,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most this many.")] = 100,
+    with_entries: Annotated[bool, typer.Option("--entries", help="Show the entries' fields too.")] = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
@@ -37,7 +38,12 @@ def list_pending(
         else:
             need_consumer(broker, stream, group, consumer)
         found = broker.xpending_range(
-            stream, group, count=count, consumer=consumer, min_idle_ms=int(idle_s * 1000) or None
+            stream,
+            group,
+            count=count,
+            consumer=consumer,
+            min_idle_ms=int(idle_s * 1000) or None,
+            with_entries=with_entries,
         )
     items = [
         {
@@ -46,10 +52,20 @@ def list_pending(
             "idle_ms": one.idle_ms,
             "idle": duration(one.idle_ms),
             "deliveries": one.times_delivered,
+            **({"fields": _fields(one.fields, output)} if with_entries else {}),
         }
         for one in found
     ]
-    show.rows(output, ("id", "consumer", "idle", "deliveries"), items)
+    columns = ("id", "consumer", "idle", "deliveries")
+    show.rows(output, (*columns, "fields") if with_entries else columns, items)
+
+
+def _fields(fields: dict[bytes, bytes] | None, output: OutputKind) -> dict[str, str] | str | None:
+    """None, or a word for people, where the entry was deleted while it was pending."""
+    if fields is None:
+        return None if output is OutputKind.json else "(deleted)"
+    shown = {printable(name): printable(value) for name, value in fields.items()}
+    return shown if output is OutputKind.json else "  ".join(f"{name}={value}" for name, value in shown.items())
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.broker import leases, survey
+from millstream.broker import entries_at, survey
 from millstream.cli import show
 from millstream.cli.format import age, named, printable
 from millstream.cli.format import entries as entry_count
@@ -136,7 +136,7 @@ def delete(
     """Delete entries by id, whether or not a group still needs them."""
     with opened(url) as broker:
         need_stream(broker, stream)
-        found = [one for one in broker.run(leases.entries_at, stream, ids) if one is not None]
+        found = [one for one in broker.run(entries_at, stream, ids) if one is not None]
         if not found:
             raise no_entry(stream, ids, "")
         if output is OutputKind.table:

@@ -173,7 +173,31 @@ def test_reaping_tells_programs_who_went(types: Typed, broker: BlockingBroker) -
         "consumers", "reap", "orders", "billing", "--idle", "0", "--to", "w2", "--yes", "-o", "json"
     )
 
-    assert (code, json.loads(printed)) == (0, [{"consumer": "w1", "handed_over": 1}])
+    assert (code, json.loads(printed)) == (0, [{"consumer": "w1", "handed_over": 1, "discarded": 0}])
+
+
+def test_reaping_throws_away_only_where_it_is_told_to(types: Typed, broker: BlockingBroker) -> None:
+    reap = ("consumers", "reap", "orders", "billing", "--idle", "0", "--discard")
+    assert types(*reap, "--to", "w2", "--yes")[0] == USAGE
+
+    code, printed, _ = types(*reap, "--yes", "-o", "json")
+
+    assert code == 0
+    assert {"consumer": "w1", "handed_over": 0, "discarded": 1} in json.loads(printed)
+    assert broker.xpending("orders", "billing").count == 0
+
+
+def test_pending_entries_can_be_shown_with_their_fields(types: Typed, broker: BlockingBroker) -> None:
+    [held] = broker.xpending_range("orders", "billing", with_entries=True)
+    assert held.fields is not None
+
+    code, printed, _ = types("pending", "ls", "orders", "billing", "--entries", "-o", "json")
+
+    assert code == 0
+    assert json.loads(printed)[0]["fields"] == {name.decode(): value.decode() for name, value in held.fields.items()}
+    broker.xdel("orders", held.id)
+    assert json.loads(types("pending", "ls", "orders", "billing", "--entries", "-o", "json")[1])[0]["fields"] is None
+    assert "(deleted)" in types("pending", "ls", "orders", "billing", "--entries")[1]
 
 
 def test_errors_cannot_touch_the_terminal(types: Typed, broker: BlockingBroker) -> None:

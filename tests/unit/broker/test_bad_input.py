@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from millstream.broker import Broker, open_broker
+from millstream.broker import Broker, entries_at, open_broker
 from millstream.broker.context import Context
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.steps.delayed import call as delayed
@@ -285,7 +285,7 @@ def test_an_id_that_is_left_to_the_server_is_refused_by_it() -> None:
                     broker.xack("s", "g", [bad], fenced=True, consumer="c"),
                     broker.xdel("s", [bad]),
                     broker.xclaim("s", "g", "c", [EntryId(1, 1), bad], min_idle_ms=0),
-                    broker.run(leases.entries_at, "s", [bad]),
+                    broker.run(entries_at, "s", [bad]),
                 ):
                     with pytest.raises(InvalidArgument, match="id"):
                         await refused

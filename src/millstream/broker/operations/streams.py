@@ -225,6 +225,18 @@ def xrevrange(
     return read_entries(reply)
 
 
+def entries_at(context: Context, stream: Name, ids: Sequence[Id]) -> Conversation[list[Entry | None]]:
+    """The entries with these ids, None for one that is gone, in one round trip."""
+    key = name_word(stream, "stream")
+    words = id_words(ids)
+    if not words:
+        return []
+    replies = yield Batch([(b"XRANGE", key, word, word) for word in words], key, repeatable=True)
+    if failed := [reply for reply in replies if isinstance(reply, ErrorReply)]:
+        raise typed(failed[0])
+    return [read_entries(reply)[0] if reply else None for reply in replies]
+
+
 def xread(
     context: Context, streams: Mapping[str, Id], *, count: int | None = None, block_ms: int | None = None
 ) -> Conversation[dict[str, list[Entry]]]:

@@ -135,6 +135,7 @@ class ArgumentChapter(Chapter):
             broker.xclaim(stream, "g", "c", ["1-1"], min_idle_ms=0, idle_ms=1, time_ms=1),
             broker.xclaim(stream, "g", "c", [], min_idle_ms=0),
             broker.delete_consumer(stream, "g", "c", to="c"),
+            broker.delete_consumer(stream, "g", "c", to="d", discard=True),
             broker.set(stream, "x", nx=True, xx=True),
         ):
             with pytest.raises(InvalidArgument):

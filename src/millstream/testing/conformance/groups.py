@@ -182,6 +182,22 @@ class GroupChapter(Chapter):
         assert [(entry.consumer, entry.times_delivered) for entry in others] == [("heir", 1), ("heir", 1)]
         assert [consumer.name for consumer in (await broker.group_info(stream))[0].consumers] == ["heir"]
 
+    async def test_a_consumer_goes_with_its_entries_where_they_are_to_be_thrown_away(
+        self, broker: Any, stream: str
+    ) -> None:
+        await broker.xadd_many(stream, [{"n": n} for n in range(3)])
+        await broker.create_group(stream, "g", start="0")
+        await broker.xreadgroup(stream, "g", "c", count=2)
+        await broker.xreadgroup(stream, "g", "other")
+
+        assert await broker.delete_consumer(stream, "g", "c", discard=True) == 2
+        assert await broker.delete_consumer(stream, "g", "c", discard=True) == 0
+
+        assert (await broker.xpending(stream, "g")).consumers == {"other": 1}
+        assert await broker.xlen(stream) == 3
+        with pytest.raises(NoSuchGroup):
+            await broker.delete_consumer(stream, "h", "c", discard=True)
+
     async def test_deleting_a_consumer_that_has_nothing(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="0")
         await broker.create_consumer(stream, "g", "c")

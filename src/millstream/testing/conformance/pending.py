@@ -48,6 +48,21 @@ class PendingChapter(Chapter):
         assert [entry.id for entry in await broker.xpending_range(stream, "g", min_idle_ms=60_000)] == [ids[1]]
         assert await broker.xpending_range(stream, "g", consumer="nobody") == []
 
+    async def test_looking_at_a_range_with_the_entries(self, broker: Any, stream: str) -> None:
+        ids = await self._delivered(broker, stream, 3)
+        await broker.xdel(stream, ids[1])
+
+        found = await broker.xpending_range(stream, "g", with_entries=True)
+
+        assert [(one.id, one.fields) for one in found] == [
+            (ids[0], {b"n": b"0"}),
+            (ids[1], None),
+            (ids[2], {b"n": b"2"}),
+        ]
+        assert [one.times_delivered for one in found] == [1, 1, 1]
+        assert [one.fields for one in await broker.xpending_range(stream, "g")] == [None] * 3
+        assert await broker.xpending_range(stream, "g", consumer="nobody", with_entries=True) == []
+
     async def test_claiming_counts_as_delivery(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 2)
 

@@ -2,7 +2,6 @@
 
 from millstream.broker.steps.leases.call import (
     bury_announcement,
-    entries_at,
     finish_announcement,
     heartbeat,
     lock_keys,
@@ -16,7 +15,6 @@ from millstream.broker.steps.leases.call import (
 
 __all__ = [
     "bury_announcement",
-    "entries_at",
     "finish_announcement",
     "heartbeat",
     "lock_keys",

@@ -8,14 +8,12 @@ from typing import Any
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.keys import beside
-from millstream.broker.operations.answers import entries
 from millstream.broker.operations.arguments import (
     Id,
     Name,
     count_word,
     field_words,
     id_word,
-    id_words,
     name_word,
     pairs,
     sequence,
@@ -25,7 +23,6 @@ from millstream.broker.operations.durability import run_script_durably
 from millstream.broker.steps.script import Script, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model.durability import Durability
-from millstream.model.entries import Entry
 from millstream.wire.commands import Args, Batch, Command, Conversation
 from millstream.wire.names import to_name
 from millstream.wire.replies import ErrorReply
@@ -142,17 +139,6 @@ def unlock_keys(context: Context, keys: Sequence[bytes], value: Name) -> Convers
     keys = [name_word(key, "keys") for key in sequence(keys, "keys", "keys")]
     replies = yield from _run_each(script("lock_release"), [((key,), (word,)) for key in keys])
     return sum(reply for reply in replies if not isinstance(reply, MillstreamError))
-
-
-def entries_at(context: Context, stream: Name, ids: Sequence[Id]) -> Conversation[list[Entry | None]]:
-    """The entries with these ids, None for one that is gone, in one round trip."""
-    key = name_word(stream, "stream")
-    words = id_words(ids)
-    if not words:
-        return []
-    replies = yield Batch([(b"XRANGE", key, word, word) for word in words], key, repeatable=True)
-    _raise_first(replies)
-    return [entries(reply)[0] if reply else None for reply in replies]
 
 
 def finish_announcement(context: Context, stream: Name, group: Name, member: Name, id: Id) -> Conversation[bool]:
