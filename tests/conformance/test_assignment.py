@@ -37,7 +37,7 @@ from millstream.testing import eventually
 from millstream.wire.commands import Command
 
 QUICK = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
-"""For members that die, and those beside them: a busy machine does not hold seven beats up."""
+"""For members that die, and those beside them: a busy machine does not hold seven heartbeats up."""
 STEADY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=50)
 """For members that live: however busy the machine is, they lose nothing."""
 LONG = Settings(lease_ms=60_000, renew_interval_ms=20_000, sweep_interval_ms=50)
@@ -486,13 +486,13 @@ async def test_a_member_that_fell_silent_past_its_lease_takes_its_streams_anew_b
         await announce(broker, "svc", "s")
         steps = AssignmentMember(broker, "svc", "a", LONG, told.append)
         await steps.join()
-        await steps.beat()
+        await steps.heartbeat()
         await steps.place(10)
         first = steps.owned["s"].token
         assert steps.certain_until(first) > time.monotonic()
 
-        steps._alive_until = 0.0  # as if it had been stopped: its last beat is longer ago than the lease
-        await steps.beat()
+        steps._alive_until = 0.0  # as if it had been stopped: its last heartbeat is longer ago than the lease
+        await steps.heartbeat()
         assert steps.certain_until(first) == 0.0
         await steps.renew()
         second = steps.owned["s"].token

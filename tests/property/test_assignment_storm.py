@@ -119,11 +119,11 @@ class Storm:
         for member in self.chance.sample(self.members, len(self.members)):
             if member.paused:
                 continue
-            await member.steps.beat()
+            await member.steps.heartbeat()
             if self.chance.random() < 0.3:
                 await member.steps.renew()
             while await member.steps.place(100):
-                await member.steps.beat()
+                await member.steps.heartbeat()
         await self.write()
         await self.look()
 

@@ -13,8 +13,9 @@ from typing import Any
 from millstream.assignment.announcement import Announcement, balancer_stream, is_lock
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.leases import Token
-from millstream.assignment.member import AssignmentMember, BeforeRelease, release_at_once
+from millstream.assignment.member import AssignmentMember
 from millstream.assignment.notifications import Notification, StreamAdded, StreamDisowned, StreamExpired
+from millstream.assignment.ownership import BeforeRelease, release_at_once
 from millstream.assignment.settings import Settings, default_member
 from millstream.broker import Broker
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
@@ -31,7 +32,7 @@ class AssignmentClient:
     observer, unless another is given.
 
     Streams that were announced are placed evenly over the members, up to each one's capacity. A lease is held by
-    beating; when a member falls silent for ``lease_ms``, the others take its streams over.
+    heartbeats; when a member falls silent for ``lease_ms``, the others take its streams over.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class AssignmentClient:
         self._stop = asyncio.Event()
         self._look_now = asyncio.Event()
         self._changes = asyncio.Lock()
-        self._beat_at_ms = 0.0
+        self._heartbeat_at_ms = 0.0
         self._started_at = 0.0
         self._failure: MillstreamError | None = None
         """Why this member could never join: whoever waits for notifications is told."""
@@ -80,9 +81,13 @@ class AssignmentClient:
 
     @property
     def ready(self) -> bool:
-        """Whether the last beat was heard within the lease: a member that is not ready may have lost its streams."""
+        """Whether the last heartbeat was heard within the lease: a member that is not ready may have lost streams."""
         loop = asyncio.get_running_loop()
-        return bool(self._tasks) and not self._closed and loop.time() * 1000 - self._beat_at_ms < self.settings.lease_ms
+        return (
+            bool(self._tasks)
+            and not self._closed
+            and loop.time() * 1000 - self._heartbeat_at_ms < self.settings.lease_ms
+        )
 
     def certain_until(self, token: Token) -> float:
         """Until then (as ``time.monotonic`` counts) nobody else can own the token's stream; 0 where that is not sure.
@@ -103,7 +108,7 @@ class AssignmentClient:
         self._started_at = asyncio.get_running_loop().time()
         self._tasks = [
             # By itself, behind no lock: whatever the other steps wait for, the others must know that this one lives.
-            asyncio.create_task(self._repeat(self._beat, self.settings.renew_interval_ms, self._stop)),
+            asyncio.create_task(self._repeat(self._heartbeat, self.settings.renew_interval_ms, self._stop)),
             asyncio.create_task(self._repeat(self._renew_step, self.settings.renew_interval_ms, self._stop)),
             asyncio.create_task(
                 self._repeat(self._place_step, self.settings.sweep_interval_ms, self._look_now, calm=True)
@@ -211,7 +216,7 @@ class AssignmentClient:
 
     async def _renew_step(self) -> None:
         async with self._changes:
-            await self._beat()
+            await self._heartbeat()
             await self._steps.renew()
             await self._steps.forget_consumers()
 
@@ -221,7 +226,7 @@ class AssignmentClient:
         more = True
         while more and not self._closed:
             async with self._changes:
-                await self._beat()
+                await self._heartbeat()
                 if self.settings.takeover == "notify":
                     await self._steps.tell_expired(self.settings.queue_size - len(self._waiting))
                 more = await self._steps.place(self.settings.queue_size - len(self._waiting))
@@ -231,12 +236,12 @@ class AssignmentClient:
             took = asyncio.get_running_loop().time() - self._started_at
             self._tell("assignment.started", streams=len(self._steps.owned), seconds=took)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         if not self._joined:
             await self._steps.join()
-        await self._steps.beat()
+        await self._steps.heartbeat()
         self._joined = True
-        self._beat_at_ms = asyncio.get_running_loop().time() * 1000
+        self._heartbeat_at_ms = asyncio.get_running_loop().time() * 1000
 
     # --- the queue ---
 

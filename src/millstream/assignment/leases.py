@@ -63,7 +63,7 @@ class Lease:
     lbs_id: EntryId
     info: Mapping[str, Any]
     run: int = 0
-    """The unbroken run of beats in which it was taken: after a break, rivals may have judged this member dead."""
+    """The unbroken run of heartbeats in which it was taken: after a break, rivals may have judged this member dead."""
 
     @property
     def stream(self) -> str:
@@ -96,7 +96,7 @@ class Page:
 
 
 class View(NamedTuple):
-    """What the last beat told: the server's time, how many streams are announced, and who is a member."""
+    """What the last heartbeat told: the server's time, how many streams are announced, and who is a member."""
 
     now_ms: int
     announced: int

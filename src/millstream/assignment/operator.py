@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream
 from millstream.assignment.errors import MalformedAnnouncement
 from millstream.assignment.leases import OwnerRecord
-from millstream.assignment.member import NOBODY
+from millstream.assignment.ownership import NOBODY
 from millstream.assignment.placement import Member, living
 from millstream.broker import BlockingBroker, leases
 from millstream.errors import MillstreamError, NoSuchStream

@@ -82,12 +82,12 @@ async def _renew(url: str) -> float:
         member = AssignmentMember(broker, "svc", "one", Settings(), lambda _: None)
         await member.join()
         while len(member.owned) < 10_000:
-            await member.beat()
+            await member.heartbeat()
             await member.place(1_000)
         taken = []
         for _ in range(5):
             began = time.perf_counter()
-            await member.beat()
+            await member.heartbeat()
             await member.renew()
             taken.append(time.perf_counter() - began)
         return statistics.median(taken) * 1000
