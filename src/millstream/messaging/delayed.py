@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PAUSE_MS = 1_000.0
 
 
-class Mover:
+class DelayedPublisher:
     """One task for all topics that this process delayed messages to; it sleeps until the next one is due."""
 
     def __init__(self, broker: Broker) -> None:
@@ -34,7 +34,7 @@ class Mover:
             self._due_at[topic] = at
             self._nudge.set()
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="millstream mover")
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="millstream delayed publisher")
 
     async def close(self) -> None:
         """What is not due yet stays beside its stream, for others to move."""

@@ -20,7 +20,7 @@ from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.batching import Ids, Line, Row
 from millstream.messaging.codecs import Codec
 from millstream.messaging.codecs import codec as codec_named
-from millstream.messaging.delayed import Mover
+from millstream.messaging.delayed import DelayedPublisher
 from millstream.messaging.errors import PublisherClosed
 from millstream.messaging.message import Message, new_uuid
 from millstream.messaging.outage import Outage
@@ -90,7 +90,7 @@ class Publisher:
         self._buffered = 0
         self._buffered_bytes = 0
         self._waiting: OrderedDict[asyncio.Future[Ids], Waiting] = OrderedDict()
-        self._mover = Mover(broker)
+        self._delayed = DelayedPublisher(broker)
         self._outage = Outage("publish", broker.context.observer)
         self._tokens = 0
         self._closed = False
@@ -171,7 +171,7 @@ class Publisher:
             if not stored.done():
                 stored.set_exception(PublisherClosed("this publisher was closed while the message waited for room."))
         await self._idle.wait()
-        await self._mover.close()
+        await self._delayed.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -206,7 +206,7 @@ class Publisher:
         await self._broker.run(
             delayed.publish_later, topic, tokens, delay_ms=delay_ms, unique_for_ms=window_ms, durability=level
         )
-        self._mover.due_in(topic, delay_ms)
+        self._delayed.due_in(topic, delay_ms)
         self._tell("messaging.published_later", topic, messages=len(tokens), delay_ms=delay_ms)
         return [None] * len(messages)
 
@@ -258,7 +258,7 @@ class Publisher:
         self._lines = {}
         self._buffered = self._buffered_bytes = 0
         self._waiting = OrderedDict()
-        self._mover = Mover(self._broker)
+        self._delayed = DelayedPublisher(self._broker)
         self._idle = asyncio.Event()
         self._idle.set()
 

@@ -1,0 +1,66 @@
+"""One meaning per word: the glossary is the list, and modules and classes are held to it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "millstream"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from measure_house import classes_used_twice  # noqa: E402 (it stands beside the product, not in it)
+
+TWICE = {
+    "Delivery": "the engine's note in a group's list, as Redis keeps it; the model's is what a reader receives",
+    "Group": "the engine's group of Redis; in a twin, what retention's script knows of one",
+    "Node": "a server of a cluster; in the engine, a node of the tree that Redis keeps a stream in",
+    "Route": "a link's way to a node; messaging's way from a topic to a handler",
+}
+"""Names that stand twice on purpose, in rooms that never see each other's. Anything else gets a name of its own."""
+REBUILT = ("messaging/subscriber/",)
+"""Its parts have new names in the shape that they are being given."""
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The rows of the table under a heading of the glossary, as lists of cells."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    part = text.split(f"{heading}\n", 1)[1].split("\n## ", 1)[0]
+    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in part.splitlines() if "|" in line]
+    return cells[2:]
+
+
+def words_of(name: str) -> set[str]:
+    """``OnceWriter`` and ``once_writer`` are made of the same words."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_every_word_is_explained_once() -> None:
+    words = [row[0] for row in rows("# Glossary")]
+    assert len(words) > 30
+    assert sorted(set(words)) == sorted(words)
+
+
+def test_no_module_and_no_class_is_called_by_a_word_that_was_given_up() -> None:
+    given_up = {word: row[1] for row in rows("## Words that we gave up") for word in row[0].split(", ")}
+    assert len(given_up) > 10
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = str(path.relative_to(SOURCE))
+        if name.startswith(REBUILT):
+            continue
+        classes = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        for each in (path.stem, *classes):
+            found += [f"{name}: {each}; say {given_up[word]}" for word in words_of(each) & given_up.keys()]
+    assert not found
+
+
+def test_no_two_classes_share_a_name_unless_it_says_here_why() -> None:
+    product = {
+        name: files
+        for name, files in classes_used_twice().items()
+        if name not in TWICE and not any(file.startswith(("testing/", *REBUILT)) for file in files)
+    }
+    assert not product
