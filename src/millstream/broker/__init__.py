@@ -50,16 +50,16 @@ from millstream.broker.together import together
 
 if TYPE_CHECKING:
     from millstream.broker.embedded import Embedded, Turn
-    from millstream.broker.links.addresses import redacted, target_of
-    from millstream.broker.links.engine_blocking import BlockingEngineLink
+    from millstream.broker.links.engine_links import BlockingEngineLink
+    from millstream.broker.links.targets import redacted, target_of
     from millstream.broker.migration import migrate
 
 _LATER = {
     "Embedded": "embedded",
     "Turn": "embedded",
-    "redacted": "links.addresses",
-    "target_of": "links.addresses",
-    "BlockingEngineLink": "links.engine_blocking",
+    "redacted": "links.targets",
+    "target_of": "links.targets",
+    "BlockingEngineLink": "links.engine_links",
     "migrate": "migration",
 }
 """What needs the engine, or a client of Redis: loaded when somebody asks for it."""

@@ -1,6 +1,6 @@
 """Failures by kind: which error a reply means, and whether asking again can help.
 
-In: an error reply's text. Out: a typed error, or the word that the link's journey decides by.
+In: an error reply's text. Out: a typed error, or the word that the links' retry policy decides by.
 """
 
 from __future__ import annotations

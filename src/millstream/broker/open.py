@@ -45,7 +45,7 @@ def open_broker(
     site = _site(url, max_stream_len, deadline_ms, observer, clock, limits)
     link: Link
     if is_local(url):
-        from millstream.broker.links.engine_async import EngineLink
+        from millstream.broker.links.engine_links import EngineLink
         from millstream.broker.links.local import address_of
 
         link = EngineLink(address_of(url), clock, limits, observer)
@@ -72,7 +72,7 @@ def open_blocking_broker(
     site = _site(url, max_stream_len, deadline_ms, observer, clock, limits)
     link: BlockingLink
     if is_local(url):
-        from millstream.broker.links.engine_blocking import BlockingEngineLink
+        from millstream.broker.links.engine_links import BlockingEngineLink
         from millstream.broker.links.local import address_of
 
         link = BlockingEngineLink(address_of(url), clock, limits, observer)
@@ -91,10 +91,10 @@ def is_local(url: Any) -> bool:
 
 def _target(url: Any) -> Any:
     if isinstance(url, str):
-        from millstream.broker.links.addresses import target_of
+        from millstream.broker.links.targets import target_of
 
         return target_of(url)
-    from millstream.broker.links.clients import target_of_client
+    from millstream.broker.links.targets import target_of_client
 
     return target_of_client(url)
 

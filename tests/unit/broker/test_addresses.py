@@ -7,9 +7,8 @@ import pickle
 import pytest
 
 from millstream import open_blocking_broker, open_broker
-from millstream.broker.links.addresses import redacted, target_of
 from millstream.broker.links.local import address_of
-from millstream.broker.links.nodes import Node
+from millstream.broker.links.targets import Node, redacted, target_of
 from millstream.errors import InvalidArgument
 
 

@@ -23,8 +23,8 @@ import redis.connection as blocking_connections
 import redis.exceptions as redis_exceptions
 
 from millstream import Limits, open_blocking_broker, open_broker
-from millstream.broker.links.async_wire import AsyncWire
-from millstream.broker.links.blocking_wire import BlockingWire
+from millstream.broker.links.async_connection import AsyncConnection
+from millstream.broker.links.blocking_connection import BlockingConnection
 from millstream.errors import BrokerUnavailable, MillstreamError
 
 LIMITS = Limits(connect_ms=30_000, answer_ms=30_000)
@@ -176,13 +176,13 @@ ASYNC_CONNECTING: dict[str, Plant] = {
     "logging in": lambda patch, error: patch.setattr(
         async_connections.Connection, "on_connect_check_health", raising(error, coroutine=True)
     ),
-    "taking over": lambda patch, error: patch.setattr(AsyncWire, "_take_over", raising(error)),
-    "asking": lambda patch, error: patch.setattr(AsyncWire, "_send", raising(error)),
+    "taking over": lambda patch, error: patch.setattr(AsyncConnection, "_take_over", raising(error)),
+    "asking": lambda patch, error: patch.setattr(AsyncConnection, "_send", raising(error)),
 }
 ASYNC_TALKING: dict[str, Plant] = {
-    "sending": plant_on_wire(AsyncWire, "_transport", lambda whole, error: Broken(whole, "write", error)),
-    "feeding": plant_on_wire(AsyncWire, "_reader", lambda whole, error: Broken(whole, "feed", error)),
-    "parsing": plant_on_wire(AsyncWire, "_reader", lambda whole, error: Broken(whole, "gets", error)),
+    "sending": plant_on_wire(AsyncConnection, "_transport", lambda whole, error: Broken(whole, "write", error)),
+    "feeding": plant_on_wire(AsyncConnection, "_reader", lambda whole, error: Broken(whole, "feed", error)),
+    "parsing": plant_on_wire(AsyncConnection, "_reader", lambda whole, error: Broken(whole, "gets", error)),
 }
 BLOCKING_CONNECTING: dict[str, Plant] = {
     "making": lambda patch, error: patch.setattr(blocking_connections.Connection, "__init__", raising(error)),
@@ -190,16 +190,16 @@ BLOCKING_CONNECTING: dict[str, Plant] = {
     "logging in": lambda patch, error: patch.setattr(
         blocking_connections.Connection, "on_connect_check_health", raising(error)
     ),
-    "asking": lambda patch, error: patch.setattr(BlockingWire, "_read", raising(error)),
+    "asking": lambda patch, error: patch.setattr(BlockingConnection, "_read", raising(error)),
 }
 BLOCKING_TALKING: dict[str, Plant] = {
-    "sending": plant_on_wire(BlockingWire, "_sock", lambda whole, error: Broken(whole, "sendall", error)),
-    "receiving": plant_on_wire(BlockingWire, "_sock", lambda whole, error: Broken(whole, "recv", error)),
+    "sending": plant_on_wire(BlockingConnection, "_sock", lambda whole, error: Broken(whole, "sendall", error)),
+    "receiving": plant_on_wire(BlockingConnection, "_sock", lambda whole, error: Broken(whole, "recv", error)),
     "setting a time limit": plant_on_wire(
-        BlockingWire, "_sock", lambda whole, error: Broken(whole, "settimeout", error)
+        BlockingConnection, "_sock", lambda whole, error: Broken(whole, "settimeout", error)
     ),
-    "feeding": plant_on_wire(BlockingWire, "_reader", lambda whole, error: Broken(whole, "feed", error)),
-    "parsing": plant_on_wire(BlockingWire, "_reader", lambda whole, error: Broken(whole, "gets", error)),
+    "feeding": plant_on_wire(BlockingConnection, "_reader", lambda whole, error: Broken(whole, "feed", error)),
+    "parsing": plant_on_wire(BlockingConnection, "_reader", lambda whole, error: Broken(whole, "gets", error)),
 }
 
 
@@ -247,7 +247,7 @@ def test_an_interrupt_passes_unchanged_and_leaves_no_connection(
             with pytest.raises(kind):
                 broker.xadd("s", {"n": 1})
         assert not broker.link._out, "somebody still holds it"  # type: ignore[attr-defined]
-        assert not [wire for many in broker.link._spare.values() for wire in many if not wire.quiet()]  # type: ignore[attr-defined]
+        assert not [connection for many in broker.link._spare.values() for connection in many if not connection.quiet()]  # type: ignore[attr-defined]
         assert broker.xadd("s", {"n": 1}), "and it works on"
 
 
@@ -258,5 +258,5 @@ async def test_a_cancellation_passes_unchanged(port: int, step: str) -> None:
             {**ASYNC_CONNECTING, **ASYNC_TALKING}[step](patch, asyncio.CancelledError("planted"))
             with pytest.raises(asyncio.CancelledError):
                 await broker.xadd("s", {"n": 1})
-        broker.link._by_loop.clear()  # type: ignore[attr-defined]  # the planted attribute stays on its wire
+        broker.link._by_loop.clear()  # type: ignore[attr-defined]  # the planted attribute stays on its connection
         assert await broker.xadd("s", {"n": 1}), "and it works on"

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from millstream.broker.limits import Limits
-from millstream.broker.links.async_listener import AsyncListener
-from millstream.broker.links.async_wire import AsyncWire
-from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
-from millstream.broker.links.journey import Traveller, unforeseen
+from millstream.broker.links.async_connection import AsyncConnection
+from millstream.broker.links.connecting import PING, check_first_answer, open_stream, why_not_connected
 from millstream.broker.links.link import Features
-from millstream.broker.links.nodes import Node, Target
-from millstream.broker.links.opening import PING, check_first_answer, open_stream, why_not_connected
-from millstream.broker.links.routes import route_to
+from millstream.broker.links.listeners import RedisListener
+from millstream.broker.links.retry_policy import RetryPolicy, unforeseen
+from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, route_to
 from millstream.broker.links.sentinel_watch import SentinelWatch
+from millstream.broker.links.targets import Node, Target
 from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.model.clock import Clock
@@ -26,7 +25,7 @@ from millstream.wire.commands import Batch, Command
 R = TypeVar("R")
 
 
-class _Wires:
+class _Connections:
     """The connections of one event loop in one process; they are of no use to any other."""
 
     def __init__(
@@ -35,84 +34,84 @@ class _Wires:
         self._target = target
         self._limits = limits
         self.loop = loop
-        self._shared: dict[Node, AsyncWire] = {}
+        self._shared: dict[Node, AsyncConnection] = {}
         self._opening: dict[Node, asyncio.Lock] = {}
-        self._spare: dict[Node, list[AsyncWire]] = {}
-        self._out: dict[AsyncWire, Node] = {}
+        self._spare: dict[Node, list[AsyncConnection]] = {}
+        self._out: dict[AsyncConnection, Node] = {}
         self._answered: set[Node] = set()
         """Nodes that have answered, or that were asked about TLS once."""
         self._forget_primary = forget
         self._sentinels = SentinelWatch(target, self.open, self._switched) if target.kind == "sentinel" else None
 
-    async def exchange(self, trip: Exchange) -> list[Any]:
+    async def exchange(self, asked: Exchange) -> list[Any]:
         if self._sentinels is not None:
             self._sentinels.start()
-        if not trip.alone:
-            wire = self._shared.get(trip.node)
-            if wire is None or not wire.in_order() or wire.idle_s * 1000 > self._limits.idle_check_ms:
-                wire = await self._share(trip.node)
-            return await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
-        wire = await self.take(trip.node)
+        if not asked.alone:
+            connection = self._shared.get(asked.node)
+            if connection is None or not connection.in_order() or connection.idle_s * 1000 > self._limits.idle_check_ms:
+                connection = await self._share(asked.node)
+            return await connection.exchange(asked.requests, asked.wait_ms, asked.whole, asked.reading)
+        connection = await self.take(asked.node)
         try:
-            if trip.on_wait is not None:
-                trip.on_wait(await wire.client_id())
-            replies = await wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
+            if asked.on_wait is not None:
+                asked.on_wait(await connection.client_id())
+            replies = await connection.exchange(asked.requests, asked.wait_ms, asked.whole, asked.reading)
         except BaseException:
             # Cancelled or broken: a reply may still be on its way, and must not meet the next one who waits here.
-            self.discard(wire)
+            self.discard(connection)
             raise
-        self.give_back(trip.node, wire)
+        self.give_back(asked.node, connection)
         return replies
 
-    async def _share(self, node: Node) -> AsyncWire:
+    async def _share(self, node: Node) -> AsyncConnection:
         """The node's shared connection; one task opens it while the others wait."""
         async with self._opening.setdefault(node, asyncio.Lock()):
-            wire = self._shared.get(node)
-            if wire is not None:
-                if await self._well(wire):
-                    return wire
-                wire.close("the server closed the connection")
-            wire = self._shared[node] = await self.open(node)
-            return wire
+            connection = self._shared.get(node)
+            if connection is not None:
+                if await self._well(connection):
+                    return connection
+                connection.close("the server closed the connection")
+            connection = self._shared[node] = await self.open(node)
+            return connection
 
-    async def take(self, node: Node) -> AsyncWire:
+    async def take(self, node: Node) -> AsyncConnection:
         """A connection for one task alone."""
         spare = self._spare.get(node, [])
         while spare:
-            wire = spare.pop()
-            if await self._well(wire):
-                self._out[wire] = node
-                return wire
-            wire.close()
-        wire = await self.open(node)
-        self._out[wire] = node
-        return wire
+            connection = spare.pop()
+            if await self._well(connection):
+                self._out[connection] = node
+                return connection
+            connection.close()
+        connection = await self.open(node)
+        self._out[connection] = node
+        return connection
 
-    async def _well(self, wire: AsyncWire) -> bool:
+    async def _well(self, connection: AsyncConnection) -> bool:
         """Whether a command may be trusted to it. After a long silence only an answer proves that."""
-        if wire.alive and wire.idle_s * 1000 > self._limits.idle_check_ms:
+        if connection.alive and connection.idle_s * 1000 > self._limits.idle_check_ms:
             try:
-                await wire.exchange([PING], 0, whole=False)
+                await connection.exchange([PING])
             except (NotSent, NoAnswer):
                 return False
-        return wire.in_order()
+        return connection.in_order()
 
-    def give_back(self, node: Node, wire: AsyncWire) -> None:
-        self._out.pop(wire, None)
+    def give_back(self, node: Node, connection: AsyncConnection) -> None:
+        self._out.pop(connection, None)
         spare = self._spare.setdefault(node, [])
-        if wire.alive and len(spare) < self._limits.max_idle_connections:
-            spare.append(wire)
+        if connection.alive and len(spare) < self._limits.max_idle_connections:
+            spare.append(connection)
         else:
-            wire.close()
+            connection.close()
 
-    def discard(self, wire: AsyncWire) -> None:
-        self._out.pop(wire, None)
-        wire.close("given up")
+    def discard(self, connection: AsyncConnection) -> None:
+        self._out.pop(connection, None)
+        connection.close("given up")
 
-    async def open(self, node: Node) -> AsyncWire:
+    async def open(self, node: Node) -> AsyncConnection:
         """A new connection whose server has answered. Raises NotSent, or what no second try will mend."""
         try:
-            wire = await self._open(node)
+            connection = await self._open(node)
         except NotSent as error:
             if node not in self._answered:
                 self._answered.add(node)
@@ -120,17 +119,17 @@ class _Wires:
                     raise trouble from error
             raise
         self._answered.add(node)
-        return wire
+        return connection
 
-    async def _open(self, node: Node) -> AsyncWire:
+    async def _open(self, node: Node) -> AsyncConnection:
         try:
             async with asyncio.timeout(self._limits.connect_ms / 1000):
-                wire = AsyncWire(*await open_stream(self._target, node, self._limits), self._limits)
+                connection = AsyncConnection(*await open_stream(self._target, node, self._limits), self._limits)
                 try:
-                    (reply,) = await wire.exchange([PING], 0, whole=False)
+                    (reply,) = await connection.exchange([PING])
                     check_first_answer(self._target, node, reply)
                 except BaseException:
-                    wire.close()
+                    connection.close()
                     raise
         except TimeoutError as error:
             raise NotSent(f"{node}: no connection within {self._limits.connect_ms} ms") from error
@@ -138,24 +137,24 @@ class _Wires:
             raise
         except Exception as error:
             raise why_not_connected(self._target, node, error) from error
-        return wire
+        return connection
 
     def _switched(self, primary: Node) -> None:
         """There is a new primary: whatever waits for the old one waits in vain."""
         self._forget_primary()
-        for node, wire in self._all():
+        for node, connection in self._all():
             if node.kind == "data" and node != primary:
-                wire.close(f"{primary} is the primary now")
+                connection.close(f"{primary} is the primary now")
 
-    def _all(self) -> list[tuple[Node, AsyncWire]]:
-        spare = [(node, wire) for node, many in self._spare.items() for wire in many]
-        return [*self._shared.items(), *spare, *((node, wire) for wire, node in self._out.items())]
+    def _all(self) -> list[tuple[Node, AsyncConnection]]:
+        spare = [(node, connection) for node, many in self._spare.items() for connection in many]
+        return [*self._shared.items(), *spare, *((node, connection) for connection, node in self._out.items())]
 
     def close(self) -> None:
         if self._sentinels is not None:
             self._sentinels.close()
-        for _, wire in self._all():
-            wire.close()
+        for _, connection in self._all():
+            connection.close()
         self._shared.clear()
         self._spare.clear()
         self._out.clear()
@@ -169,37 +168,41 @@ class RedisLink:
         self.now: Callable[[Command], Any] | None = None
         self.target = target
         self._limits = limits
-        self._traveller = Traveller(route_to(target), clock, deadline_ms, observer)
+        self._retry_policy = RetryPolicy(route_to(target), clock, deadline_ms, observer)
         self._observer = observer
         self._pid = os.getpid()
-        self._by_loop: dict[int, _Wires] = {}
+        self._by_loop: dict[int, _Connections] = {}
         self._abandoned: list[Any] = []
         self._closed = False
 
     async def call(self, command: Command) -> Any:
-        return await self._travel(self._traveller.call(command))
+        return await self._run(self._retry_policy.call(command))
 
     async def call_many(self, batch: Batch) -> list[Any]:
         if not batch.commands and batch.after is None:
             return []
-        return await self._travel(self._traveller.call_many(batch))
+        return await self._run(self._retry_policy.call_many(batch))
 
-    def listen(self, patterns: Any) -> AsyncListener:
-        return AsyncListener(self, tuple(patterns), self._limits, self._observer)
+    def listen(self, patterns: Any) -> RedisListener:
+        return RedisListener(self, tuple(patterns), self._limits, self._observer)
 
-    async def _travel(self, journey: Journey[R]) -> R:
-        wires = self.wires()
+    async def _run(self, exchanges: Exchanges[R]) -> R:
+        connections = self.connections()
         try:
-            step = journey.send(None)
+            step = exchanges.send(None)
             while True:
                 try:
-                    result = await (wires.exchange(step) if type(step) is Exchange else asyncio.sleep(step.seconds))  # type: ignore[union-attr]
+                    result: list[Any] | None = None
+                    if type(step) is Exchange:
+                        result = await connections.exchange(step)
+                    else:
+                        await asyncio.sleep(step.seconds)  # type: ignore[union-attr]  # a pause
                 except (NotSent, NoAnswer, MillstreamError) as trouble:
                     if self._closed:
                         raise closed() from trouble
-                    step = journey.throw(trouble)
+                    step = exchanges.throw(trouble)
                 else:
-                    step = journey.send(result)
+                    step = exchanges.send(result)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         except MillstreamError:
@@ -207,27 +210,29 @@ class RedisLink:
         except Exception as error:
             raise unforeseen(error) from error
         finally:
-            journey.close()
+            exchanges.close()
 
-    def wires(self) -> _Wires:
+    def connections(self) -> _Connections:
         """This loop's connections."""
         if self._closed:
             raise closed()
         if os.getpid() != self._pid:
             self._after_fork()
         loop = asyncio.get_running_loop()
-        wires = self._by_loop.get(id(loop))
-        if wires is None or wires.loop is not loop:
+        connections = self._by_loop.get(id(loop))
+        if connections is None or connections.loop is not loop:
             self._by_loop = {key: one for key, one in self._by_loop.items() if not one.loop.is_closed()}
-            wires = self._by_loop[id(loop)] = _Wires(self.target, self._limits, loop, self._traveller.route.forget)
-        return wires
+            connections = self._by_loop[id(loop)] = _Connections(
+                self.target, self._limits, loop, self._retry_policy.route.forget
+            )
+        return connections
 
     async def primaries(self) -> list[Node]:
-        return await self._travel(self._traveller.route.primaries())
+        return await self._run(self._retry_policy.route.primaries())
 
-    async def open_own(self, node: Node) -> AsyncWire:
+    async def open_own(self, node: Node) -> AsyncConnection:
         """A connection outside the stock, for a listener."""
-        return await self.wires().open(node)
+        return await self.connections().open(node)
 
     def _after_fork(self) -> None:
         # The parent's sockets and its selector are shared with this child: closing, or even collecting, a transport
@@ -241,11 +246,11 @@ class RedisLink:
         if os.getpid() != self._pid:
             return
         here = asyncio.get_running_loop()
-        for wires in list(self._by_loop.values()):
-            if wires.loop is here:
-                wires.close()
-            elif not wires.loop.is_closed():
-                wires.loop.call_soon_threadsafe(wires.close)
+        for connections in list(self._by_loop.values()):
+            if connections.loop is here:
+                connections.close()
+            elif not connections.loop.is_closed():
+                connections.loop.call_soon_threadsafe(connections.close)
         self._by_loop.clear()
 
 

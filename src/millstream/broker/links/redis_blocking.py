@@ -8,16 +8,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from millstream.broker.limits import Limits
-from millstream.broker.links.blocking_listener import BlockingWireListener
-from millstream.broker.links.blocking_wire import BlockingWire
-from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
-from millstream.broker.links.journey import Traveller, unforeseen
+from millstream.broker.links.blocking_connection import BlockingConnection
+from millstream.broker.links.connecting import PING, check_first_answer, open_socket, why_not_connected
 from millstream.broker.links.link import Features
-from millstream.broker.links.nodes import Node, Target
-from millstream.broker.links.opening import PING, check_first_answer, open_socket, why_not_connected
+from millstream.broker.links.listeners import BlockingRedisListener
 from millstream.broker.links.redis_async import closed
-from millstream.broker.links.routes import route_to
+from millstream.broker.links.retry_policy import RetryPolicy, unforeseen
+from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, route_to
 from millstream.broker.links.sentinel_watch import BlockingSentinelWatch
+from millstream.broker.links.targets import Node, Target
 from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import MillstreamError
 from millstream.model.clock import Clock
@@ -35,32 +34,32 @@ class BlockingRedisLink:
         self.now: Callable[[Command], Any] | None = None
         self.target = target
         self._limits = limits
-        self._traveller = Traveller(route_to(target), clock, deadline_ms, observer)
+        self._retry_policy = RetryPolicy(route_to(target), clock, deadline_ms, observer)
         self._observer = observer
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._spare: dict[Node, list[BlockingWire]] = {}
-        self._out: dict[BlockingWire, Node] = {}
+        self._spare: dict[Node, list[BlockingConnection]] = {}
+        self._out: dict[BlockingConnection, Node] = {}
         self._answered: set[Node] = set()
         """Nodes that have answered, or that were asked about TLS once."""
         self._closed = threading.Event()
         self._sentinels: BlockingSentinelWatch | None = None
 
     def call(self, command: Command) -> Any:
-        return self._travel(self._traveller.call(command))
+        return self._run(self._retry_policy.call(command))
 
     def call_many(self, batch: Batch) -> list[Any]:
         if not batch.commands and batch.after is None:
             return []
-        return self._travel(self._traveller.call_many(batch))
+        return self._run(self._retry_policy.call_many(batch))
 
-    def listen(self, patterns: Any) -> BlockingWireListener:
-        return BlockingWireListener(self, tuple(patterns))
+    def listen(self, patterns: Any) -> BlockingRedisListener:
+        return BlockingRedisListener(self, tuple(patterns))
 
-    def _travel(self, journey: Journey[R]) -> R:
+    def _run(self, exchanges: Exchanges[R]) -> R:
         self.check()
         try:
-            step = journey.send(None)
+            step = exchanges.send(None)
             while True:
                 try:
                     if type(step) is Exchange:
@@ -72,9 +71,9 @@ class BlockingRedisLink:
                 except (NotSent, NoAnswer, MillstreamError) as trouble:
                     if self._closed.is_set():
                         raise closed() from trouble
-                    step = journey.throw(trouble)
+                    step = exchanges.throw(trouble)
                 else:
-                    step = journey.send(result)
+                    step = exchanges.send(result)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         except MillstreamError:
@@ -82,50 +81,50 @@ class BlockingRedisLink:
         except Exception as error:
             raise unforeseen(error) from error
         finally:
-            journey.close()
+            exchanges.close()
 
-    def exchange(self, trip: Exchange) -> list[Any]:
+    def exchange(self, asked: Exchange) -> list[Any]:
         if self._sentinels is None and self.target.kind == "sentinel":
             self._watch_sentinels()
-        wire = self._take(trip.node)
+        connection = self._take(asked.node)
         try:
-            return wire.exchange(trip.requests, trip.wait_ms, whole=trip.whole, reading=trip.reading)
+            return connection.exchange(asked.requests, asked.wait_ms, asked.whole, asked.reading)
         finally:
-            self._give_back(trip.node, wire)
+            self._give_back(asked.node, connection)
 
-    def _take(self, node: Node) -> BlockingWire:
+    def _take(self, node: Node) -> BlockingConnection:
         while True:
             with self._lock:
                 spare = self._spare.get(node)
-                wire = spare.pop() if spare else None
-            if wire is None:
-                wire = self.open_own(node)
-            elif not self._well(wire):
-                wire.close()
+                connection = spare.pop() if spare else None
+            if connection is None:
+                connection = self.open_own(node)
+            elif not self._well(connection):
+                connection.close()
                 continue
             with self._lock:
-                self._out[wire] = node
-            return wire
+                self._out[connection] = node
+            return connection
 
-    def _well(self, wire: BlockingWire) -> bool:
+    def _well(self, connection: BlockingConnection) -> bool:
         """Whether a command may be trusted to it. After a long silence only an answer proves that."""
-        if not wire.quiet():
+        if not connection.quiet():
             return False
-        if wire.idle_s * 1000 > self._limits.idle_check_ms:
+        if connection.idle_s * 1000 > self._limits.idle_check_ms:
             try:
-                wire.exchange([PING], 0, whole=False)
+                connection.exchange([PING])
             except (NotSent, NoAnswer):
                 return False
         return True
 
-    def _give_back(self, node: Node, wire: BlockingWire) -> None:
+    def _give_back(self, node: Node, connection: BlockingConnection) -> None:
         with self._lock:
-            self._out.pop(wire, None)
+            self._out.pop(connection, None)
             spare = self._spare.setdefault(node, [])
-            if wire.alive and not self._closed.is_set() and len(spare) < self._limits.max_idle_connections:
-                spare.append(wire)
+            if connection.alive and not self._closed.is_set() and len(spare) < self._limits.max_idle_connections:
+                spare.append(connection)
                 return
-        wire.close()
+        connection.close()
 
     def _watch_sentinels(self) -> None:
         with self._lock:
@@ -135,13 +134,14 @@ class BlockingRedisLink:
 
     def switched(self, primary: Node) -> None:
         """There is a new primary: whatever waits for the old one waits in vain."""
-        self._traveller.route.forget()
+        self._retry_policy.route.forget()
         with self._lock:
             for node in [node for node in self._spare if node.kind == "data" and node != primary]:
-                for wire in self._spare.pop(node):
-                    wire.close()
-            for wire in [wire for wire, node in self._out.items() if node.kind == "data" and node != primary]:
-                wire.interrupt()
+                for connection in self._spare.pop(node):
+                    connection.close()
+            for connection, node in self._out.items():
+                if node.kind == "data" and node != primary:
+                    connection.interrupt()
 
     def check(self) -> None:
         """Raises BrokerClosed; drops the parent's connections after a fork."""
@@ -152,14 +152,14 @@ class BlockingRedisLink:
             self._lock = threading.Lock()  # the parent's may have been held while it forked
             spare, self._spare, self._out = self._spare, {}, {}
             self._sentinels = None  # threads stay with the parent
-            for wire in (one for many in spare.values() for one in many):
-                wire.close()  # closes this process's copy of the descriptor; the parent's connection lives on
+            for connection in (one for many in spare.values() for one in many):
+                connection.close()  # closes this process's copy of the descriptor; the parent's connection lives on
 
-    def open_own(self, node: Node) -> BlockingWire:
+    def open_own(self, node: Node) -> BlockingConnection:
         """A new connection, outside the stock, whose server has answered. Raises NotSent, or what no second try will
         mend."""
         try:
-            wire = self._open(node)
+            connection = self._open(node)
         except NotSent as error:
             if node not in self._answered:
                 self._answered.add(node)
@@ -167,25 +167,25 @@ class BlockingRedisLink:
                     raise trouble from error
             raise
         self._answered.add(node)
-        return wire
+        return connection
 
-    def _open(self, node: Node) -> BlockingWire:
+    def _open(self, node: Node) -> BlockingConnection:
         try:
-            wire = BlockingWire(open_socket(self.target, node, self._limits), self._limits)
+            connection = BlockingConnection(open_socket(self.target, node, self._limits), self._limits)
             try:
-                (reply,) = wire.exchange([PING], 0, whole=False)
+                (reply,) = connection.exchange([PING])
                 check_first_answer(self.target, node, reply)
             except BaseException:
-                wire.close()
+                connection.close()
                 raise
         except (NotSent, MillstreamError):
             raise
         except Exception as error:
             raise why_not_connected(self.target, node, error) from error
-        return wire
+        return connection
 
     def primaries(self) -> list[Node]:
-        return self._travel(self._traveller.route.primaries())
+        return self._run(self._retry_policy.route.primaries())
 
     def pause(self, seconds: float) -> None:
         self._closed.wait(seconds)
@@ -201,7 +201,7 @@ class BlockingRedisLink:
             busy = list(self._out)
         if self._sentinels is not None:
             self._sentinels.close()
-        for wire in spare:
-            wire.close()
-        for wire in busy:
-            wire.interrupt()
+        for connection in spare:
+            connection.close()
+        for connection in busy:
+            connection.interrupt()

@@ -1,25 +1,64 @@
 """Which node a key belongs to: one server, whatever the sentinels call the primary, or the owner of a cluster's slot.
 
-Written as journeys, without I/O, so the async and the blocking link find their way by the same code.
+Written as exchanges, without I/O, so that the async and the blocking link find their way by the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from millstream.broker.keys import SLOTS, slot_of
-from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent
-from millstream.broker.links.nodes import Node, NodeName, Target
+from millstream.broker.links.targets import Node, NodeName, Target
 from millstream.errors import InvalidArgument
+from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
+
+R = TypeVar("R")
+
+
+class Exchange(NamedTuple):
+    """Send these, in order, and bring one reply for each; error replies are values."""
+
+    node: Node
+    requests: Sequence[Args]
+    wait_ms: int | None = 0
+    """How long the server may hold the answer back, beyond the usual; None: for ever."""
+    alone: bool = False
+    """On a connection that nobody else uses meanwhile."""
+    whole: bool = False
+    """Nothing of anybody else's may come in between on the connection (MULTI)."""
+    reading: Reading = as_they_are
+    """Applied to replies chunk after chunk, where the requests travel in chunks; else to all of them at once."""
+    on_wait: Callable[[int], None] | None = None
+    """Told the number of the connection before it waits there, alone."""
+
+
+class Pause(NamedTuple):
+    seconds: float
+
+
+Exchanges = Generator[Exchange | Pause, Any, R]
+
+
+class NotSent(Exception):
+    """Nothing of the exchange has left: it may be tried again without a thought."""
+
+
+class NoAnswer(Exception):
+    """Some of it was sent, and the connection broke before all answers came. ``replies`` are those that did."""
+
+    def __init__(self, reason: str, replies: Sequence[Any] = ()) -> None:
+        super().__init__(reason)
+        self.replies = replies
+
 
 NO_CLUSTER = ("ERR This instance has cluster support disabled", "ERR unknown command 'CLUSTER'")
 """What no waiting mends."""
 
 
 class Route(Protocol):
-    def node_for(self, key: bytes | None) -> Journey[Node]:
+    def node_for(self, key: bytes | None) -> Exchanges[Node]:
         """Raises NotSent when no node can be found now."""
 
     def forget(self) -> None:
@@ -32,7 +71,7 @@ class Route(Protocol):
     def moved(self, slot: int, node: Node) -> None:
         """A node said that this slot lives elsewhere."""
 
-    def primaries(self) -> Journey[list[Node]]:
+    def primaries(self) -> Exchanges[list[Node]]:
         """Every node that holds data of its own."""
 
 
@@ -46,7 +85,7 @@ class SingleRoute:
     def __init__(self, target: Target) -> None:
         self._node = target.nodes[0]
 
-    def node_for(self, key: bytes | None) -> Journey[Node]:
+    def node_for(self, key: bytes | None) -> Exchanges[Node]:
         return self._node
         yield
 
@@ -59,7 +98,7 @@ class SingleRoute:
     def moved(self, slot: int, node: Node) -> None:
         """A cluster's node that was given as a single server: follow it for this command alone."""
 
-    def primaries(self) -> Journey[list[Node]]:
+    def primaries(self) -> Exchanges[list[Node]]:
         return [self._node]
         yield
 
@@ -72,12 +111,12 @@ class SentinelRoute:
         self._service = target.service.encode()
         self._primary: Node | None = None
 
-    def node_for(self, key: bytes | None) -> Journey[Node]:
+    def node_for(self, key: bytes | None) -> Exchanges[Node]:
         if self._primary is None:
             self._primary = yield from self._find()
         return self._primary
 
-    def _find(self) -> Journey[Node]:
+    def _find(self) -> Exchanges[Node]:
         troubles: list[str] = []
         for sentinel in self._sentinels:
             try:
@@ -110,7 +149,7 @@ class SentinelRoute:
     def moved(self, slot: int, node: Node) -> None:
         self._primary = None
 
-    def primaries(self) -> Journey[list[Node]]:
+    def primaries(self) -> Exchanges[list[Node]]:
         return [(yield from self.node_for(None))]
 
 
@@ -123,7 +162,7 @@ class ClusterRoute:
         self._teller: Node | None = None
         """Who told the table."""
 
-    def node_for(self, key: bytes | None) -> Journey[Node]:
+    def node_for(self, key: bytes | None) -> Exchanges[Node]:
         if type(key) is NodeName:
             return key.node()
         if not self._owners:
@@ -134,7 +173,7 @@ class ClusterRoute:
             raise NotSent("no node of the cluster serves the slot of this key")
         return owner
 
-    def _read_table(self) -> Journey[list[Node | None]]:
+    def _read_table(self) -> Exchanges[list[Node | None]]:
         troubles: list[str] = []
         for seed in list(dict.fromkeys(self._seeds)):
             try:
@@ -172,6 +211,6 @@ class ClusterRoute:
         if self._owners:
             self._owners[slot] = node
 
-    def primaries(self) -> Journey[list[Node]]:
+    def primaries(self) -> Exchanges[list[Node]]:
         yield from self.node_for(None)
         return list(dict.fromkeys(filter(None, self._owners)))

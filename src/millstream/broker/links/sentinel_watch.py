@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from millstream.broker.links.async_wire import AsyncWire
-from millstream.broker.links.blocking_wire import BlockingWire
-from millstream.broker.links.exchange import NoAnswer, NotSent
-from millstream.broker.links.journey import BACKOFF
-from millstream.broker.links.nodes import Node, Target
+from millstream.broker.links.async_connection import AsyncConnection
+from millstream.broker.links.blocking_connection import BlockingConnection
 from millstream.broker.links.packing import pack
+from millstream.broker.links.retry_policy import BACKOFF
+from millstream.broker.links.routes import NoAnswer, NotSent
+from millstream.broker.links.targets import Node, Target
 from millstream.errors import MillstreamError
 from millstream.wire.commands import Args
 
@@ -39,11 +39,11 @@ def new_primary(reply: Any, service: str) -> Node | None:
 class SentinelWatch:
     """For one event loop. No task of its own lives on: only a connection, and a timer where that was lost."""
 
-    def __init__(self, target: Target, open_wire: Callable[[Node], Any], switched: Callable[[Node], None]) -> None:
+    def __init__(self, target: Target, open_one: Callable[[Node], Any], switched: Callable[[Node], None]) -> None:
         self._target = target
-        self._open_wire = open_wire
+        self._open_one = open_one
         self._switched = switched
-        self._wire: AsyncWire | None = None
+        self._connection: AsyncConnection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failures = 0
@@ -51,7 +51,7 @@ class SentinelWatch:
 
     def start(self) -> None:
         """Does nothing where it listens already, or is about to."""
-        if self._closed or self._wire is not None or self._opening is not None or self._timer is not None:
+        if self._closed or self._connection is not None or self._opening is not None or self._timer is not None:
             return
         sentinels = self._target.nodes
         sentinel = sentinels[self._failures % len(sentinels)]
@@ -59,27 +59,27 @@ class SentinelWatch:
 
     async def _subscribe(self, sentinel: Node) -> None:
         try:
-            wire: AsyncWire = await self._open_wire(sentinel)
+            connection: AsyncConnection = await self._open_one(sentinel)
         except (NotSent, NoAnswer, MillstreamError):
             self._opening = None
             self._again()
             return
         self._opening = None
         if self._closed:
-            wire.close()
+            connection.close()
             return
-        self._wire = wire
+        self._connection = connection
         self._failures = 0
-        wire.on_push = self._heard
-        wire.on_lost = self._lost
-        wire.subscribe(pack(SUBSCRIBE))
+        connection.on_push = self._heard
+        connection.on_lost = self._lost
+        connection.subscribe(pack(SUBSCRIBE))
 
     def _heard(self, reply: Any) -> None:
         if (primary := new_primary(reply, self._target.service)) is not None:
             self._switched(primary)
 
     def _lost(self) -> None:
-        self._wire = None
+        self._connection = None
         self._again()
 
     def _again(self) -> None:
@@ -99,8 +99,8 @@ class SentinelWatch:
             self._timer.cancel()
         if self._opening is not None:
             self._opening.cancel()
-        if self._wire is not None:
-            self._wire.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 class Switchable(Protocol):
@@ -108,7 +108,7 @@ class Switchable(Protocol):
 
     target: Target
 
-    def open_own(self, node: Node) -> BlockingWire: ...
+    def open_own(self, node: Node) -> BlockingConnection: ...
 
     def switched(self, primary: Node) -> None: ...
 
@@ -123,7 +123,7 @@ class BlockingSentinelWatch(threading.Thread):
         self._link = weakref.ref(link, lambda _: self.close())
         self._sentinels: Sequence[Node] = link.target.nodes
         self._service = link.target.service
-        self._wire: BlockingWire | None = None
+        self._connection: BlockingConnection | None = None
         self._closed = False
 
     def run(self) -> None:
@@ -148,22 +148,22 @@ class BlockingSentinelWatch(threading.Thread):
         link = self._link()
         if link is None:
             return
-        wire = self._wire = link.open_own(sentinel)
+        connection = self._connection = link.open_own(sentinel)
         del link
         try:
             if self._closed:
                 return
-            wire.send([SUBSCRIBE])
+            connection.send([SUBSCRIBE])
             while True:
-                reply = wire.receive(None)
+                reply = connection.receive(None)
                 if (primary := new_primary(reply, self._service)) is not None and (link := self._link()) is not None:
                     link.switched(primary)
                     del link
         finally:
-            self._wire = None
-            wire.close()
+            self._connection = None
+            connection.close()
 
     def close(self) -> None:
         self._closed = True
-        if (wire := self._wire) is not None:
-            wire.interrupt()
+        if (connection := self._connection) is not None:
+            connection.interrupt()

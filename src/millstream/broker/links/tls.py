@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Any
 
-from millstream.broker.links.nodes import Node, Target
+from millstream.broker.links.targets import Node, Target
 from millstream.errors import TLSFailed
 
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from millstream.broker.context import Context
-from millstream.broker.links.nodes import NodeName
+from millstream.broker.links.targets import NodeName
 from millstream.broker.operations.answers import entries, entry_id, mapping
 from millstream.broker.operations.arguments import Name, name_word, sequence
 from millstream.model.entries import Entry

@@ -14,9 +14,9 @@ from typing import Any, Final
 import hiredis
 
 from millstream.broker.limits import Limits
-from millstream.broker.links.blocking_wire import readable
-from millstream.broker.links.exchange import NoAnswer, NotSent
+from millstream.broker.links.blocking_connection import readable
 from millstream.broker.links.packing import chunks_of, pack, pack_all
+from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
@@ -35,7 +35,7 @@ class _Place:
         self.replies: list[Any] = []
 
 
-class AsyncWire(asyncio.Protocol):
+class AsyncConnection(asyncio.Protocol):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
         self._writer = writer  # kept alive: collecting it would close the transport
         self._transport: asyncio.Transport = writer.transport  # type: ignore[assignment]  # streams declare the write half
@@ -100,12 +100,12 @@ class AsyncWire(asyncio.Protocol):
     async def client_id(self) -> int:
         """The server's number for this connection, asked once; 0 where it does not tell."""
         if self._client_id is None:
-            (reply,) = await self.exchange([(b"CLIENT", b"ID")], 0, whole=False)
+            (reply,) = await self.exchange([(b"CLIENT", b"ID")])
             self._client_id = reply if type(reply) is int else 0
         return self._client_id
 
     async def exchange(
-        self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool, reading: Reading = as_they_are
+        self, requests: Sequence[Args], wait_ms: int | None = 0, whole: bool = False, reading: Reading = as_they_are
     ) -> list[Any]:
         """Raises NotSent or NoAnswer, and nothing else. Cancelling leaves the connection usable."""
         wait_s = None if wait_ms is None else wait_ms / 1000

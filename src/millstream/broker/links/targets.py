@@ -1,13 +1,60 @@
-"""From a URL, or a redis-py client, to a target. Secrets are taken out of texts here, and nowhere else."""
+"""Where a broker is: from a URL, or a client of redis-py, to the servers and what a connection to them needs.
+
+Secrets are taken out of texts here, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from millstream.broker.links.nodes import Node, Target
 from millstream.errors import InvalidArgument
+
+
+class Node(NamedTuple):
+    """One server. ``kind`` decides which options a connection gets: sentinels have credentials of their own."""
+
+    host: str
+    port: int
+    path: str = ""
+    """A unix socket's; then host and port say nothing."""
+    kind: Literal["data", "sentinel"] = "data"
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+
+class NodeName(bytes):
+    """``host:port`` in the place of a command's key: this very node, whatever it holds."""
+
+    def node(self) -> Node:
+        host, _, port = self.decode().rpartition(":")
+        return Node(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a URL, or a redis-py client, points at. Its repr shows no secret, for it shows no options."""
+
+    kind: Literal["single", "sentinel", "cluster"]
+    nodes: tuple[Node, ...]
+    """The server; or the sentinels; or the nodes of a cluster to ask first."""
+    service: str = ""
+    tls: bool = False
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    """redis-py's keyword arguments for a connection: credentials, database, certificates."""
+    sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def options_for(self, node: Node) -> dict[str, Any]:
+        place = {"path": node.path} if node.path else {"host": node.host, "port": node.port}
+        return {**(self.sentinel_options if node.kind == "sentinel" else self.options), **place}
+
+    def __str__(self) -> str:
+        where = ",".join(map(str, self.nodes))
+        return f"{where} ({self.kind} {self.service})" if self.service else where
+
 
 SCHEMES = (
     "local://, local://name, local:///path, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, "
@@ -126,3 +173,66 @@ def _query(url: str, query: str) -> dict[str, Any]:
         else:
             options[name] = text
     return options
+
+
+KEPT = (
+    "db",
+    "username",
+    "password",
+    "client_name",
+    "credential_provider",
+    "ssl_cert_reqs",
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_password",
+    "ssl_check_hostname",
+    "ssl_min_version",
+    "ssl_ciphers",
+)
+"""What makes a connection this user's; retries, timeouts and decoding are the broker's own affair."""
+
+
+def target_of_client(client: Any) -> Target:
+    """Takes redis.Redis, redis.asyncio.Redis (Sentinel's too), redis.RedisCluster and redis.asyncio.RedisCluster."""
+    pool = getattr(client, "connection_pool", None)
+    if pool is not None and getattr(pool, "sentinel_manager", None) is not None:
+        return _sentinel(pool)
+    if pool is not None:
+        settings = pool.connection_kwargs
+        place = settings.get("path")
+        node = Node("", 0, place) if place else Node(settings.get("host", "localhost"), int(settings.get("port", 6379)))
+        return Target("single", (node,), tls=_tls(pool.connection_class), options=_kept(settings))
+    nodes = getattr(client, "nodes_manager", None)
+    if nodes is not None:
+        settings = dict(getattr(nodes, "connection_kwargs", None) or getattr(client, "connection_kwargs", None) or {})
+        starts = tuple(Node(node.host, int(node.port)) for node in nodes.startup_nodes.values())
+        kind = settings.get("connection_class") or getattr(nodes, "connection_pool_class", None)
+        tls = _tls(kind) or bool(settings.get("ssl"))
+        return Target("cluster", starts, tls=tls, options={k: v for k, v in _kept(settings).items() if k != "db"})
+    raise InvalidArgument("url", type(client).__name__, "a URL, or a client of redis-py")
+
+
+def _sentinel(pool: Any) -> Target:
+    manager = pool.sentinel_manager
+    nodes: list[Node] = []
+    sentinel_options: dict[str, Any] = {}
+    for sentinel in manager.sentinels:
+        settings = sentinel.connection_pool.connection_kwargs
+        nodes.append(Node(settings.get("host", "localhost"), int(settings.get("port", 26379)), kind="sentinel"))
+        sentinel_options = _kept(settings)
+    sentinel_options.pop("db", None)
+    return Target(
+        "sentinel", tuple(nodes), pool.service_name, _tls(pool.connection_class), _kept(pool.connection_kwargs),
+        sentinel_options,
+    )  # fmt: skip
+
+
+def _tls(kind: Any) -> bool:
+    return "SSL" in getattr(kind, "__name__", "")
+
+
+def _kept(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in KEPT if settings.get(name) is not None}

@@ -19,8 +19,8 @@ from redis.retry import Retry
 
 from millstream.broker.failures import code_of, typed
 from millstream.broker.limits import Limits
-from millstream.broker.links.exchange import NotSent
-from millstream.broker.links.nodes import Node, Target
+from millstream.broker.links.routes import NotSent
+from millstream.broker.links.targets import Node, Target
 from millstream.broker.links.tls import tls_trouble
 from millstream.errors import (
     AuthenticationFailed,

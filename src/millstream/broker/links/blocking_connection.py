@@ -13,8 +13,8 @@ from typing import Any, Final
 import hiredis
 
 from millstream.broker.limits import Limits
-from millstream.broker.links.exchange import NoAnswer, NotSent
 from millstream.broker.links.packing import chunks_of, pack, pack_all, pieces_of
+from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
@@ -29,7 +29,7 @@ def readable(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-class BlockingWire:
+class BlockingConnection:
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self._sock = sock
         self._limits = limits
@@ -58,7 +58,7 @@ class BlockingWire:
         return False
 
     def exchange(
-        self, requests: Sequence[Args], wait_ms: int | None, *, whole: bool, reading: Reading = as_they_are
+        self, requests: Sequence[Args], wait_ms: int | None = 0, whole: bool = False, reading: Reading = as_they_are
     ) -> list[Any]:
         """Raises NoAnswer, and nothing else; then the connection is closed."""
         replies: list[Any] = []

@@ -9,10 +9,9 @@ import pytest
 
 from millstream.broker.bulk import Joined, SameShape
 from millstream.broker.keys import SLOTS, slot_of
-from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
-from millstream.broker.links.journey import Traveller, refused_from, unwrap
-from millstream.broker.links.nodes import Node, NodeName, Target
-from millstream.broker.links.routes import route_to
+from millstream.broker.links.retry_policy import RetryPolicy, refused_from, unwrap
+from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, Pause, route_to
+from millstream.broker.links.targets import Node, NodeName, Target
 from millstream.broker.steps.script import script
 from millstream.errors import BrokerUnavailable, OutOfMemory, ServerError
 from millstream.model import ManualClock, quiet
@@ -26,30 +25,30 @@ READ = Command((b"XLEN", b"s"), b"s", repeatable=True)
 
 
 class Road:
-    """Plays the wires: each exchange takes the next happening; each pause moves the clock."""
+    """Plays the connections: each exchange takes the next happening; each pause moves the clock."""
 
     def __init__(self, target: Target, *happenings: Any, deadline_ms: int = 1000) -> None:
         self.clock = ManualClock()
-        self.traveller = Traveller(route_to(target), self.clock, deadline_ms, quiet, chance=lambda: 1.0)
+        self.retry_policy = RetryPolicy(route_to(target), self.clock, deadline_ms, quiet, chance=lambda: 1.0)
         self._happenings = list(happenings)
         self.trips: list[Exchange] = []
         self.pauses: list[float] = []
 
-    def walk(self, journey: Journey[Any]) -> Any:
+    def walk(self, exchanges: Exchanges[Any]) -> Any:
         try:
-            step = journey.send(None)
+            step = exchanges.send(None)
             while True:
                 if isinstance(step, Pause):
                     self.pauses.append(step.seconds)
                     self.clock.advance(round(step.seconds * 1000))
-                    step = journey.send(None)
+                    step = exchanges.send(None)
                     continue
                 self.trips.append(step)
                 happening = self._happenings.pop(0)
                 if isinstance(happening, Exception) and not isinstance(happening, ErrorReply):
-                    step = journey.throw(happening)
+                    step = exchanges.throw(happening)
                 else:
-                    step = journey.send(step.reading(happening if isinstance(happening, list) else [happening]))
+                    step = exchanges.send(step.reading(happening if isinstance(happening, list) else [happening]))
         except StopIteration as done:
             return done.value
 
@@ -64,7 +63,7 @@ def single() -> Target:
 def test_the_plain_way() -> None:
     road = Road(single(), b"1-1")
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert road.trips == [Exchange(HERE, [WRITE.args])]
     assert road.pauses == []
 
@@ -73,7 +72,7 @@ def test_what_was_not_sent_is_tried_until_the_deadline() -> None:
     road = Road(single(), *[NotSent("connection refused.")] * 50, deadline_ms=2000)
 
     with pytest.raises(BrokerUnavailable) as caught:
-        road.walk(road.traveller.call(WRITE))
+        road.walk(road.retry_policy.call(WRITE))
 
     assert not caught.value.may_have_been_applied
     assert ": connection refused. Check" in str(caught.value)
@@ -85,7 +84,7 @@ def test_what_was_sent_is_not_repeated() -> None:
     road = Road(single(), NoAnswer("reset", [b"1-1"]))
 
     with pytest.raises(BrokerUnavailable) as caught:
-        road.walk(road.traveller.call_many(Batch([WRITE.args] * 2, b"s")))
+        road.walk(road.retry_policy.call_many(Batch([WRITE.args] * 2, b"s")))
 
     assert caught.value.may_have_been_applied
     assert vars(caught.value)["replies"] == [b"1-1"]
@@ -94,14 +93,14 @@ def test_what_was_sent_is_not_repeated() -> None:
 def test_what_is_repeatable_is() -> None:
     road = Road(single(), NoAnswer("reset"), NotSent("refused"), 3)
 
-    assert road.walk(road.traveller.call(READ)) == 3
+    assert road.walk(road.retry_policy.call(READ)) == 3
 
 
 def test_a_waiting_command_travels_alone_and_may_take_its_time() -> None:
     road = Road(single(), None, None, None)
 
     for block_ms in (500, 0, None):
-        road.walk(road.traveller.call(Command((b"XREAD",), b"s", block_ms=block_ms)))
+        road.walk(road.retry_policy.call(Command((b"XREAD",), b"s", block_ms=block_ms)))
 
     assert [(trip.alone, trip.wait_ms) for trip in road.trips] == [(True, 500), (True, None), (False, 0)]
 
@@ -109,7 +108,7 @@ def test_a_waiting_command_travels_alone_and_may_take_its_time() -> None:
 def test_refusals_that_may_pass() -> None:
     road = Road(single(), OOM, ErrorReply("LOADING"), ErrorReply("BUSY"), b"1-1")
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert len(road.pauses) == 3
 
 
@@ -117,21 +116,21 @@ def test_refusals_that_do_not_pass_in_time() -> None:
     road = Road(single(), *[OOM] * 50)
 
     with pytest.raises(OutOfMemory):
-        road.walk(road.traveller.call(WRITE))
+        road.walk(road.retry_policy.call(WRITE))
 
 
 def test_other_refusals_are_told_at_once() -> None:
     road = Road(single(), ErrorReply("ERR whatever"))
 
     with pytest.raises(ServerError):
-        road.walk(road.traveller.call(WRITE))
+        road.walk(road.retry_policy.call(WRITE))
     assert road.pauses == []
 
 
 def test_the_refused_tail_of_a_batch_is_sent_again() -> None:
     road = Road(single(), [b"1", OOM, OOM], [b"2", OOM], [b"3"])
 
-    replies = road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",), (b"c",)], b"s")))
+    replies = road.walk(road.retry_policy.call_many(Batch([(b"a",), (b"b",), (b"c",)], b"s")))
 
     assert replies == [b"1", b"2", b"3"]
     assert [list(trip.requests) for trip in road.trips] == [[(b"a",), (b"b",), (b"c",)], [(b"b",), (b"c",)], [(b"c",)]]
@@ -140,7 +139,7 @@ def test_the_refused_tail_of_a_batch_is_sent_again() -> None:
 def test_an_atomic_batch_is_one_transaction() -> None:
     road = Road(single(), [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
 
-    assert road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
+    assert road.walk(road.retry_policy.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
     assert list(road.trips[0].requests) == [(b"MULTI",), (b"a",), (b"b",), (b"EXEC",)]
     assert road.trips[0].whole
 
@@ -150,7 +149,7 @@ def test_an_atomic_batch_in_bulk_stays_in_bulk() -> None:
     aborted = ErrorReply("EXECABORT Transaction discarded because of: OOM command not allowed")
     road = Road(single(), [b"OK", b"QUEUED", b"QUEUED", aborted], [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
 
-    assert road.walk(road.traveller.call_many(Batch(bulk, b"s", atomic=True))) == [b"1", b"2"]
+    assert road.walk(road.retry_policy.call_many(Batch(bulk, b"s", atomic=True))) == [b"1", b"2"]
     assert [type(trip.requests) for trip in road.trips] == [Joined, Joined]
     assert list(road.trips[1].requests) == [(b"MULTI",), *bulk, (b"EXEC",)]
 
@@ -159,14 +158,14 @@ def test_an_atomic_batch_that_is_refused_while_queueing() -> None:
     aborted = ErrorReply("EXECABORT Transaction discarded because of previous errors.")
     road = Road(single(), [b"OK", OOM, OOM, aborted], [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
 
-    assert road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
+    assert road.walk(road.retry_policy.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
 
 
 def test_what_comes_after_a_transaction_travels_with_it() -> None:
     wait = (b"WAIT", b"1", b"700")
     road = Road(single(), [b"OK", b"QUEUED", [b"1"], 1])
 
-    assert road.walk(road.traveller.call_many(Batch([(b"a",)], b"s", atomic=True, after=wait))) == [b"1", 1]
+    assert road.walk(road.retry_policy.call_many(Batch([(b"a",)], b"s", atomic=True, after=wait))) == [b"1", 1]
     assert (road.trips[0].alone, road.trips[0].wait_ms) == (True, 700)
 
 
@@ -174,7 +173,7 @@ def test_what_comes_after_does_not_hide_a_refusal() -> None:
     wait = (b"WAIT", b"1", b"700")
     road = Road(single(), [OOM, 0], [b"1", 1])
 
-    assert road.walk(road.traveller.call_many(Batch([(b"a",)], b"s", after=wait))) == [b"1", 1]
+    assert road.walk(road.retry_policy.call_many(Batch([(b"a",)], b"s", after=wait))) == [b"1", 1]
 
 
 def lengths(replies: list[Any]) -> list[Any]:
@@ -197,14 +196,14 @@ def test_replies_are_read_once_whichever_way_they_come() -> None:
         road = Road(single(), *happenings)
         batch = Batch([(b"a",), (b"b",)], b"s", reading=lengths)._replace(**options)
 
-        assert road.walk(road.traveller.call_many(batch))[:2] == [1, 2]
+        assert road.walk(road.retry_policy.call_many(batch))[:2] == [1, 2]
 
 
 def test_a_batch_that_breaks_off_tells_what_was_read() -> None:
     road = Road(single(), [b"1", OOM], NoAnswer("cut", [2]))
 
     with pytest.raises(BrokerUnavailable) as caught:
-        road.walk(road.traveller.call_many(Batch([(b"a",), (b"b",), (b"c",)], b"s", reading=lengths)))
+        road.walk(road.retry_policy.call_many(Batch([(b"a",), (b"b",), (b"c",)], b"s", reading=lengths)))
     assert vars(caught.value)["replies"] == [1, 2]
 
 
@@ -238,8 +237,8 @@ def test_sentinels_are_asked_in_turn_and_the_primary_must_agree() -> None:
         *([[b"master", 0, []]], b"1-1", b"1-2"),
     )
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
-    assert road.walk(road.traveller.call(WRITE)) == b"1-2"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-2"
     assert [str(node) for node in road.nodes()] == [
         *("s1:26379", "s2:26379", "here:1", "s1:26379", "s2:26379", "there:2", "there:2", "there:2")
     ]
@@ -252,7 +251,7 @@ def test_a_demoted_primary_makes_the_link_ask_again() -> None:
         *([[b"there", b"2"]], [[b"master"]], b"1-1"),
     )
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert road.nodes()[-1] == THERE
 
 
@@ -264,8 +263,8 @@ def test_a_primary_that_was_cut_off_is_left_although_its_own_sentinel_still_name
         *([[b"there", b"2"]], [[b"master"]], b"1-1", b"1-2"),
     )
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
-    assert road.walk(road.traveller.call(WRITE)) == b"1-2"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-2"
     assert [str(node) for node in road.nodes()] == [
         *("s1:26379", "here:1", "here:1", "s2:26379", "there:2", "there:2", "there:2")
     ]
@@ -275,19 +274,19 @@ def test_a_primary_that_was_cut_off_is_left_although_its_own_sentinel_still_name
 def test_a_primary_that_is_busy_with_itself_is_not_left(code: str) -> None:
     road = Road(watched(), [[b"here", b"1"]], [[b"master"]], ErrorReply(f"{code} wait"), b"1-1")
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert road.nodes()[-1] == HERE
 
 
 def test_many_who_doubt_one_primary_ask_the_next_sentinel_and_not_the_first_one_again() -> None:
     """Two commands were under way at once, and both were refused."""
     road = Road(watched(), [[b"here", b"1"]], [[b"master"]], b"1-1", [[b"there", b"2"]], [[b"master"]], b"1-2")
-    road.walk(road.traveller.call(WRITE))
+    road.walk(road.retry_policy.call(WRITE))
 
-    road.traveller.route.doubt()
-    road.traveller.route.doubt()
+    road.retry_policy.route.doubt()
+    road.retry_policy.route.doubt()
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-2"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-2"
     assert road.nodes()[3] == SENTINELS[1]
 
 
@@ -310,7 +309,7 @@ def test_keys_find_their_nodes() -> None:
 
     for n in range(20):
         key = b"k%d" % n
-        road.walk(road.traveller.call(WRITE._replace(key=key)))
+        road.walk(road.retry_policy.call(WRITE._replace(key=key)))
         assert road.trips[-1].node == (HERE if slot_of(key) <= SLOTS // 2 else THERE)
     assert len(road.trips) == 21
 
@@ -319,8 +318,8 @@ def test_moved_is_followed_and_remembered() -> None:
     slot = slot_of(b"s")
     road = Road(spread(), HALVES, ErrorReply(f"MOVED {slot} yonder:3"), b"1-1", b"1-2")
 
-    road.walk(road.traveller.call(WRITE))
-    road.walk(road.traveller.call(WRITE))
+    road.walk(road.retry_policy.call(WRITE))
+    road.walk(road.retry_policy.call(WRITE))
 
     assert road.nodes()[2:] == [YONDER, YONDER]
     assert road.pauses == []
@@ -330,9 +329,9 @@ def test_ask_is_followed_for_once() -> None:
     slot = slot_of(b"s")
     road = Road(spread(), HALVES, ErrorReply(f"ASK {slot} yonder:3"), [b"OK", b"1-1"], b"1-2")
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert list(road.trips[2].requests) == [(b"ASKING",), WRITE.args]
-    road.walk(road.traveller.call(WRITE))
+    road.walk(road.retry_policy.call(WRITE))
     assert road.nodes()[-1] == road.nodes()[1]
 
 
@@ -341,14 +340,14 @@ def test_going_round_in_circles_ends() -> None:
     road = Road(spread(), HALVES, *[ErrorReply(f"MOVED {slot} yonder:3"), ErrorReply(f"MOVED {slot} here:1")] * 50)
 
     with pytest.raises(ServerError):
-        road.walk(road.traveller.call(WRITE))
+        road.walk(road.retry_policy.call(WRITE))
     assert road.pauses
 
 
 def test_a_dead_node_makes_the_link_read_the_table_again() -> None:
     road = Road(spread(), HALVES, NotSent("refused"), table((0, SLOTS - 1, b"yonder", 3)), b"1-1")
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert road.nodes()[-1] == YONDER
 
 
@@ -361,14 +360,14 @@ def test_a_node_that_was_cut_off_is_not_believed_when_the_table_is_read_again(co
         *(table((0, SLOTS - 1, b"yonder", 3)), b"1-1"),
     )
 
-    assert road.walk(road.traveller.call(WRITE)) == b"1-1"
+    assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert road.nodes() == [HERE, HERE, THERE, YONDER]
 
 
 def test_an_empty_host_means_the_one_that_was_asked() -> None:
     road = Road(spread(), table((0, SLOTS - 1, b"", 7)), b"1-1")
 
-    road.walk(road.traveller.call(WRITE))
+    road.walk(road.retry_policy.call(WRITE))
 
     assert road.nodes()[-1] == Node("here", 7)
 
@@ -376,7 +375,7 @@ def test_an_empty_host_means_the_one_that_was_asked() -> None:
 def test_a_node_can_be_named() -> None:
     road = Road(spread(), b"PONG")
 
-    road.walk(road.traveller.call(Command((b"PING",), NodeName(b"yonder:3"))))
+    road.walk(road.retry_policy.call(Command((b"PING",), NodeName(b"yonder:3"))))
 
     assert road.nodes() == [YONDER]
 
@@ -393,7 +392,7 @@ def test_a_batch_over_many_keys_is_shared_out() -> None:
     answers = [first, second] if keys[0] in here else [second, first]
     road = Road(spread(), HALVES, *answers, moved, keys[0] + b"!")
 
-    replies = road.walk(road.traveller.call_many(Batch([(b"GET", key) for key in keys], keys=keys)))
+    replies = road.walk(road.retry_policy.call_many(Batch([(b"GET", key) for key in keys], keys=keys)))
 
     assert replies == [key + b"!" for key in keys]
 
@@ -408,7 +407,7 @@ UNKNOWN = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
 def test_a_script_that_the_node_does_not_know_is_given_to_it() -> None:
     road = Road(single(), UNKNOWN, b"sha", 3)
 
-    assert road.walk(road.traveller.call(STEP)) == 3
+    assert road.walk(road.retry_policy.call(STEP)) == 3
     assert [list(trip.requests) for trip in road.trips] == [[STEP.args], [LOAD], [STEP.args]]
     assert road.pauses == []
 
@@ -417,7 +416,7 @@ def test_a_script_goes_where_its_command_was_sent_on_to() -> None:
     """The slot is on its way: its owner knows the script, and asks us to ask elsewhere."""
     road = Road(spread(), HALVES, ErrorReply(f"ASK {slot_of(b's')} yonder:3"), [b"OK", UNKNOWN], b"sha", [b"OK", 3])
 
-    assert road.walk(road.traveller.call(STEP)) == 3
+    assert road.walk(road.retry_policy.call(STEP)) == 3
     assert road.nodes()[2:] == [YONDER, YONDER, YONDER]
     assert list(road.trips[-1].requests) == [(b"ASKING",), STEP.args]
 
@@ -426,7 +425,7 @@ def test_a_wait_for_replicas_is_repeated_with_the_script_that_was_not_known() ->
     wait = (b"WAIT", b"1", b"100")
     road = Road(single(), [UNKNOWN, 1], b"sha", [3, 1])
 
-    assert road.walk(road.traveller.call_many(Batch([STEP.args], b"s", after=wait))) == [3, 1]
+    assert road.walk(road.retry_policy.call_many(Batch([STEP.args], b"s", after=wait))) == [3, 1]
     assert list(road.trips[2].requests) == [STEP.args, wait]
 
 
@@ -434,7 +433,7 @@ def test_a_node_that_never_learns_a_script_is_asked_with_pauses_until_the_deadli
     road = Road(single(), *[UNKNOWN, b"sha"] * 100)
 
     with pytest.raises(ServerError, match="NOSCRIPT"):
-        road.walk(road.traveller.call(STEP))
+        road.walk(road.retry_policy.call(STEP))
     assert len(road.pauses) >= 3
     assert len(road.trips) < 30
 
@@ -443,7 +442,7 @@ def test_a_strangers_script_is_the_strangers_affair() -> None:
     road = Road(single(), UNKNOWN)
 
     with pytest.raises(ServerError, match="NOSCRIPT"):
-        road.walk(road.traveller.call(Command((b"EVALSHA", b"0" * 40, b"0"))))
+        road.walk(road.retry_policy.call(Command((b"EVALSHA", b"0" * 40, b"0"))))
 
 
 def test_one_load_serves_all_streams_of_a_node_and_nobody_elses_answer_waits() -> None:
@@ -457,7 +456,7 @@ def test_one_load_serves_all_streams_of_a_node_and_nobody_elses_answer_waits() -
     answers = {True: [[UNKNOWN] * len(here), b"sha", [1] * len(here)], False: [[2] * len(there)]}
     road = Road(spread(), HALVES, *answers[first_is_here], *answers[not first_is_here])
 
-    replies = road.walk(road.traveller.call_many(Batch(words, keys=keys)))
+    replies = road.walk(road.retry_policy.call_many(Batch(words, keys=keys)))
 
     assert replies == [1 if key in here else 2 for key in keys]
     assert len(road.trips) == 5

@@ -1,7 +1,7 @@
 """How a command gets to a server and its answer back, whatever happens on the way. Decisions only: no I/O.
 
-A journey yields exchanges and pauses. What was not sent is tried again until the deadline; what was sent is repeated
-only if it is safe to repeat; what was refused for a passing reason is asked again; redirections are followed.
+It yields exchanges with nodes, and pauses. What was not sent is tried again until the deadline; what was sent is
+repeated only if it is safe to repeat; what was refused for a passing reason is asked again; redirections are followed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 
 from millstream.broker.bulk import InBulk, Joined
 from millstream.broker.failures import REPLACED, TRANSIENT, code_of, typed
-from millstream.broker.links.exchange import Exchange, Journey, NoAnswer, NotSent, Pause
-from millstream.broker.links.nodes import Node
-from millstream.broker.links.routes import Route
+from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, Pause, Route
+from millstream.broker.links.targets import Node
 from millstream.broker.steps.script import source_of
 from millstream.errors import BrokerUnavailable
 from millstream.model.backoff import Backoff
@@ -33,8 +32,8 @@ MULTI: Args = (b"MULTI",)
 EXEC: Args = (b"EXEC",)
 
 
-class Traveller:
-    """What all journeys of one link share."""
+class RetryPolicy:
+    """One for each link: what is asked again, where, after which pause, and until when."""
 
     def __init__(
         self,
@@ -50,11 +49,11 @@ class Traveller:
         self._observer = observer
         self._chance = chance
 
-    def call(self, command: Command) -> Journey[Any]:
+    def call(self, command: Command) -> Exchanges[Any]:
         """One command's reply; an error reply is raised as its typed error."""
         block_ms = command.block_ms
         wait_ms = None if block_ms == 0 else block_ms or 0
-        replies = yield from self._carry(
+        replies = yield from self._ask_until_answered(
             *([command.args], command.key, command.repeatable, wait_ms),
             alone=block_ms is not None,
             on_wait=command.on_wait,
@@ -64,10 +63,10 @@ class Traveller:
             raise typed(reply)
         return reply
 
-    def call_many(self, batch: Batch) -> Journey[list[Any]]:
+    def call_many(self, batch: Batch) -> Exchanges[list[Any]]:
         """A batch's replies, error replies as values; the reply of ``after`` comes last."""
         if batch.keys is not None:
-            return batch.reading((yield from self._spread(batch, batch.keys)))
+            return batch.reading((yield from self._ask_each_node(batch, batch.keys)))
         requests = in_transaction(batch.commands) if batch.atomic else batch.commands
         # Among the replies are some that ``reading`` must not see: it waits until all of them are there.
         at_once = batch.atomic or batch.after is not None
@@ -76,7 +75,7 @@ class Traveller:
             requests = [*requests, batch.after]
             if batch.after[0] == b"WAIT":
                 wait_ms = int(batch.after[2])
-        replies = yield from self._carry(
+        replies = yield from self._ask_until_answered(
             requests,
             batch.key,
             batch.repeatable,
@@ -93,7 +92,7 @@ class Traveller:
             replies = [*unwrap(replies), *tail]
         return batch.read(replies)
 
-    def _spread(self, batch: Batch, keys: Sequence[bytes]) -> Journey[list[Any]]:
+    def _ask_each_node(self, batch: Batch, keys: Sequence[bytes]) -> Exchanges[list[Any]]:
         """A batch over many keys: each node gets its share in one go; what that did not settle goes one by one."""
         commands, repeatable = batch.commands, batch.repeatable
         replies: list[Any] = [None] * len(commands)
@@ -131,10 +130,12 @@ class Traveller:
             else:
                 alone += unsettled
         for index in alone:
-            (replies[index],) = yield from self._carry([commands[index]], keys[index], repeatable, 0, alone=False)
+            (replies[index],) = yield from self._ask_until_answered(
+                [commands[index]], keys[index], repeatable, 0, alone=False
+            )
         return replies
 
-    def _carry(
+    def _ask_until_answered(
         self,
         requests: Sequence[Args],
         key: bytes | None,
@@ -146,7 +147,7 @@ class Traveller:
         trailing: int = 0,
         reading: Reading = as_they_are,
         on_wait: Callable[[int], None] | None = None,
-    ) -> Journey[list[Any]]:
+    ) -> Exchanges[list[Any]]:
         deadline = self._clock.monotonic_ms() + self._deadline_ms
         done: list[Any] = []
         attempt = hops = loads = 0
@@ -205,7 +206,7 @@ class Traveller:
             self._observer("broker.retry", reason=str(trouble), attempt=attempt, pause_ms=pause_ms)
             yield Pause(pause_ms / 1000)
 
-    def _load(self, node: Node, sources: Sequence[bytes]) -> Journey[None]:
+    def _load(self, node: Node, sources: Sequence[bytes]) -> Exchanges[None]:
         """Whether it worked, the next try tells: without its script the command is refused again."""
         try:
             yield Exchange(node, [(b"SCRIPT", b"LOAD", source) for source in sources])
