@@ -1,0 +1,173 @@
+"""Success is concluded from evidence for these very rows: never from a position, a count, or the lack of an error.
+
+The server stores what it is given and the answer is lost; or the caller is cancelled, at any step. Whoever comes next
+must be stored for itself, and whoever gives the same rows again must find them stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from millstream import Publisher, open_blocking_broker, open_broker
+from millstream.errors import BrokerUnavailable, MillstreamError
+from millstream.messaging import Message
+from millstream.messaging.codecs import codec
+from millstream.testing import AnsweringProxy, DeliveryLedger, RedisProcess
+from millstream.testing.answering import ANSWER_LOST, Answer, Request, pass_on
+
+SCRIPTS = frozenset({b"EVALSHA", b"EVAL"})
+
+
+def lose_answers(request: Request) -> Answer | None:
+    """Everything is executed, and nobody hears of it."""
+    return ANSWER_LOST if request.name in SCRIPTS else None
+
+
+async def payloads(server: RedisProcess, stream: str) -> dict[str, object]:
+    async with open_broker(server.url) as direct:
+        entries = await direct.xrange(stream)
+    found = {codec("flat").decode(entry.fields).payload.decode(): entry.id for entry in entries}
+    assert len(found) == len(entries), "something is there twice"
+    return found
+
+
+async def test_a_batch_that_was_given_up_is_not_taken_for_the_next_one(redis_server: RedisProcess) -> None:
+    with AnsweringProxy(redis_server.port) as proxy:
+        async with open_broker(proxy.url, deadline_ms=1) as broker, Publisher(broker, retry_ms=1) as publisher:
+            await publisher.publish("orders", Message(b"first"))
+            for number in range(5):
+                proxy.choose = lose_answers
+                with pytest.raises(BrokerUnavailable):
+                    await publisher.publish("orders", Message(b"given up %d" % number))
+                proxy.choose = pass_on
+                (told,) = await publisher.publish("orders", Message(b"next %d" % number))
+                there = await payloads(redis_server, "orders")
+                assert there[f"next {number}"] == told
+                assert f"given up {number}" in there, "it was stored, and nobody was told: that is what this is about"
+
+
+async def test_what_is_published_again_after_a_lost_answer_is_stored_once_and_known_by_its_id(
+    redis_server: RedisProcess,
+) -> None:
+    with AnsweringProxy(redis_server.port) as proxy:
+        lost = 0
+
+        def lose_some(request: Request) -> Answer | None:
+            nonlocal lost
+            if request.name in SCRIPTS and lost < 3:
+                lost += 1
+                return ANSWER_LOST
+            return None
+
+        async with open_broker(proxy.url) as broker, Publisher(broker) as publisher:
+            await publisher.publish("orders", Message(b"first"))
+            proxy.choose = lose_some
+            ids = await publisher.publish("orders", *(Message(b"%d" % n) for n in range(5)))
+        there = await payloads(redis_server, "orders")
+    assert lost == 3
+    assert ids == [there[str(n)] for n in range(5)]
+
+
+async def test_rows_that_are_given_again_after_a_cancelled_call_are_there_once(redis_server: RedisProcess) -> None:
+    """Cancelled at every step of the way, before the server has them and after."""
+    chance = random.Random(7)
+    given = 0
+    async with open_broker(redis_server.url) as broker:
+        once = broker.once_writer("rows", "w", 1)
+        for _ in range(150):
+            rows = [{"n": given + n} for n in range(chance.randrange(1, 4))]
+            call = asyncio.create_task(once.append(rows))
+            for _ in range(chance.randrange(12)):
+                await asyncio.sleep(0)
+            if chance.random() < 0.3:
+                await asyncio.sleep(0.001)
+            call.cancel()
+            await asyncio.wait([call])
+            if call.cancelled():
+                await once.append(rows)
+            given += len(rows)
+            assert once.position == given
+        await once.finish()
+        assert [int(entry.fields[b"n"]) for entry in await broker.xrange("rows")] == list(range(given))
+
+
+async def test_callers_that_are_cancelled_harm_nobody_else(redis_server: RedisProcess) -> None:
+    """Answers are lost, and every other caller gives up: what the rest were told is there, once, under that id."""
+    chance = random.Random(11)
+    ledger = DeliveryLedger()
+    told: dict[str, object] = {}
+
+    def lose_some(request: Request) -> Answer | None:
+        return ANSWER_LOST if request.name in SCRIPTS and chance.random() < 0.1 else None
+
+    async def publish(publisher: Publisher, token: str) -> None:
+        ledger.sending(token)
+        (told[token],) = await publisher.publish("orders", Message(token.encode()))
+        ledger.confirmed(token)
+
+    with AnsweringProxy(redis_server.port, lose_some) as proxy:
+        async with open_broker(proxy.url) as broker, Publisher(broker, max_batch=7) as publisher:
+            for first in range(0, 600, 20):
+                calls = [asyncio.create_task(publish(publisher, f"{first + n}")) for n in range(20)]
+                await asyncio.sleep(chance.random() * 0.004)
+                for call in calls[::2]:
+                    call.cancel()
+                await asyncio.wait(calls)
+    there = await payloads(redis_server, "orders")
+    balance = ledger.balance(list(there))
+    assert balance.exactly_once, str(balance)
+    assert balance.confirmed >= 300
+    assert {token: there[token] for token, one in told.items() if one} == {t: one for t, one in told.items() if one}
+
+
+async def test_a_link_is_in_order_after_calls_that_were_cancelled_while_answers_are_lost(
+    redis_server: RedisProcess,
+) -> None:
+    """No answer of one call reaches another, whoever was cancelled before it, waiting or not."""
+    chance = random.Random(13)
+
+    def lose_some(request: Request) -> Answer | None:
+        return ANSWER_LOST if not request.opening and request.words and chance.random() < 0.02 else None
+
+    async with open_broker(redis_server.url) as direct:
+        await direct.create_group("waited", "g", start="$")
+        for number in range(20):
+            await direct.set(f"key {number}", number)
+    with AnsweringProxy(redis_server.port, lose_some) as proxy:
+        async with open_broker(proxy.url) as broker:
+
+            async def look(number: int) -> None:
+                assert await broker.get(f"key {number}") == b"%d" % number
+
+            async def wait() -> None:
+                await broker.xread({f"nothing {chance.random()}": "0"}, block_ms=chance.randrange(1, 30))
+
+            for _ in range(40):
+                calls = [asyncio.create_task(look(number)) for number in range(20)]
+                calls += [asyncio.create_task(wait()) for _ in range(4)]
+                await asyncio.sleep(chance.random() * 0.003)
+                for call in chance.sample(calls, 10):
+                    call.cancel()
+                for result in await asyncio.gather(*calls, return_exceptions=True):
+                    assert result is None or isinstance(result, (asyncio.CancelledError, MillstreamError)), result
+
+
+def test_a_thread_that_is_interrupted_leaves_a_blocking_link_in_order(redis_server: RedisProcess) -> None:
+    """An answer that was lost ends its connection: the next call gets its own answer."""
+    count = 0
+
+    def lose_every_third(request: Request) -> Answer | None:
+        nonlocal count
+        count += not request.opening and bool(request.words)
+        return ANSWER_LOST if not request.opening and request.words and count % 3 == 0 else None
+
+    with AnsweringProxy(redis_server.port, lose_every_third) as proxy, open_blocking_broker(proxy.url) as broker:
+        for number in range(60):
+            try:
+                broker.set("key", number)
+            except BrokerUnavailable as error:
+                assert error.may_have_been_applied
+            assert broker.get("key") == b"%d" % number
