@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,6 +63,7 @@ class Embedded:
         self.on_configure: list[Callable[[str, str], Any]] = []
         """Told of every CONFIG SET, under the lock: name and value, both checked."""
         self.engine.hooks.configure = self._configure
+        self.engine.hooks.sleep = time.sleep
         self.persistence: Persistence | None = None
         self._closing = threading.Lock()
         self._held: list[tuple[Session, Reply]] = []
@@ -161,6 +163,11 @@ class Embedded:
             self.engine.config.start_with("maxmemory", str(limit))
 
     def _configure(self, name: str, value: str) -> None:
+        if name == "appendonly" and value == "yes" and self.persistence is None:
+            raise ErrorReply(
+                "ERR CONFIG SET failed (possibly related to argument 'appendonly') - this server has no directory for "
+                "a journal: start it with --dir"
+            )
         for told in list(self.on_configure):
             told(name, value)
 
@@ -170,6 +177,8 @@ class Embedded:
         """Everything that was answered before the call is on the disk when it returns."""
         if self.persistence is None:
             raise DurabilityUnavailable("fsynced", "this broker lives in memory. Open local:///path instead.")
+        if not self.persistence.on:
+            raise DurabilityUnavailable("fsynced", "the journal is off. Turn it on: CONFIG SET appendonly yes.")
         try:
             self.persistence.journal.sync()
         except JournalUnwritable as error:

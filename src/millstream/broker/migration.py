@@ -17,8 +17,7 @@ from millstream.broker.compare_keys import counts_of_stream, fingerprint
 from millstream.broker.embedded import Embedded
 from millstream.broker.links.local import address_of
 from millstream.broker.open import open_blocking_broker
-from millstream.engine import Session, Stream
-from millstream.engine.journal import effects_of_key
+from millstream.engine import Session, Stream, effects_of_key
 from millstream.errors import InvalidArgument, MillstreamError, ServerError
 from millstream.wire.commands import Args, Batch, Command
 from millstream.wire.names import to_name

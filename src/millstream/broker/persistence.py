@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.engine import Effect, Engine
+from millstream.engine import Effect, Engine, snapshot
 from millstream.engine.journal import (
     JOURNAL_NAME,
     POLICIES,
@@ -25,7 +25,6 @@ from millstream.engine.journal import (
     Rewrite,
     RewriteFailed,
     load,
-    snapshot,
 )
 from millstream.errors import JournalCorrupt, JournalNotWritten, MillstreamError
 from millstream.model.clock import Clock
@@ -59,6 +58,8 @@ class Persistence:
         self.rewrite_min_bytes = rewrite_min_bytes
         self.rewrite_growth_percent = 100
         self.load_seconds = 0.0
+        self.on = True
+        """False after ``CONFIG SET appendonly no``: nothing is recorded, and the journal grows old."""
         self._engine = engine
         self._clock = clock
         self._files = files
@@ -80,9 +81,6 @@ class Persistence:
         engine.hooks.rewrite_journal = self._rewrite_on_request
         engine.hooks.reload_journal = self._reload
         engine.hooks.persistence = self._info
-        engine.config.start_with("appendonly", "yes")
-        engine.config.start_with("appendfsync", policy)
-        engine.config.start_with("dir", str(directory))
         engine.config.start_with("auto-aof-rewrite-min-size", str(rewrite_min_bytes))
         # What CONFIG GET tells is how a writer learns which durability it can ask for.
         for name, value in (("appendonly", "yes"), ("appendfsync", policy), ("dir", str(directory))):
@@ -118,7 +116,7 @@ class Persistence:
 
     def _keep_house(self, lock: AbstractContextManager[Any]) -> None:
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._last_look_ms >= PLACE_INTERVAL_MS:
+        if self.on and now_ms - self._last_look_ms >= PLACE_INTERVAL_MS:
             self._last_look_ms = now_ms
             with lock:
                 self.journal.check_place()
@@ -207,6 +205,8 @@ class Persistence:
 
     def _rewrite_on_request(self) -> None:
         """BGREWRITEAOF. Runs under the lock."""
+        if not self.on:
+            raise ErrorReply("ERR There is nothing to rewrite while appendonly is off. Turn it on first.")
         if self._rewrite is not None:
             raise ErrorReply("ERR Background append only file rewriting already in progress")
         self._write_units()
@@ -238,9 +238,34 @@ class Persistence:
             self._unwritten = error
             raise ErrorReply(error.text) from error
 
+    def _turn_off(self) -> None:
+        """What was answered so far is on the disk; from now on a restart finds the state of this moment."""
+        self._write_units()
+        try:
+            self.journal.sync()
+        except JournalUnwritable as error:
+            raise ErrorReply(error.text) from error
+        self._abandon_rewrite()
+        self.on = self._engine.recording = False
+        logger.warning("the journal %s is off: from now on nothing outlives a restart", self.journal.path)
+
+    def _turn_on(self) -> None:
+        """A new journal, made from memory, takes the place of the old one before anything more is confirmed."""
+        try:
+            self._write_anew()
+        except (JournalUnwritable, OSError) as error:
+            logger.error("the journal %s could not be turned on: %s", self.journal.path, error)
+            raise ErrorReply(
+                "ERR CONFIG SET failed (possibly related to argument 'appendonly') - Unable to turn on AOF. "
+                "Check server logs."
+            ) from error
+        self.on = self._engine.recording = True
+
     def configure(self, name: str, value: str) -> None:
         """CONFIG SET of what is ours. Runs under the lock."""
-        if name == "appendfsync":
+        if name == "appendonly" and self.on != (value == "yes"):
+            (self._turn_off if self.on else self._turn_on)()
+        elif name == "appendfsync":
             assert value in POLICIES
             self.journal.policy = value  # type: ignore[assignment]  # checked in the line above
         elif name == "auto-aof-rewrite-percentage":
@@ -252,7 +277,7 @@ class Persistence:
         failed = self.journal.trouble is not None
         return {
             "loading": 0,
-            "aof_enabled": 1,
+            "aof_enabled": int(self.on),
             "aof_rewrite_in_progress": int(self._rewrite is not None),
             "aof_last_bgrewrite_status": "err" if self._rewrite_failed else "ok",
             "aof_last_write_status": "err" if failed else "ok",

@@ -6,10 +6,25 @@ No clock, no socket and no waiting here: a blocked reader is a value in a queue,
 
 from millstream.engine.admission import reject
 from millstream.engine.blocking import BLOCKED, Block
-from millstream.engine.engine import Effect, Engine, Hooks
+from millstream.engine.engine import Engine, Hooks
 from millstream.engine.registry import Flag
 from millstream.engine.scripts import Call, Twin
 from millstream.engine.session import Session
+from millstream.engine.snapshot import Effect, effects_of_key, snapshot
 from millstream.engine.stream import Stream
 
-__all__ = ["BLOCKED", "Block", "Call", "Effect", "Engine", "Flag", "Hooks", "Session", "Stream", "Twin", "reject"]
+__all__ = [
+    "BLOCKED",
+    "Block",
+    "Call",
+    "Effect",
+    "Engine",
+    "Flag",
+    "Hooks",
+    "Session",
+    "Stream",
+    "Twin",
+    "effects_of_key",
+    "reject",
+    "snapshot",
+]

@@ -105,7 +105,7 @@ class _Parameter:
 
 _PARAMETERS: Final[Mapping[str, _Parameter]] = {
     "appendfsync": _Parameter("everysec", _one_of("everysec", "always", "no")),
-    "appendonly": _Parameter("no"),
+    "appendonly": _Parameter("no", _yes_or_no),
     "auto-aof-rewrite-min-size": _Parameter("67108864", _memory()),
     "auto-aof-rewrite-percentage": _Parameter("100", _number(0, 2**31 - 1)),
     "bind": _Parameter("127.0.0.1"),
@@ -114,6 +114,8 @@ _PARAMETERS: Final[Mapping[str, _Parameter]] = {
     "databases": _Parameter("16"),
     "dir": _Parameter(""),
     "enable-debug-command": _Parameter("no"),
+    "latency-monitor-threshold": _Parameter("0", _number(0, INT64_MAX)),
+    "latency-tracking": _Parameter("no"),
     "maxclients": _Parameter("10000", _number(1, 2**32 - 1)),
     "maxmemory": _Parameter("0", _memory(high=UINT64_MAX)),
     "maxmemory-policy": _Parameter("noeviction", _one_of("noeviction")),
@@ -122,10 +124,14 @@ _PARAMETERS: Final[Mapping[str, _Parameter]] = {
     "proto-max-bulk-len": _Parameter("536870912", _memory(1024 * 1024)),
     "requirepass": _Parameter("", _anything),
     "save": _Parameter("", _no_save_points),
+    "slowlog-log-slower-than": _Parameter("10000", _number(-1, INT64_MAX)),
+    "slowlog-max-len": _Parameter("128", _number(0, INT64_MAX)),
     "stream-node-max-bytes": _Parameter("4096", _memory()),
     "stream-node-max-entries": _Parameter("100", _number(0, INT64_MAX)),
     "timeout": _Parameter("0", _number(0, 2**31 - 1)),
 }
+
+_MOST_SLOW: Final = 100_000
 
 
 class Config:
@@ -181,9 +187,9 @@ class Config:
             except _Refused as why:
                 raise ErrorReply(_failed(name, str(why))) from None
         for name, (shown, value) in checked.items():
-            self._put(name, shown, value)
             if self._engine.hooks.configure is not None:
                 self._engine.hooks.configure(name, shown)
+            self._put(name, shown, value)
 
     def _put(self, name: str, value: str, given: str) -> None:
         self._values[name] = value
@@ -196,6 +202,12 @@ class Config:
             engine.notify_flags = parse_flags(given) or 0
         elif name == "requirepass":
             engine.password = to_bytes(value) or None
+        elif name == "slowlog-log-slower-than":
+            engine.monitoring.set_thresholds(slow_us=int(value))
+        elif name == "slowlog-max-len":
+            engine.monitoring.slow.limit(min(int(value), _MOST_SLOW))
+        elif name == "latency-monitor-threshold":
+            engine.monitoring.set_thresholds(latency_ms=int(value))
         elif name == "stream-node-max-bytes":
             self.stream_node_max_bytes = int(value)
         elif name == "stream-node-max-entries":

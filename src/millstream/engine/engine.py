@@ -25,11 +25,13 @@ from millstream.engine.expiry import ExpirySchedule
 from millstream.engine.info import Stats
 from millstream.engine.keyspace import Database
 from millstream.engine.memory import MemoryAccount
+from millstream.engine.monitoring import Monitoring
 from millstream.engine.pubsub import EXPIRED, GENERIC, KEYEVENT, KEYSPACE, PubSub
 from millstream.engine.registry import Spec, Table, wrong_arity
 from millstream.engine.scan import ScanOrders
 from millstream.engine.scripts import Twin, sha1_hex
 from millstream.engine.session import Session
+from millstream.engine.snapshot import Effect
 from millstream.wire.replies import ErrorReply, Reply, Several
 
 
@@ -44,7 +46,10 @@ class Hooks:
     reload_journal: Callable[[], None] | None = None
     """DEBUG LOADAOF: write what is outstanding, empty the engine and load it from the journal."""
     configure: Callable[[str, str], None] | None = None
-    """CONFIG SET of a parameter that the driver acts on (``appendfsync``, ``maxclients``), after it was checked."""
+    """CONFIG SET of a parameter that the driver acts on (``appendfsync``, ``maxclients``), after it was checked. An
+    ErrorReply refuses it."""
+    sleep: Callable[[float], None] | None = None
+    """DEBUG SLEEP: everything stands still for so many seconds."""
     server: Callable[[], Mapping[str, object]] = _nothing
     """Lines for INFO's section: tcp_port, process_id, run_id, uptime_in_seconds, ..."""
     clients: Callable[[], Mapping[str, object]] = _nothing
@@ -56,9 +61,6 @@ class Hooks:
 
 DATABASES: Final = 16
 EXPIRIES_PER_TICK: Final = 500
-
-Effect = tuple[int, tuple[bytes, ...]]
-"""A database's number, and a command that brings about the change wherever it is replayed: explicit ids and times."""
 
 
 class Engine:
@@ -97,6 +99,7 @@ class Engine:
         self.config = Config(self)
         self.pubsub = PubSub(self.outbox)
         self.stats = Stats()
+        self.monitoring = Monitoring()
         self.scripts: dict[bytes, Twin] = {}
         self.loaded_scripts: set[bytes] = set()
         self.scan_orders = ScanOrders()
@@ -288,6 +291,8 @@ class Engine:
         except ErrorReply as error:
             self.stats.count_error(error.text)
             reply = error
+            if session.last is not None:
+                session.last.failed += 1
         if reply is not None:
             self.waiting.leave(session)
             self._send(session, reply)
@@ -346,6 +351,8 @@ class Engine:
         block = self.waiting.leave(session)
         if block is None:
             return False
+        if error is not None and session.last is not None:
+            session.last.failed += 1
         self._send(session, block.timeout_reply if error is None else error)
         return True
 

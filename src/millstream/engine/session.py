@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from millstream.wire.names import to_name
+
 if TYPE_CHECKING:
     from millstream.engine.blocking import Block
     from millstream.engine.engine import Engine
@@ -104,3 +106,40 @@ class Session:
             or self.skips
             or self.engine.guarded
         )
+
+
+def _flags(session: Session) -> str:
+    marks = {
+        "O": session.monitoring,
+        "P": session.subscriptions > 0,
+        "x": session.queue is not None,
+        "b": session.blocked is not None,
+        "d": session.dirty,
+        "c": session.closing,
+    }
+    return "".join(mark for mark, holds in marks.items() if holds) or "N"
+
+
+def describe(session: Session) -> str:
+    """The line of CLIENT LIST. What only a server knows (file descriptors, buffers) is not in it."""
+    now_ms = session.engine.now_ms
+    facts: dict[str, object] = {
+        "id": session.id,
+        "addr": to_name(session.address),
+        "name": to_name(session.name),
+        "age": max(now_ms - session.created_ms, 0) // 1000,
+        "idle": max(now_ms - session.seen_ms, 0) // 1000,
+        "flags": _flags(session),
+        "db": session.db.index,
+        "sub": len(session.channels),
+        "psub": len(session.patterns),
+        "ssub": 0,
+        "multi": -1 if session.queue is None else len(session.queue),
+        "cmd": "NULL" if session.last is None else session.last.spoken,
+        "user": "default",
+        "redir": -1,
+        "resp": session.protocol,
+        "lib-name": to_name(session.library.get(b"LIB-NAME", b"")),
+        "lib-ver": to_name(session.library.get(b"LIB-VER", b"")),
+    }
+    return " ".join(f"{name}={value}" for name, value in facts.items())

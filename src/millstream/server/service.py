@@ -141,6 +141,7 @@ class Service:
         many were run. None is taken from ``requests`` that is not run."""
         session, limits = connection.session, self.limits
         execute, out = turn.execute, connection.out
+        monitoring = self._engine.monitoring
         began = perf_counter_ns()
         done = 0
         added = 0
@@ -152,6 +153,8 @@ class Service:
                 ended = perf_counter_ns()
                 if session.last is not None:
                     session.last.nanoseconds += ended - began
+                if ended - began >= monitoring.interesting_ns:
+                    monitoring.took(session, request, (ended - began) // 1000)
                 began = ended
                 if reply is BLOCKED:
                     connection.awaiting = True

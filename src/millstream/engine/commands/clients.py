@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from millstream.engine.commands.connection import checked_name
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int, read_int
 from millstream.engine.registry import Flag, command
-from millstream.engine.session import Session
+from millstream.engine.session import Session, describe
 from millstream.wire.names import to_bytes, to_name
 from millstream.wire.replies import OK, ErrorReply, Reply, Several, Verbatim
 
@@ -18,43 +18,6 @@ _TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
 def _type(session: Session) -> bytes:
     return b"pubsub" if session.subscriptions else b"normal"
-
-
-def _flags(session: Session) -> str:
-    marks = {
-        "O": session.monitoring,
-        "P": session.subscriptions > 0,
-        "x": session.queue is not None,
-        "b": session.blocked is not None,
-        "d": session.dirty,
-        "c": session.closing,
-    }
-    return "".join(mark for mark, holds in marks.items() if holds) or "N"
-
-
-def describe(session: Session) -> str:
-    """The line of CLIENT LIST. What only a server knows (file descriptors, buffers) is not in it."""
-    now_ms = session.engine.now_ms
-    facts: dict[str, object] = {
-        "id": session.id,
-        "addr": to_name(session.address),
-        "name": to_name(session.name),
-        "age": max(now_ms - session.created_ms, 0) // 1000,
-        "idle": max(now_ms - session.seen_ms, 0) // 1000,
-        "flags": _flags(session),
-        "db": session.db.index,
-        "sub": len(session.channels),
-        "psub": len(session.patterns),
-        "ssub": 0,
-        "multi": -1 if session.queue is None else len(session.queue),
-        "cmd": "NULL" if session.last is None else session.last.spoken,
-        "user": "default",
-        "redir": -1,
-        "resp": session.protocol,
-        "lib-name": to_name(session.library.get(b"LIB-NAME", b"")),
-        "lib-ver": to_name(session.library.get(b"LIB-VER", b"")),
-    }
-    return " ".join(f"{name}={value}" for name, value in facts.items())
 
 
 def _lines(sessions: Sequence[Session]) -> Verbatim:

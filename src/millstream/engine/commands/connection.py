@@ -11,11 +11,13 @@ from millstream.engine.admission import discard
 from millstream.engine.info import REDIS_VERSION
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int
 from millstream.engine.registry import Flag, command
-from millstream.engine.session import Session
-from millstream.wire.names import to_name
+from millstream.engine.session import Session, describe
+from millstream.wire.names import to_bytes, to_name
 from millstream.wire.replies import OK, PONG, ErrorReply, Map, Reply, Status
 
 _ANYTIME = Flag.NO_SCRIPT | Flag.FAST | Flag.NO_AUTH
+_LOGGED_NAME: Final = 128
+"""A stranger's name in ACL LOG: no more of it than this."""
 WRONG_PASSWORD: Final = "WRONGPASS invalid username-password pair or user is disabled."  # noqa: S105  # Redis's text
 
 
@@ -52,6 +54,8 @@ def _log_in(session: Session, user: bytes, password: bytes) -> None:
     # Digests are compared, so that the time taken tells neither how much of a guess is right nor how long it should be.
     right = expected is None or hmac.compare_digest(_digest(password), _digest(expected))
     if user != b"default" or not right:
+        engine = session.engine
+        engine.monitoring.refused(user[:_LOGGED_NAME], to_bytes(describe(session)), engine.now_ms)
         raise ErrorReply(WRONG_PASSWORD)
     session.authenticated = True
     session.refresh()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from millstream.engine.glob import matches
 from millstream.engine.info import render, reset_commands
 from millstream.engine.memory import size_of_key
-from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int, parse_range
+from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_float, parse_int, parse_range
 from millstream.engine.registry import Flag, Spec, command
 from millstream.engine.session import Session
 from millstream.wire.names import to_bytes, to_name
@@ -234,6 +234,9 @@ def debug(session: Session, args: Sequence[bytes]) -> Reply:
             "a local connection, otherwise you need to set this option in the configuration file, and then restart "
             "the server."
         )
+    if args[1].upper() == b"SLEEP" and len(args) == 3 and engine.hooks.sleep is not None:
+        engine.hooks.sleep(_seconds(args[2]))
+        return OK
     if args[1].upper() != b"LOADAOF" or len(args) > 2:
         raise ErrorReply(
             f"ERR unknown subcommand or wrong number of arguments for '{to_name(args[1])}'. Try DEBUG HELP."
@@ -242,3 +245,11 @@ def debug(session: Session, args: Sequence[bytes]) -> Reply:
         raise ErrorReply("ERR There is no journal to load from: this engine keeps its data in memory only")
     engine.hooks.reload_journal()
     return OK
+
+
+def _seconds(raw: bytes) -> float:
+    """As Redis reads it: what is no number is 0."""
+    try:
+        return max(parse_float(raw), 0.0)
+    except ErrorReply:
+        return 0.0

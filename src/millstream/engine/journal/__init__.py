@@ -9,7 +9,6 @@ from millstream.engine.journal.journal import (
 )
 from millstream.engine.journal.load import load
 from millstream.engine.journal.rewrite import Replacement, Rewrite, RewriteFailed
-from millstream.engine.journal.snapshot import effects_of_key, snapshot
 
 __all__ = [
     "JOURNAL_NAME",
@@ -24,7 +23,5 @@ __all__ = [
     "Replacement",
     "Rewrite",
     "RewriteFailed",
-    "effects_of_key",
     "load",
-    "snapshot",
 ]

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import IO, Final
 from zlib import crc32
 
+from millstream.engine.snapshot import Effect
 from millstream.errors import JournalCorrupt
 from millstream.wire.resp import pack
-
-Effect = tuple[int, tuple[bytes, ...]]
 
 _MULTI: Final = pack((b"MULTI",))
 _EXEC: Final = pack((b"EXEC",))

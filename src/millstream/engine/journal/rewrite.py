@@ -18,10 +18,10 @@ from typing import Final
 
 from millstream.engine.engine import Engine
 from millstream.engine.journal.files import DiskFiles, Files, took_some
-from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, Effect, FrameReader, Packer, seal
+from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, FrameReader, Packer, seal
 from millstream.engine.journal.journal import REWRITE_NAME, Journal, JournalUnwritable
 from millstream.engine.journal.load import load
-from millstream.engine.journal.snapshot import snapshot
+from millstream.engine.snapshot import Effect, snapshot
 from millstream.errors import JournalCorrupt
 from millstream.wire.resp import pack
 

@@ -57,12 +57,20 @@ TEXT_SIZES: Final = tuple(_text_size(length) for length in range(4096))
 
 def element_size(word: bytes) -> int:
     """A text that reads as a 64-bit integer is stored as one."""
+    number = stored_integer(word)
+    if number is not None:
+        return integer_size(number)
     length = len(word)
-    if length <= LONGEST_INTEGER and _is_integer(word):
+    return TEXT_SIZES[length] if length < 4096 else _text_size(length)
+
+
+def stored_integer(word: bytes) -> int | None:
+    """The 64-bit integer that a text is stored as; None for a text that stays one."""
+    if len(word) <= LONGEST_INTEGER and _is_integer(word):
         number = int(word)
         if -(1 << 63) <= number < 1 << 63:
-            return integer_size(number)
-    return TEXT_SIZES[length] if length < 4096 else _text_size(length)
+            return number
+    return None
 
 
 def _is_integer(word: bytes) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.engine.journal.frames import Effect
-
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine
     from millstream.engine.keyspace import Database
@@ -17,6 +15,8 @@ WORDS_PER_EFFECT: Final = 64
 """As Redis's own rewrite does: commands of moderate length, so that no client and no server chokes on one."""
 
 Words = tuple[bytes, ...]
+Effect = tuple[int, Words]
+"""A database's number, and a command that brings about the change wherever it is replayed: explicit ids and times."""
 
 
 def snapshot(engine: Engine) -> Iterator[list[Effect]]:
