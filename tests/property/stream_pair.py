@@ -54,6 +54,12 @@ class StreamPair:
             self._compare(at, words, reply, session.protocol)
         self._compare_outbox(words)
 
+    def both(self, *words: bytes) -> tuple[Any, Any]:
+        """What each says, uncompared."""
+        session = self._sessions[0]
+        (ours,) = decoded(encode(self._engine.execute(session, words, _now_ms()), session.protocol))
+        return ours, self._theirs[0].ask(*words)
+
     def end_waits(self) -> None:
         """As if time were up. A connection that Redis had served before would show it now."""
         for session, client_id in zip(self._sessions, self._client_ids, strict=True):

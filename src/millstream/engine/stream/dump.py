@@ -144,9 +144,21 @@ def restore(payload: bytes, limits: NodeLimits) -> Stream:
 def _read_stream(reader: RdbReader, limits: NodeLimits, *, counted: bool) -> Stream:
     stream = Stream(limits)
     gone: list[int] = []
+    before = -1
     for _ in range(reader.number()):
         first_id = int.from_bytes(_exactly(reader.string(), 16), "big")
-        _read_node(stream, first_id, list(read_listpack(reader.string())), gone)
+        entries: list[tuple[int, int, tuple[bytes, ...]]] = []
+        for ms, seq, words, deleted in _read_node(first_id, list(read_listpack(reader.string()))):
+            if (entries and (ms, seq) <= entries[-1][:2]) or (
+                stream.length and (ms << SEQ_BITS | seq) <= stream.last_id
+            ):
+                raise BadPayload("ids that do not ascend")
+            entries.append((ms, seq, words))
+            if deleted:
+                gone.append(ms << SEQ_BITS | seq)
+        if not entries:
+            raise BadPayload("a node without entries")
+        stream.append_node(entries)
     for entry_id in gone:
         stream.delete(entry_id)
     if reader.number() != stream.length:
@@ -175,8 +187,8 @@ def _exactly(word: bytes, length: int) -> bytes:
     return word
 
 
-def _read_node(stream: Stream, first_id: int, words: list[bytes], gone: list[int]) -> None:
-    """Its entries go into the stream, those that were deleted too, so that nodes end where they ended."""
+def _read_node(first_id: int, words: list[bytes]) -> Iterator[tuple[int, int, tuple[bytes, ...], bool]]:
+    """Its entries, and whether each is deleted: those keep their place until the whole node goes."""
     fields = int(words[2])
     names = words[3 : 3 + fields]
     at = 4 + fields
@@ -195,13 +207,7 @@ def _read_node(stream: Stream, first_id: int, words: list[bytes], gone: list[int
         if at >= len(words) or not pairs or len(pairs) % 2:
             raise BadPayload("an entry that is not whole")
         at += 1
-        entry_id = ms << SEQ_BITS | seq
-        if entry_id > stream.last_id or (not entry_id and not stream.length):
-            stream.append(ms, seq, tuple(pairs))
-            if flags & _DELETED:
-                gone.append(entry_id)
-        elif not flags & _DELETED:
-            raise BadPayload("ids that do not ascend")
+        yield ms, seq, tuple(pairs), bool(flags & _DELETED)
 
 
 def _read_id(reader: RdbReader) -> int:

@@ -180,6 +180,20 @@ class Stream:
         self._prefix = b"%d-" % ms
         self._heed_last_number()
 
+    def append_node(self, entries: list[tuple[int, int, Words]]) -> None:
+        """A whole node, which ends where it ended elsewhere, whatever our own limits are (RESTORE). Ids ascend."""
+        if self._tail is not None:
+            self._seal(self._tail)
+        for ms, seq, words in entries:
+            if self._tail is None:
+                self._start_node(ms, seq, words)
+            else:
+                self._tail.add(ms, seq, words, sum(map(len, words)))
+            self.length += 1
+            self.last_ms, self.last_seq = ms, seq
+        self._prefix = b"%d-" % self.last_ms
+        self._heed_last_number()
+
     def _heed_last_number(self) -> None:
         """Where sequence numbers may run out, every entry goes the slow way, which looks."""
         if self.last_seq >> 62 and self._tail is not None:
