@@ -149,13 +149,13 @@ def _read_stream(reader: RdbReader, limits: NodeLimits, *, counted: bool) -> Str
         first_id = int.from_bytes(_exactly(reader.string(), 16), "big")
         entries: list[tuple[int, int, tuple[bytes, ...]]] = []
         for ms, seq, words, deleted in _read_node(first_id, list(read_listpack(reader.string()))):
-            if (entries and (ms, seq) <= entries[-1][:2]) or (
-                stream.length and (ms << SEQ_BITS | seq) <= stream.last_id
-            ):
+            entry_id = ms << SEQ_BITS | seq
+            if entry_id <= before:
                 raise BadPayload("ids that do not ascend")
+            before = entry_id
             entries.append((ms, seq, words))
             if deleted:
-                gone.append(ms << SEQ_BITS | seq)
+                gone.append(entry_id)
         if not entries:
             raise BadPayload("a node without entries")
         stream.append_node(entries)
