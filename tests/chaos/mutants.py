@@ -75,7 +75,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a refusal is swallowed",
-        "broker/links/journey.py",
+        "broker/links/retry_policy.py",
         "        if type(reply) is ErrorReply:\n            raise typed(reply)\n        return reply\n",
         "        if type(reply) is ErrorReply:\n            return None\n        return reply\n",
         (TABLE, "-k", "WRONGTYPE and first"),
@@ -90,8 +90,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a connection is used again after an error",
         "broker/links/redis_async.py",
-        "            self.discard(wire)\n            raise\n",
-        "            self.give_back(trip.node, wire)\n            raise\n",
+        "            self.discard(connection)\n            raise\n",
+        "            self.give_back(asked.node, connection)\n            raise\n",
         ("tests/integration/links/test_faults.py", EVIDENCE, "-k", "cancelling_a_waiting_reader or in_order"),
     ),
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a node that imports a slot is not told that we were sent",
-        "broker/links/journey.py",
+        "broker/links/retry_policy.py",
         "for words in (ASKING, args)] if asking",
         "for words in ((b'PING',), args)] if asking",
         ("tests/integration/links/test_fresh_node.py",),
@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "what was perhaps applied is sent again",
-        "broker/links/journey.py",
+        "broker/links/retry_policy.py",
         "                if not repeatable:\n                    raise unanswered(trouble,",
         "                if False:\n                    raise unanswered(trouble,",
         (TABLE, "-k", "no and answer and first"),
@@ -146,7 +146,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "of a batch that was refused half-way everything is sent again",
-        "broker/links/journey.py",
+        "broker/links/retry_policy.py",
         "requests[refused:] if refused else requests, replies[refused:]",
         "requests, replies[refused:]",
         (TABLE, "-k", "loops-OOM and middle"),

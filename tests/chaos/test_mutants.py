@@ -21,15 +21,6 @@ TESTS_FAILED = 1
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_has_its_place_in_the_sources(mutant: Mutant, tmp_path: Path) -> None:
-    copy = tmp_path / mutant.path
-    copy.parent.mkdir(parents=True)
-    shutil.copy(SOURCE / mutant.path, copy)
-    mutant.plant(tmp_path)
-    assert copy.read_text() != (SOURCE / mutant.path).read_text()
-
-
 @pytest.mark.parametrize("mutant", TRIED, ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(SOURCE.parent, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
