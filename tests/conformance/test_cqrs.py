@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from millstream import Broker, open_broker
 from millstream.cqrs import CommandBus, CommandRouter, Depends, DuplicateHandler, EventBus, EventRouter, HandlerRefused
+from millstream.errors import InvalidArgument
 from millstream.messaging.dead_letters import DeadLetters
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import correlation, retry
@@ -303,3 +304,62 @@ async def test_mistakes_are_refused_at_registration_and_name_the_place(broker: B
 async def _done(broker: Broker, topic: str, group: str, count: int) -> bool:
     infos = [info for info in await broker.group_info(topic) if info.name == group]
     return bool(infos) and infos[0].pending == 0 and infos[0].entries_read == count
+
+
+class UserDeleted(BaseModel):
+    name: str
+
+
+async def test_on_a_topic_that_event_types_share_a_handler_hears_of_its_own_type(broker: Broker) -> None:
+    heard: list[tuple[str, str]] = []
+    bus = EventBus(broker, service="crm", group_start="0", topic=lambda _: "users", **QUICK)
+
+    @bus.handler
+    async def welcome(event: UserCreated) -> None:
+        heard.append(("welcome", event.name))
+
+    @bus.handler
+    async def farewell(event: UserDeleted) -> None:
+        heard.append(("farewell", event.name))
+
+    async with bus:
+        for n in range(5):
+            await bus.publish(UserCreated(name=f"c{n}"))
+            await bus.publish(UserDeleted(name=f"d{n}"))
+        await eventually(lambda: len(heard) >= 10, what="each has heard of its own")
+
+        async def all_settled() -> bool:
+            infos = await broker.group_info("users")
+            return all(info.pending == 0 and info.lag == 0 for info in infos)
+
+        await eventually(all_settled, what="nothing is pending")
+        assert await DeadLetters(broker, "users").count() == 0
+        with pytest.raises(InvalidArgument, match="names the class"):
+            await bus.publish(UserCreated(name="x"), metadata={"name": "UserDeleted"})
+    assert sorted(heard) == sorted([("welcome", f"c{n}") for n in range(5)] + [("farewell", f"d{n}") for n in range(5)])
+
+
+async def test_a_command_of_another_type_is_buried_and_not_acknowledged_undone(broker: Broker) -> None:
+    bus = CommandBus(broker, topic=lambda _: "work", **QUICK)
+
+    @bus.handler
+    async def create(command: CreateUser) -> None: ...
+
+    async with bus:
+        await bus.send(DeleteUser(name="ann"))
+        letters = DeadLetters(broker, "work")
+        await eventually(letters.count, what="it is buried")
+        assert "it says that it is a DeleteUser" in (await letters.list())[0].burial.error  # type: ignore[union-attr]
+
+
+async def test_a_plain_entry_with_a_field_called_name_is_an_event_of_its_topic(broker: Broker) -> None:
+    heard: list[str] = []
+    bus = EventBus(broker, service="crm", group_start="0", **QUICK)
+
+    @bus.handler
+    async def welcome(event: UserCreated) -> None:
+        heard.append(event.name)
+
+    async with bus:
+        await broker.xadd("event.UserCreated", {"name": "Ann"})
+        await eventually(lambda: heard == ["Ann"], what="it is heard of")

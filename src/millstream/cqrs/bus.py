@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from millstream.cqrs.errors import CannotUnmarshal
 from millstream.cqrs.handlers import Check, Handlers, Registered, call, one_group_each, one_handler_each
-from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
+from millstream.cqrs.marshaler import NAME, Marshaler, PydanticMarshaler
 from millstream.errors import InvalidArgument
 from millstream.messaging import (
     KEY,
@@ -106,6 +107,10 @@ class Bus(Handlers, ABC):
             self._publisher = None
 
     @abstractmethod
+    def _pass_over(self, wanted: str, name: str) -> None:
+        """A message says itself that it is of another type than the handler's."""
+
+    @abstractmethod
     def _group(self, registered: Registered) -> tuple[str, str]:
         """The handler's group, and where it begins if it does not exist yet."""
 
@@ -132,7 +137,15 @@ class Bus(Handlers, ABC):
         except InvalidArgument as error:
             raise HandlerRefused(registered.place, str(error)) from error
 
+        wanted = self._marshaler.name(body)
+
         async def handle(message: Message) -> None:
+            name = message.metadata.get(NAME)
+            # Another type, where the topic is that type's too. On a topic of one type, ``name`` may be anything: a
+            # plain XADD with a field of that name, for example.
+            if name is not None and name != wanted and self._topic(name) == topic:
+                self._pass_over(wanted, name)
+                return
             await call(plan, unmarshal(message, body), message, self.dependency_overrides)
 
         return Route(
@@ -149,6 +162,8 @@ class Bus(Handlers, ABC):
         self, body: object, metadata: dict[str, str] | None, key: str | None, options: dict[str, Any]
     ) -> str:
         message = correlated(self._marshaler.marshal(body))
+        if metadata and NAME in metadata and NAME in message.metadata:
+            raise InvalidArgument("metadata", metadata, f"another key than {NAME!r}, which names the class")
         message.metadata.update(metadata or {})
         if key is not None:
             message.metadata[KEY] = key
@@ -198,6 +213,10 @@ class CommandBus(Bus):
         """
         return await self._put(command, metadata, key, options)
 
+    def _pass_over(self, wanted: str, name: str) -> None:
+        # Acknowledged, it would never be done: a command's topic has no other group that could.
+        raise CannotUnmarshal(wanted, f"it says that it is a {name}")
+
     def _group(self, registered: Registered) -> tuple[str, str]:
         return self._group_name, self._group_start
 
@@ -243,6 +262,9 @@ class EventBus(Bus):
     ) -> str:
         """Stored when this returns. Returns the message's uuid. ``options`` are the publisher's."""
         return await self._put(event, metadata, key, options)
+
+    def _pass_over(self, wanted: str, name: str) -> None:
+        """On a topic that several types of event share, each handler has its own group, and hears of its own type."""
 
     def _group(self, registered: Registered) -> tuple[str, str]:
         return f"{self._service}.{registered.name}", self._group_start

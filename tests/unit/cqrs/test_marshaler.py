@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from millstream.cqrs.errors import CannotUnmarshal
 from millstream.cqrs.marshaler import PydanticMarshaler
@@ -39,3 +41,42 @@ def test_what_is_not_valid_is_rejected_for_good_and_not_shown(payload: bytes) ->
         PydanticMarshaler().unmarshal(Message(payload), CreateUser)
     assert isinstance(caught.value, Rejected)
     assert "secret" not in str(caught.value)
+
+
+class Inner(BaseModel):
+    value: float = Field(alias="X-Value")
+
+
+class Awkward(BaseModel):
+    """Everything that JSON and pydantic do not take back by themselves."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ratio: float
+    parts: list[Inner]
+    count: int = Field(validation_alias="countIn", serialization_alias="countOut")
+    price: Decimal = Decimal("1.10")
+    nothing: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic documents it
+    @property
+    def twice(self) -> float:
+        return self.ratio * 2
+
+
+@pytest.mark.parametrize("ratio", [1.5, math.inf, -math.inf, math.nan, 1e308, -0.0])
+def test_aliases_computed_fields_and_special_floats_make_the_round_trip(ratio: float) -> None:
+    body = Awkward(ratio=ratio, parts=[Inner(**{"X-Value": ratio}), Inner(**{"X-Value": 0.1})], countIn=3)
+    message = PydanticMarshaler().marshal(body)
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert "twice" not in json.loads(message.payload, parse_constant=refused)
+    back = PydanticMarshaler().unmarshal(message, Awkward)
+    assert repr(back) == repr(body)  # NaN is not equal to itself
+
+
+def test_what_others_write_under_aliases_is_read() -> None:
+    payload = b'{"ratio": 1, "parts": [{"X-Value": 2}], "countIn": 3}'
+    assert PydanticMarshaler().unmarshal(Message(payload), Awkward).count == 3

@@ -152,3 +152,79 @@ def test_an_unknown_codec_is_refused_with_the_names_that_are_known() -> None:
 def test_a_codec_of_ones_own_passes_through() -> None:
     mine = codec("raw")
     assert codec(mine) is mine
+
+
+@pytest.mark.parametrize("name", ["flat", "json", "natricine", "raw", "watermill"])
+@given(payload=st.binary(max_size=100))
+def test_flat_reads_what_every_other_codec_writes(name: str, payload: bytes) -> None:
+    written = codec(name).encode(Message(payload, {"tenant": "a"}, "u1"))
+    read = codec("flat").decode(written)
+    assert read.payload == payload
+    if name != "raw":
+        assert (read.metadata, read.uuid) == ({"tenant": "a"}, "u1")
+
+
+@pytest.mark.parametrize("text", [b"hello", b"{}", b'{"text": 1}', b"[1]", b'{"payload": NaN}'])
+def test_a_field_called_message_that_is_none_of_ours_is_a_plain_entry(text: bytes) -> None:
+    assert json.loads(codec("flat").decode({b"message": text}).payload) == {"message": text.decode()}
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        b'{"price":1.10}',
+        b'{ "a" : [1, 2.50, 1e400, -0.0] }',
+        b"123456789012345678901234567890.10",
+        b'{"a":"\\u00e4"}',
+        b"true",
+    ],
+)
+def test_a_nested_payload_keeps_every_digit(nested: bytes) -> None:
+    for text in (
+        b'{"payload":' + nested + b"}",
+        b' { "uuid" : "u" , "metadata" : {"payload": "x"} , "payload" : ' + nested + b' , "z" : [1, {"payload": 2}] } ',
+        b'{"payload": 1, "payload":' + nested + b"}",
+    ):
+        assert codec("json").decode({b"message": text}).payload == nested
+
+
+@pytest.mark.parametrize("constant", [b"NaN", b"Infinity", b"-Infinity"])
+def test_what_is_no_json_is_undecodable_even_where_python_would_read_it(constant: bytes) -> None:
+    with pytest.raises(Undecodable):
+        codec("json").decode({b"message": b'{"payload": ' + constant + b"}"})
+
+
+@pytest.mark.parametrize("name", KEEP_ALL)
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(b"x", {"n": 3}),  # type: ignore[dict-item]
+        Message(b"x", {3: "n"}),  # type: ignore[dict-item]
+        Message(b"x", {}, 7),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_text_is_refused_before_it_is_written(name: str, message: Message) -> None:
+    with pytest.raises(InvalidArgument):
+        codec(name).encode(message)
+
+
+@pytest.mark.parametrize("name", ["natricine", "watermill"])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {str(n): "" for n in range(1_025)},
+        {"long": "x" * ((1 << 20) + 1)},
+        {"long": "\u20ac" * 400_000},
+        {"a": "\ud800"},
+    ],
+    ids=["too many", "too long", "too long in bytes", "half a character"],
+)
+def test_what_would_not_be_read_back_is_not_written(name: str, metadata: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="metadata"):
+        codec(name).encode(Message(b"x", metadata))
+
+
+@pytest.mark.parametrize("name", ["natricine", "watermill"])
+def test_the_limits_themselves_are_written_and_read(name: str) -> None:
+    for metadata in ({str(n): "" for n in range(1_024)}, {"long": "x" * (1 << 20)}):
+        assert codec(name).decode(codec(name).encode(Message(b"x", metadata))).metadata == metadata

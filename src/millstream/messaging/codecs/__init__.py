@@ -23,6 +23,24 @@ class Codec(Protocol):
         """The message. Raises Undecodable, and nothing else, whatever the fields hold; on the hot path: quick."""
 
 
+def check_texts(message: Message) -> None:
+    """Raises InvalidArgument for a uuid or metadata that is no text: written down, nobody could read it back."""
+    if not isinstance(message.uuid, str):
+        raise InvalidArgument("uuid", message.uuid, "a text")
+    for key, value in message.metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidArgument("metadata", {key: value}, "texts alone, such as {'attempt': '3'}")
+
+
+def not_text(message: Message, error: Exception) -> InvalidArgument:
+    """Why a message could not be written: what is no text, or a text that no bytes stand for."""
+    try:
+        check_texts(message)
+    except InvalidArgument as known:
+        return known
+    return InvalidArgument("metadata", message.metadata, f"texts that UTF-8 can carry ({error})")
+
+
 def _flat() -> Codec:
     from millstream.messaging.codecs.flat import FlatCodec
 

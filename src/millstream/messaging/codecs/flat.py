@@ -5,6 +5,7 @@ of metadata as a field of its own, W3C's ``traceparent`` among them; whatever el
 
 from __future__ import annotations
 
+from millstream.messaging.codecs import not_text
 from millstream.messaging.codecs.foreign import decode_foreign
 from millstream.messaging.errors import Undecodable
 from millstream.messaging.message import Message
@@ -20,12 +21,15 @@ class FlatCodec:
     name = "flat"
 
     def encode(self, message: Message) -> dict[bytes, bytes]:
-        fields = {UUID: message.uuid.encode("utf-8", "surrogateescape"), PAYLOAD: message.payload}
-        for key, value in message.metadata.items():
-            name = key.encode("utf-8", "surrogateescape")
-            if name in (UUID, PAYLOAD) or name.startswith(_OURS):
-                name = ESCAPE + name
-            fields[name] = value.encode("utf-8", "surrogateescape")
+        try:
+            fields = {UUID: message.uuid.encode("utf-8", "surrogateescape"), PAYLOAD: message.payload}
+            for key, value in message.metadata.items():
+                name = key.encode("utf-8", "surrogateescape")
+                if name in (UUID, PAYLOAD) or name.startswith(_OURS):
+                    name = ESCAPE + name
+                fields[name] = value.encode("utf-8", "surrogateescape")
+        except (AttributeError, UnicodeEncodeError) as error:
+            raise not_text(message, error) from error
         return fields
 
     def decode(self, fields: dict[bytes, bytes]) -> Message:

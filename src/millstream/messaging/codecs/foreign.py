@@ -1,13 +1,14 @@
 """Entries that somebody else wrote: what is the payload, and what is said about it? Every entry gets an answer.
 
-In this order: the wire formats that we know by a field of theirs, Debezium's two forms, Benthos's body, a ``payload``
-of any kind; and for a plain XADD, all fields as one JSON object, each of them also as metadata.
+In this order: the wire formats that we know by a field of theirs, our own others, Debezium's two forms, Benthos's body,
+a ``payload`` of any kind; and for a plain XADD, all fields as one JSON object, each of them also as metadata.
 """
 
 from __future__ import annotations
 
 import json
 
+from millstream.messaging.errors import Undecodable
 from millstream.messaging.message import Message
 
 _UUID_FIELDS = (b"uuid", b"event_id", b"idempotency_key")
@@ -26,12 +27,26 @@ def decode_foreign(fields: dict[bytes, bytes]) -> Message:
         return Message(fields[b"value"], {"key": _text(fields[b"key"])})
     if len(fields) == 1:
         (name, value), *_ = fields.items()
+        if name == b"data":  # our raw
+            return Message(value)
+        if name == b"message" and (ours := _of_our_json(fields)) is not None:
+            return ours
         if name.startswith(b"{") and value.startswith(b"{"):  # Debezium, compact: the record's key is the field's name
             return Message(value, {"key": _text(name)})
     for body in (b"payload", b"body", b"df-event"):  # ours without a uuid, Benthos, DeltaForge
         if body in fields:
             return Message(fields[body], _metadata(fields, without=body), _uuid(fields))
     return Message(_as_json(fields), _metadata(fields), _uuid(fields))
+
+
+def _of_our_json(fields: dict[bytes, bytes]) -> Message | None:
+    """What our json codec wrote; None where the field holds something else, such as a sentence."""
+    from millstream.messaging.codecs.json import JsonCodec
+
+    try:
+        return JsonCodec().decode(fields)
+    except Undecodable:
+        return None
 
 
 def _metadata(fields: dict[bytes, bytes], without: bytes | None = None) -> dict[str, str]:

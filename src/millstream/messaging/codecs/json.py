@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
+from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]  # there, if not in the stubs
 from typing import Any
 
+from millstream.messaging.codecs import check_texts
 from millstream.messaging.errors import Undecodable
 from millstream.messaging.message import Message
 
@@ -20,6 +23,7 @@ class JsonCodec:
     name = "json"
 
     def encode(self, message: Message) -> dict[bytes, bytes]:
+        check_texts(message)
         document: dict[str, Any] = {"uuid": message.uuid, "metadata": message.metadata}
         try:
             document["payload"] = message.payload.decode("utf-8")
@@ -33,7 +37,7 @@ class JsonCodec:
         if text is None:
             raise Undecodable("the entry has no field 'message'")
         try:
-            document = json.loads(text)
+            document = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise Undecodable(f"field 'message' is not JSON: {error}") from None
         if not isinstance(document, dict):
@@ -44,10 +48,10 @@ class JsonCodec:
             raise Undecodable("'uuid' is not a text")
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise Undecodable("'metadata' is not an object of texts")
-        return Message(_payload(document), metadata, uuid)
+        return Message(_payload(document, text), metadata, uuid)
 
 
-def _payload(document: dict[str, Any]) -> bytes:
+def _payload(document: dict[str, Any], text: bytes) -> bytes:
     payload, encoded = document.get("payload"), document.get("payload_base64")
     if isinstance(encoded, str):
         try:
@@ -57,5 +61,34 @@ def _payload(document: dict[str, Any]) -> bytes:
     if isinstance(payload, str):
         return payload.encode("utf-8", "surrogatepass")
     if payload is not None:  # a producer that nests its JSON instead of quoting it
-        return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        return _as_written(text.decode("utf-8", "surrogatepass"), "payload").encode("utf-8", "surrogatepass")
     raise Undecodable("neither 'payload' nor 'payload_base64' is there")
+
+
+def _as_written(text: str, wanted: str) -> str:
+    """The last member of this name of the object, as it was written: made anew from what Python read, 1.10 would
+    become 1.1, and 1e400 no JSON at all. The text was read as JSON before."""
+    found, at = "", _after_space(text, 0) + 1
+    while text[at := _after_space(text, at)] != "}":
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+        name, at = scanstring(text, at + 1)
+        at = _after_space(text, _after_space(text, at) + 1)  # the colon
+        _, end = _READER.raw_decode(text, at)
+        if name == wanted:
+            found = text[at:end]
+        at = end
+    return found
+
+
+def _after_space(text: str, at: int) -> int:
+    matched: re.Match[str] | None = WHITESPACE.match(text, at)
+    assert matched is not None  # it matches nothing, too
+    return matched.end()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_READER = json.JSONDecoder()

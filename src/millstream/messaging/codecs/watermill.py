@@ -10,6 +10,8 @@ from typing import Any
 
 import msgpack
 
+from millstream.errors import InvalidArgument
+from millstream.messaging.codecs import check_texts, not_text
 from millstream.messaging.errors import Undecodable
 from millstream.messaging.message import Message
 
@@ -20,11 +22,22 @@ MAX_TEXT = 1 << 20
 
 
 def encode_packed(message: Message, uuid_field: bytes) -> dict[bytes, bytes]:
-    return {
-        uuid_field: message.uuid.encode("utf-8", "surrogateescape"),
-        METADATA: msgpack.packb(message.metadata, unicode_errors="surrogateescape"),
-        PAYLOAD: message.payload,
-    }
+    """Raises InvalidArgument beyond the limits of reading: what nobody may read is not written."""
+    check_texts(message)
+    if len(message.metadata) > MAX_ENTRIES:
+        raise InvalidArgument("metadata", f"{len(message.metadata)} entries", f"at most {MAX_ENTRIES}")
+    try:
+        if any(len(text) > MAX_TEXT // 4 for pair in message.metadata.items() for text in pair):
+            longest = max(len(text.encode("utf-8", "surrogateescape")) for p in message.metadata.items() for text in p)
+            if longest > MAX_TEXT:
+                raise InvalidArgument("metadata", f"a text of {longest} bytes", f"texts of at most {MAX_TEXT} bytes")
+        return {
+            uuid_field: message.uuid.encode("utf-8", "surrogateescape"),
+            METADATA: msgpack.packb(message.metadata, unicode_errors="surrogateescape"),
+            PAYLOAD: message.payload,
+        }
+    except UnicodeEncodeError as error:
+        raise not_text(message, error) from error
 
 
 def decode_packed(fields: dict[bytes, bytes], uuid_field: bytes) -> Message:
