@@ -33,7 +33,7 @@ async def run_async(link: Link, conversation: Conversation[R]) -> R:
                 if type(request) is Batch:
                     reply = await link.call_many(request)
                 elif now is not None and request.block_ms is None:  # type: ignore[union-attr]  # mypy does not narrow by type()
-                    reply = now(request)  # type: ignore[arg-type]
+                    reply = now(request.args)  # type: ignore[union-attr]
                 else:
                     reply = await link.call(request)  # type: ignore[arg-type]
             except MillstreamError as error:

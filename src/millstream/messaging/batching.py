@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from millstream.broker import BatchWriter, RowsMissing, run_async
 from millstream.errors import MillstreamError
 from millstream.messaging.outage import Outage
-from millstream.model import Backoff, Durability, EntryId, monotonic_ms
+from millstream.model import Backoff, Durability, EntryId
 
 if TYPE_CHECKING:
     from millstream.broker import Broker
@@ -194,7 +194,7 @@ class Line:
     async def _store(self, rows: list[Row]) -> Ids:
         """The rows' ids, once it is proved that they are stored. Tried again from the same position, under the same
         token, until the time is over."""
-        give_up_at = monotonic_ms() + self._retry_ms
+        give_up_at = time.monotonic() + self._retry_ms / 1000
         token = secrets.token_hex(TOKEN_BYTES).encode()
         attempt = 0
         # Taken away, and put back with evidence only: whatever ends this (an error that nobody has foreseen, the end of
@@ -208,7 +208,7 @@ class Line:
                 batches = self._begin()
                 continue
             except MillstreamError as error:
-                if not error.retryable or monotonic_ms() > give_up_at:
+                if not error.retryable or time.monotonic() > give_up_at:
                     raise
                 self.failing = True
                 self._outage.failed(self._topic, error)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from millstream.broker import BlockingLink, BlockingListener, Link, Listener
 from millstream.errors import BrokerUnavailable
-from millstream.wire.commands import Batch, Command
+from millstream.wire.commands import Args, Batch, Command
 
 
 class Fault(NamedTuple):
@@ -58,7 +58,7 @@ class FaultyLink:
 
     def __init__(self, link: Link, faults: Iterable[Fault | None] | Choice = ()) -> None:
         self._link = link
-        self.now: Callable[[Command], Any] | None = None
+        self.now: Callable[[Args], Any] | None = None
         self.features = link.features
         self.plan = _Plan(faults)
 
@@ -92,7 +92,7 @@ class FaultyBlockingLink:
     def __init__(self, link: BlockingLink, faults: Iterable[Fault | None] | Choice = ()) -> None:
         self._link = link
         self.features = link.features
-        self.now: Callable[[Command], Any] | None = None
+        self.now: Callable[[Args], Any] | None = None
         self.plan = _Plan(faults)
 
     def call(self, command: Command) -> Any:

@@ -16,12 +16,12 @@ from millstream.broker.failures import typed
 from millstream.broker.limits import Limits
 from millstream.broker.links.link import Features
 from millstream.broker.links.listeners import message_of
-from millstream.broker.links.local import Handle, LocalAddress, answering
+from millstream.broker.links.local import Handle, LocalAddress
 from millstream.engine import BLOCKED, Session
 from millstream.errors import BrokerClosed
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer
-from millstream.wire.commands import Batch, Command
+from millstream.wire.commands import Args, Batch, Command
 from millstream.wire.replies import ErrorReply
 
 TICK_MARGIN_S = 0.002
@@ -38,14 +38,15 @@ class EngineLink:
         self._observer = observer
         self._embedded: Embedded | None = None
         self._session: Session | None = None
-        self.now: Callable[[Command], Any] | None = None
+        self.now: Callable[[Args], Any] | None = None
         self._waiting: set[_Waiter] = set()
 
     async def call(self, command: Command) -> Any:
         embedded = self._embedded or await self._open()
         if command.block_ms is not None:
             return await self._wait(embedded, command)
-        return answering(embedded, self._session)(command)  # type: ignore[arg-type]  # a session comes with embedded
+        assert self._session is not None
+        return embedded.answering(self._session)(command.args)
 
     async def call_many(self, batch: Batch) -> list[Any]:
         embedded = self._embedded
@@ -64,7 +65,7 @@ class EngineLink:
         if self._handle.closed:
             raise BrokerClosed("this broker was closed while it was being opened.")
         self._embedded, self._session = opened
-        self.now = answering(*opened)
+        self.now = opened[0].answering(opened[1])
         return opened[0]
 
     async def _wait(self, embedded: Embedded, command: Command) -> Any:
@@ -212,7 +213,7 @@ class BlockingEngineLink:
         self._observer = observer
         self._embedded: Embedded | None = None
         self._session: Session | None = None
-        self.now: Callable[[Command], Any] | None = None
+        self.now: Callable[[Args], Any] | None = None
         self.waiting: set[SimpleQueue[Any]] = set()
 
     def call(self, command: Command) -> Any:
@@ -238,7 +239,7 @@ class BlockingEngineLink:
     def opened(self) -> Embedded:
         if self._embedded is None:
             self._embedded, self._session = opened = self._handle.open()
-            self.now = answering(*opened)
+            self.now = opened[0].answering(opened[1])
         return self._embedded
 
     def _wait(self, embedded: Embedded, command: Command) -> Any:

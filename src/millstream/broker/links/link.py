@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from millstream.wire.commands import Batch, Command
+from millstream.wire.commands import Args, Batch, Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Link(Protocol):
     """Usable from any thread and any event loop. After a fork it makes new connections, or says why it cannot."""
 
     features: Features
-    now: Callable[[Command], Any] | None
-    """Answers a command that does not wait, at once; None where every answer has to come from a server."""
+    now: Callable[[Args], Any] | None
+    """Answers the words of a command that does not wait, at once; None where every answer comes from a server."""
 
     async def call(self, command: Command) -> Any:
         """The reply; an error reply is raised as its typed error."""
@@ -44,7 +44,7 @@ class BlockingLink(Protocol):
     """The same without ``await``."""
 
     features: Features
-    now: Callable[[Command], Any] | None
+    now: Callable[[Args], Any] | None
 
     def call(self, command: Command) -> Any: ...
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millstream.broker.embedded import Embedded
-from millstream.broker.failures import typed
 from millstream.engine import Session
 from millstream.errors import BrokerClosed, InvalidArgument
 from millstream.model.clock import Clock
-from millstream.wire.commands import Command
-from millstream.wire.replies import ErrorReply
 
 Policy = Literal["always", "everysec", "no"]
 LOCAL_FORMS = "local://, local://name or local:///path, the last with ?appendfsync=always, everysec or no"
@@ -143,16 +139,3 @@ def _let_go(place: tuple[str, str], mine: _Shared) -> None:
         with mine.opening:
             if mine.embedded is not None:
                 mine.embedded.close()
-
-
-def answering(embedded: Embedded, session: Session) -> Callable[[Command], Any]:
-    """What answers a command that does not wait: the shortest way there is, for most calls take it."""
-    execute = embedded.execute
-
-    def now(command: Command) -> Any:
-        reply = execute(session, command[0])
-        if type(reply) is ErrorReply:
-            raise typed(reply)
-        return reply
-
-    return now

@@ -21,7 +21,7 @@ from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import MillstreamError
 from millstream.model.clock import Clock
 from millstream.model.observer import Observer
-from millstream.wire.commands import Batch, Command
+from millstream.wire.commands import Args, Batch, Command
 
 R = TypeVar("R")
 
@@ -31,7 +31,7 @@ class BlockingRedisLink:
 
     def __init__(self, target: Target, *, limits: Limits, clock: Clock, deadline_ms: int, observer: Observer) -> None:
         self.features = Features(cluster=target.kind == "cluster")
-        self.now: Callable[[Command], Any] | None = None
+        self.now: Callable[[Args], Any] | None = None
         self.target = target
         self._limits = limits
         self._retry_policy = RetryPolicy(route_to(target), clock, deadline_ms, observer)

@@ -9,7 +9,7 @@ from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
-from millstream.broker.steps.script import Guard, Script, guarded_form, run_script
+from millstream.broker.steps.script import Guard, Script, guarded_form
 from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
 from millstream.model.durability import Durability
 from millstream.wire.commands import Args, Batch, Command, Conversation, Reading, as_they_are
@@ -107,13 +107,12 @@ def run_script_durably(
     guard: Guard | None = None,
 ) -> Conversation[Any]:
     """A script's reply; DurabilityUnavailable where what it wrote was not confirmed. ``reply`` is then a fact of it."""
-    if wanted is None:
-        return (yield from run_script(chosen, keys, argv, repeatable=repeatable, guard=guard))
     if guard is not None:
         chosen, keys, argv = guarded_form(chosen), (*keys, guard.key), (*argv, guard.record)
-    (reply,), unconfirmed = yield from send_durably(
-        context, keys[0], [chosen.words(keys, argv)], wanted, repeatable=repeatable
-    )
+    words: Args = (b"EVALSHA", chosen.sha, b"%d" % len(keys), *keys, *argv)  # every publish goes here: no hop more
+    if wanted is None:
+        return (yield Command(words, keys[0], repeatable))
+    (reply,), unconfirmed = yield from send_durably(context, keys[0], [words], wanted, repeatable=repeatable)
     if isinstance(reply, ErrorReply):
         raise typed(reply)
     if unconfirmed is not None:

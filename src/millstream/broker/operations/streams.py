@@ -39,8 +39,6 @@ from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Args, Batch, Command, Conversation
 from millstream.wire.replies import ErrorReply
 
-_new = tuple.__new__
-
 
 def xadd(
     context: Context,
@@ -52,13 +50,9 @@ def xadd(
     create: bool = True,
     durability: Wanted = None,
 ) -> Conversation[EntryId]:
-    if trim is None and create and isinstance(id, str) and id == "*":
-        command = plain_add(context, stream, fields)
-    else:
-        key = name_word(stream, "stream")
-        options = (*(() if create else (b"NOMKSTREAM",)), *trim_words(trim))
-        head = [b"XADD", key, *options, new_id_word(id)]
-        command = Command(tuple(add_fields(head, fields, context.limits.max_entry_bytes)), key)
+    key = name_word(stream, "stream")
+    head = [b"XADD", key, *(() if create else (b"NOMKSTREAM",)), *trim_words(trim), new_id_word(id)]
+    command = Command(tuple(add_fields(head, fields, context.limits.max_entry_bytes)), key)
     if context.guard is not None:
         reply = yield from fenced_write(context, command, durability_of(durability))
     else:
@@ -66,32 +60,25 @@ def xadd(
     if reply is None:
         return None  # type: ignore[return-value]  # only with create=False: typed as the common case, where it cannot be
     if context.max_stream_len is not None:
-        yield from keep_short(context, command.key, 1)  # type: ignore[arg-type]  # it has a key
+        yield from keep_short(context, key, 1)
     return entry_id(reply)
 
 
-def plain_add(context: Context, stream: Name, fields: Fields) -> Command:
-    """XADD with no options."""
-    key = name_word(stream, "stream")
-    words = tuple(add_fields([b"XADD", key, b"*"], fields, context.limits.max_entry_bytes))
-    return _new(Command, (words, key, False, None, None))  # as Command(words, key), at half the cost
-
-
-def xadd_at_once(context: Context, now: Callable[[Command], Any], stream: Name, fields: Fields) -> EntryId | None:
+def xadd_at_once(context: Context, now: Callable[[Args], Any], stream: Name, fields: Fields) -> EntryId | None:
     """``xadd`` without options where the answer comes at once: no conversation is needed for one question.
 
     None, and nothing was done, behind a guard, and when the stream is due to be trimmed: that takes the long way.
     """
     if context.guard is not None:
         return None
-    command = plain_add(context, stream, fields)
+    key = name_word(stream, "stream")
+    words = tuple(add_fields([b"XADD", key, b"*"], fields, context.limits.max_entry_bytes))
     if context.max_stream_len is not None:
-        key: bytes = command[1]  # type: ignore[assignment]  # it has one
         left = context.until_trim.get(key, 0) - 1
         if left <= 0:
             return None
         context.until_trim[key] = left
-    return entry_id(now(command))
+    return entry_id(now(words))
 
 
 def _one_durably(context: Context, command: Command, durability: Wanted) -> Conversation[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import add
 from typing import Any, Final
 
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
@@ -136,12 +137,12 @@ class Node:
 
     def _formatted_ids(self, start: int, stop: int) -> list[bytes]:
         base, times, seqs = self.columns()
-        if times[start] == times[stop - 1]:
-            prefix = b"%d-" % (base + times[start])
-            if max(seqs[start:stop]) < len(SMALL_NUMBERS):
-                return [prefix + number for number in map(SMALL_NUMBERS.__getitem__, seqs[start:stop])]
-            return [b"%b%d" % (prefix, seq) for seq in seqs[start:stop]]
-        return [b"%d-%d" % (base + ms, seq) for ms, seq in zip(times[start:stop], seqs[start:stop], strict=True)]
+        times, seqs = times[start:stop], seqs[start:stop]
+        if max(seqs, default=0) >= len(SMALL_NUMBERS):
+            return [b"%d-%d" % (base + ms, seq) for ms, seq in zip(times, seqs, strict=True)]
+        # Many share their milliseconds: each such text is made once, and put before its number without steps of Python.
+        before = {ms: b"%d-" % (base + ms) for ms in set(times)}
+        return list(map(add, map(before.__getitem__, times), map(SMALL_NUMBERS.__getitem__, seqs)))
 
     def _living(self, items: list[Any], start: int) -> list[Any]:
         dead = self.dead or ()
