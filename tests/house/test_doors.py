@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "millstream"
-DOORS = ["assignment", "broker", "cqrs", "engine", "engine.journal", "messaging", "server"]
+DOORS = ["assignment", "broker", "cqrs", "engine", "engine.journal", "messaging", "pipelines", "server", "spark"]
 """The rooms that are entered through their doors alone."""
 FOR_USERS = {
     "broker": {"Appended", "Fields", "Id", "OnceWriter", "together"},
@@ -25,6 +25,8 @@ FOR_USERS = {
         *("DeliveriesExhausted", "DuplicateRoute", "HandlerCancelled", "HandlerCrashed", "NoSuchDeadLetter"),
         *("NothingToSettle", "PublisherClosed", "RetryLater", "TooLateToSettle", "Undecodable"),
     },
+    "pipelines": {"EventFailed", "SinkFailed", "SourceFailed", "CheckpointRefused", "load_pipeline", "parse_pipeline"},
+    "spark": {"FORMAT", "RedisStreamsSource"},
     "cqrs": {
         *("CannotUnmarshal", "CommandBus", "CommandRouter", "Depends", "DuplicateHandler", "EventBus", "EventRouter"),
         *("HandlerRefused", "Marshaler", "PydanticMarshaler", "command_topic", "event_topic"),
