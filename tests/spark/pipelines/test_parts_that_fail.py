@@ -179,3 +179,17 @@ def test_a_row_above_the_limit_of_an_entry_is_refused_as_the_broker_refuses_it(
     with pytest.raises(Exception, match=PayloadTooLarge.__name__):
         rows.coalesce(1).write.format("redis_streams").mode("append").options(url=redis_server.url, stream="s").save()
     assert redis.Redis(port=redis_server.port).xlen("s") == 0
+
+
+def test_a_query_that_somebody_else_has_stopped_is_no_success(
+    spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
+) -> None:
+    """Spark ends it without an error: nothing is wrong, and nothing is read any more."""
+    client = redis.Redis(port=redis_server.port)
+    with Watched(spark, pipeline(tmp_path, sinks=[redis_sink(redis_server.url, **PATIENT)])) as watched:
+        run = watched.runner.runs["orders"]
+        wait_until(lambda: client.xlen("out") == 300, what="all rows", timeout_s=120)
+        assert run._query is not None
+        run._query.stop()
+        wait_until(lambda: run.check() == "failed", what="that it is noticed", timeout_s=60)
+        assert "without an error" in (run.status().error or "")
