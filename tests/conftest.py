@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -13,6 +14,9 @@ from millstream import Broker, open_blocking_broker, open_broker
 from millstream.testing import ClusterSetup, RedisProcess, SentinelSetup, ServedBroker, redis_server_installed
 
 pytest.register_assert_rewrite("millstream.testing.conformance")
+# A busy machine makes no example wrong.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 
 # A JVM that lives for seconds spends half of them on compiling what it will not run again. Nobody's own choice is lost.
