@@ -32,6 +32,7 @@ CHAPTERS = {
     "retention": Chapter("retention", "Keep streams short without dropping what a group still needs."),
     "assignments": Chapter("assignments", "See who owns which stream; announce and release streams."),
     "pipeline": Chapter("pipeline", "Validate, plan and run pipelines on Spark."),
+    "run": Chapter("run", "Run a router, a bus or assigned subscribers, in as many processes as you like.", False),
     "serve": Chapter("serve", "Serve an embedded broker to other processes, over Redis's protocol.", False),
     "migrate": Chapter("migrate", "Move an embedded broker's data to Redis.", False),
     "top": Chapter("top", "Watch streams, rates, lag, pending entries and memory, live.", False),

@@ -77,6 +77,11 @@ class Bus(Handlers, ABC):
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
         """Dependencies and what stands in for them, for tests."""
 
+    @property
+    def broker(self) -> Broker:
+        """The one that it runs on."""
+        return self._broker
+
     def topic_of(self, kind: type) -> str:
         """Where commands or events of this class travel. Raises InvalidArgument where that would be an empty name."""
         return check_topic(self._topic(self._marshaler.name(kind)))

@@ -166,6 +166,11 @@ class Router:
     # --- its life -----------------------------------------------------------------------------------------------------
 
     @property
+    def broker(self) -> Broker | None:
+        """The one that it runs on; None for a router that is there to be included."""
+        return self._broker
+
+    @property
     def ready(self) -> bool:
         """True while every handler's topic is being read."""
         return self._state is RouterState.RUNNING and all(subscriber.ready for _, subscriber in self._subscribers)

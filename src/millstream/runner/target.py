@@ -1,0 +1,133 @@
+"""What ``millstream run shop.app:router`` names: found, looked at, and brought to where it can run.
+
+A target is a router, a bus, an assigned subscriber, several of them, or a function that makes them. A router without a
+broker, and a function with a parameter ``broker``, get the one behind ``--url``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from millstream.broker import Broker, open_broker
+from millstream.errors import MillstreamError
+from millstream.messaging import Router
+from millstream.model import Observer, quiet
+
+CLOSE_TIMEOUT_S = 30.0
+
+
+class Runs(Protocol):
+    """A router, a bus, an assigned subscriber, or whatever else runs until it is closed."""
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class TargetRefused(MillstreamError):
+    """What was named cannot be run; the message says what is there instead."""
+
+    def __init__(self, target: str, why: str) -> None:
+        self.target = target
+        super().__init__(f"{target!r} cannot be run: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunTarget:
+    """What was found under the name, before it was called or given a broker."""
+
+    name: str
+    found: Any
+
+    @asynccontextmanager
+    async def opened(
+        self, url: str | None, *, close_timeout: float = CLOSE_TIMEOUT_S, observer: Observer = quiet
+    ) -> AsyncIterator[list[Runs]]:
+        """What there is to run, with its broker, for as long as the block lasts."""
+        async with AsyncExitStack() as stack:
+            shared: list[Broker] = []
+
+            async def broker() -> Broker:
+                if not shared:
+                    if url is None:
+                        raise TargetRefused(self.name, "it needs a broker. Pass --url, or set MILLSTREAM_URL.")
+                    shared.append(await stack.enter_async_context(open_broker(url, observer=observer)))
+                return shared[0]
+
+            made = self.found
+            if _is_maker(made):
+                given = {"broker": await broker()} if "broker" in inspect.signature(made).parameters else {}
+                made = made(**given)
+                if inspect.isawaitable(made):
+                    made = await made
+                elif isinstance(made, AbstractAsyncContextManager) and not _runs(made):
+                    made = await stack.enter_async_context(made)
+            parts = list(made) if isinstance(made, Sequence) else [made]
+            if not parts or not all(_runs(part) for part in parts):
+                raise TargetRefused(self.name, f"it is {_called(made)}. {EXPECTED}")
+            yield [await self._with_broker(part, broker, close_timeout) for part in parts]
+
+    async def _with_broker(self, part: Runs, broker: Callable[[], Any], close_timeout: float) -> Runs:
+        if not isinstance(part, Router) or part.broker is not None:
+            return part
+        whole = Router(await broker(), close_timeout=close_timeout)
+        whole.include(part)
+        return whole
+
+
+EXPECTED = (
+    "Name a Router, a CommandBus, an EventBus, an AssignedSubscriber, a list of them, or a function that returns one "
+    "(with a parameter called broker, if it needs one)."
+)
+
+
+def load_target(text: str, *, directory: str = ".") -> RunTarget:
+    """Imports ``package.module:name``, from ``directory`` as from anywhere else. What its import raises passes."""
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name:
+        raise TargetRefused(text, "write it as package.module:name, such as shop.app:router.")
+    place = str(Path(directory).resolve())
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise  # the module is there, and something that it imports is not: its own traceback tells where
+        raise TargetRefused(text, f"there is no module {error.name!r} here. Run it from your project.") from None
+    found: Any = module
+    for step in name.split("."):
+        if not hasattr(found, step):
+            raise TargetRefused(text, f"{module_name} has no {step!r}{_did_you_mean(step, module)}")
+        found = getattr(found, step)
+    if not (_runs(found) or _is_maker(found) or isinstance(found, list | tuple)):
+        raise TargetRefused(text, f"it is {_called(found)}. {EXPECTED}")
+    return RunTarget(text, found)
+
+
+def _did_you_mean(name: str, module: object) -> str:
+    runnable = [each for each, value in vars(module).items() if _runs(value)]
+    close = difflib.get_close_matches(name, runnable, n=1, cutoff=0.5) or runnable[:1]
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def _runs(thing: object) -> TypeGuard[Runs]:
+    if inspect.isclass(thing):
+        return False
+    return callable(getattr(thing, "run", None)) and callable(getattr(thing, "close", None))
+
+
+def _is_maker(thing: object) -> TypeGuard[Callable[..., Any]]:
+    return callable(thing) and not _runs(thing)
+
+
+def _called(thing: object) -> str:
+    return "empty" if isinstance(thing, Sequence) and not thing else f"of the type {type(thing).__name__}"

@@ -1,0 +1,41 @@
+"""As process 1, the supervisor waits for what nobody else waits for, and leaves its own workers alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from millstream.runner.supervisor import reap_orphans
+
+PROCESS_ONE = """
+import os, subprocess, sys, time
+from millstream.runner.supervisor import reap_orphans
+assert os.getpid() == 1
+subprocess.run([sys.executable, "-c", "import os; os.fork() or os._exit(0)"], check=True)  # its child is ours now
+deadline = time.monotonic() + 30
+while not reap_orphans(set()) and time.monotonic() < deadline:
+    time.sleep(0.01)
+print("reaped", time.monotonic() < deadline)
+"""
+
+
+def test_ended_children_of_others_are_waited_for_and_our_own_are_not() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(3)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert child not in reap_orphans({child})
+    assert os.waitpid(child, 0)[1] >> 8 == 3, "its exit code was left for whoever started it"
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare to be process 1")
+def test_process_1_leaves_no_zombies() -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", PROCESS_ONE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0 and "unshare" in done.stderr:
+        pytest.skip(f"this machine gives no process namespace: {done.stderr.strip()}")
+    assert done.stdout == "reaped True\n", done.stderr
