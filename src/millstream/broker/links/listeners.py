@@ -157,12 +157,14 @@ LOOK_S = 0.5
 
 
 class BlockingRedisListener:
-    """Subscribes on first use; when a connection breaks it subscribes anew. For one thread at a time."""
+    """The same for one thread at a time."""
 
-    def __init__(self, link: BlockingRedisLink, patterns: Sequence[bytes]) -> None:
+    def __init__(self, link: BlockingRedisLink, patterns: Sequence[bytes], limits: Limits, observer: Observer) -> None:
         self._link = link
         self._patterns = patterns
-        self._messages: deque[tuple[bytes, bytes]] = deque()
+        self._limits = limits
+        self._observer = observer
+        self._messages: deque[tuple[bytes, bytes]] = deque(maxlen=limits.listen_backlog)
         self._connections: list[BlockingConnection] = []
         self._selector = selectors.DefaultSelector()
 
@@ -183,6 +185,8 @@ class BlockingRedisListener:
                     attempt = 0
                     self._wait()
                 except (NotSent, NoAnswer, BrokerUnavailable):
+                    if self._connections:
+                        self._observer("broker.listener_lost", patterns=self._patterns)
                     self._drop()
                     attempt += 1
                     self._link.pause(BACKOFF.delay_ms(attempt, random.random()) / 1000)  # noqa: S311 - spreads retries
@@ -203,7 +207,7 @@ class BlockingRedisListener:
                 connection.send([words])
                 confirmed = 0
                 while confirmed < len(words) - 1:
-                    confirmed += not self._take(connection.receive(5.0))
+                    confirmed += not self._take(connection.receive(self._limits.answer_ms / 1000))
         except TimeoutError as error:
             self._drop()
             raise BrokerUnavailable("no answer to PSUBSCRIBE. Check the server.") from error
@@ -225,6 +229,8 @@ class BlockingRedisListener:
             raise typed(reply)
         message = message_of(reply)
         if message is not None:
+            if len(self._messages) == self._messages.maxlen:
+                self._observer("broker.listener_overflow", dropped=1)
             self._messages.append(message)
         return message is not None
 

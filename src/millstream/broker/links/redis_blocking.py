@@ -54,7 +54,7 @@ class BlockingRedisLink:
         return self._run(self._retry_policy.call_many(batch))
 
     def listen(self, patterns: Any) -> BlockingRedisListener:
-        return BlockingRedisListener(self, tuple(patterns))
+        return BlockingRedisListener(self, tuple(patterns), self._limits, self._observer)
 
     def _run(self, exchanges: Exchanges[R]) -> R:
         self.check()
