@@ -21,6 +21,8 @@ from millstream.wire.commands import Args, Reading, as_they_are
 from millstream.wire.replies import ErrorReply
 
 _MISSING: Final = object()
+GATHERED_BYTES: Final = 64 * 1024
+"""With so much, nothing is waited for any longer: buffers have bounds, and joining copies."""
 
 
 class _Place:
@@ -43,6 +45,9 @@ class AsyncConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=ErrorReply, notEnoughData=_MISSING, errors="surrogateescape")
         self._places: deque[_Place] = deque()
+        self._outgoing: list[bytes | memoryview] = []
+        """Behind what was written in this turn of the loop already."""
+        self._outgoing_bytes = 0
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -152,13 +157,34 @@ class AsyncConnection(asyncio.Protocol):
         if self._lost is not None or self._transport.is_closing():
             raise NotSent(self._lost or "the connection is closed")
         future: asyncio.Future[list[Any]] = self._loop.create_future()
-        if not self._places:
-            self._heard = self._loop.time()
+        alone = not self._places
         self._places.append(_Place(future, count, wait_s))
-        self._transport.write(data)
+        if alone:
+            self._heard = self._loop.time()
+            self._transport.write(data)
+        else:
+            self._gather(data)
         if self._timer is None:
             self._watch()
         return future
+
+    def _gather(self, data: bytes | memoryview) -> None:
+        """Whoever finds the connection idle does not wait. What others send in the same turn of the loop leaves in one
+        go behind it: publishers to a hundred topics cost one system call, and one round trip, not a hundred."""
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(data)
+        self._outgoing_bytes += len(data)
+        if self._outgoing_bytes >= GATHERED_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
+        if outgoing and self._lost is None:
+            try:
+                self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+            except Exception as error:
+                self._fail(f"{type(error).__name__}: {error}")
 
     async def _drained(self) -> None:
         writable = self._writable
