@@ -1,10 +1,10 @@
-"""One topic's line of messages to be stored: what gathers while a batch is on its way leaves as the next one."""
+"""One topic's queue of messages to be stored: what gathers while a batch is on its way leaves as the next one."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ Row = list[bytes]
 """An entry as words: names and values in turn."""
 
 
-class Parcel(NamedTuple):
+class QueuedCall(NamedTuple):
     """What one call publishes: it travels in one batch."""
 
     stored: asyncio.Future[Ids]
@@ -46,7 +46,7 @@ _new = tuple.__new__
 """Makes a named tuple in half the time of its own constructor."""
 
 
-class Line:
+class TopicQueue:
     """Batches leave one at a time, each from the row where the last one ended: sent again, it is stored once."""
 
     def __init__(
@@ -63,18 +63,18 @@ class Line:
         versions: Iterator[int],
         outage: Outage,
     ) -> None:
-        """``versions`` never gives a number again: a line that is made anew must not be taken for the old one."""
+        """``versions`` never gives a number again: a queue that is made anew must not be taken for the old one."""
         self._broker = broker
         self._topic = topic
         self._writer = writer
         self._durability = durability
-        # Each durability has a line of its own, and counts its own rows; its time to wait is a part of it.
+        # Each durability has a queue of its own, and counts its own rows; its time to wait is a part of it.
         self._partition = f"{durability} {durability.timeout_ms}" if durability is not None else "0"
         self._max_batch = max_batch
         self._max_batch_bytes = max_batch_bytes
         self._retry_ms = retry_ms
         self._sent = sent
-        self._parcels: deque[Parcel] = deque()
+        self._calls: deque[QueuedCall] = deque()
         self._rows = 0
         self._last = 0
         self._versions = versions
@@ -87,12 +87,12 @@ class Line:
 
     @property
     def idle(self) -> bool:
-        return self._sender is None and not self._parcels
+        return self._sender is None and not self._calls
 
     def add(self, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
-        """Puts them in line; ``stored`` gets their ids once they are stored."""
+        """Takes them; ``stored`` gets their ids once they are stored."""
         if len(rows) == 1 or (len(rows) <= self._max_batch and size <= self._max_batch_bytes):
-            self._parcels.append(_new(Parcel, (stored, rows, size)))
+            self._calls.append(_new(QueuedCall, (stored, rows, size)))
         else:
             self._add_in_pieces(rows, stored)
         self._rows += len(rows)
@@ -110,12 +110,12 @@ class Line:
             weight = sum(map(len, row))
             if piece and (len(piece) == self._max_batch or size + weight > self._max_batch_bytes):
                 pieces.append(stored.get_loop().create_future())
-                self._parcels.append(Parcel(pieces[-1], piece, size))
+                self._calls.append(QueuedCall(pieces[-1], piece, size))
                 piece, size = [], 0
             piece.append(row)
             size += weight
         pieces.append(stored.get_loop().create_future())
-        self._parcels.append(Parcel(pieces[-1], piece, size))
+        self._calls.append(QueuedCall(pieces[-1], piece, size))
 
         def finished(all_of_them: asyncio.Future[list[Ids]]) -> None:
             error = all_of_them.exception()
@@ -131,24 +131,24 @@ class Line:
     async def _send_all(self) -> None:
         observer = self._broker.context.observer
         try:
-            while self._parcels:
-                parcels, rows, size = self._next_batch()
+            while self._calls:
+                calls, rows, size = self._next_batch()
                 began = time.perf_counter()
                 try:
                     ids = await self._store(rows)
                 except Exception as error:
                     kind = type(error).__name__
                     observer("messaging.publish_failed", topic=self._topic, messages=len(rows), error_type=kind)
-                    for parcel in parcels:
-                        if not parcel.stored.done():
-                            parcel.stored.set_exception(error)
+                    for call in calls:
+                        if not call.stored.done():
+                            call.stored.set_exception(error)
                 except BaseException:
-                    self._break_off(parcels, len(rows), size)
+                    self._break_off(calls, len(rows), size)
                     raise
                 else:
                     took = time.perf_counter() - began
                     observer("messaging.published", topic=self._topic, messages=len(rows), bytes=size, seconds=took)
-                    _tell(parcels, ids)
+                    _tell(calls, ids)
                 self.failing = False
                 self._sent(len(rows), size)
         finally:
@@ -160,43 +160,43 @@ class Line:
         if self._sender is sender:
             self._break_off([], 0, 0)
 
-    def _break_off(self, parcels: list[Parcel], messages: int, size: int) -> None:
+    def _break_off(self, calls: list[QueuedCall], messages: int, size: int) -> None:
         """Cancelled, as all tasks are when a loop ends: nobody sends the rest, and nobody may wait for it. Otherwise
         closing the publisher would wait for ever, and with it the end of the program."""
         self._sender = None
-        given_up = [*parcels, *self._parcels]
+        given_up = [*calls, *self._calls]
         messages += self._rows
-        size += sum(parcel.size for parcel in self._parcels)
-        self._parcels.clear()
+        size += sum(call.size for call in self._calls)
+        self._calls.clear()
         self._rows = 0
-        for parcel in given_up:
-            parcel.stored.cancel()
+        for call in given_up:
+            call.stored.cancel()
         self._sent(messages, size)
 
-    def _next_batch(self) -> tuple[list[Parcel], list[Row], int]:
+    def _next_batch(self) -> tuple[list[QueuedCall], list[Row], int]:
         """Half of what is under way: while the server stores it, the other half prepares its next messages."""
         limit = min(self._max_batch, max(LEAST, (self._rows + self._last) // 2))
-        parcels: list[Parcel] = []
+        calls: list[QueuedCall] = []
         rows: list[Row] = []
         size = 0
-        waiting = self._parcels
+        waiting = self._calls
         while waiting:
             _, some, weight = waiting[0]
             if rows and (len(rows) + len(some) > limit or size + weight > self._max_batch_bytes):
                 break
-            parcels.append(waiting.popleft())
+            calls.append(waiting.popleft())
             rows += some
             size += weight
         self._rows -= len(rows)
         self._last = len(rows)
-        return parcels, rows, size
+        return calls, rows, size
 
     async def _store(self, rows: list[Row]) -> Ids:
         """The rows' ids, once it is proved that they are stored. Tried again from the same position, under the same
         token, until the time is over."""
-        give_up_at = time.monotonic() + self._retry_ms / 1000
-        token = secrets.token_hex(TOKEN_BYTES).encode()
+        token = os.urandom(TOKEN_BYTES).hex().encode()
         attempt = 0
+        give_up_at = 0.0
         # Taken away, and put back with evidence only: whatever ends this (an error that nobody has foreseen, the end of
         # the loop) leaves nobody who knows whether these rows are stored, and what follows must not be taken for them.
         batches, self._batches = self._batches or self._begin(), None
@@ -208,6 +208,7 @@ class Line:
                 batches = self._begin()
                 continue
             except MillstreamError as error:
+                give_up_at = give_up_at or time.monotonic() + self._retry_ms / 1000
                 if not error.retryable or time.monotonic() > give_up_at:
                     raise
                 self.failing = True
@@ -248,9 +249,9 @@ class Line:
         return [*told[:-1], ids[-1]]
 
 
-def _tell(parcels: Sequence[Parcel], ids: Ids) -> None:
+def _tell(calls: Sequence[QueuedCall], ids: Ids) -> None:
     at = 0
-    for stored, rows, _ in parcels:
+    for stored, rows, _ in calls:
         following = at + len(rows)
         if not stored.done():
             stored.set_result(ids[at:following])

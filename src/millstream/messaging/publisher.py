@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from millstream.broker import ROW_WORDS, delayed
 from millstream.errors import InvalidArgument, PayloadTooLarge
-from millstream.messaging.batching import Ids, Line, Row
+from millstream.messaging.batching import Ids, Row, TopicQueue
 from millstream.messaging.codecs import Codec
 from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.delayed import DelayedPublisher
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from millstream.broker import Broker
 
 DAY_MS = 24 * 3600 * 1000
-MAX_LINES = 1000
-"""Topics whose lines are kept. Beyond that the idle ones are forgotten, and begin anew: a stream for each customer must
-not become memory for each customer."""
+MAX_QUEUES = 1000
+"""Topics whose queues are kept. Beyond that the idle ones are forgotten, and begin anew: a stream for each customer
+must not become memory for each customer."""
 
 
-class Waiting(NamedTuple):
+class WaitingCall(NamedTuple):
     """A call that waits for room."""
 
-    line: Line
+    queue: TopicQueue
     rows: Sequence[Row]
     size: int
     stored: asyncio.Future[Ids]
@@ -85,11 +85,11 @@ class Publisher:
         self._retry_ms = retry_ms
         self.id = new_uuid()
         """Names this publisher beside every stream that it writes to, for an hour after its last message."""
-        self._lines: dict[tuple[str, Durability | None], Line] = {}
+        self._queues: dict[tuple[str, Durability | None], TopicQueue] = {}
         self._versions = count(1)
         self._buffered = 0
         self._buffered_bytes = 0
-        self._waiting: OrderedDict[asyncio.Future[Ids], Waiting] = OrderedDict()
+        self._waiting: OrderedDict[asyncio.Future[Ids], WaitingCall] = OrderedDict()
         self._delayed = DelayedPublisher(broker)
         self._outage = Outage("publish", broker.context.observer)
         self._tokens = 0
@@ -118,7 +118,7 @@ class Publisher:
         if self._closed:
             raise PublisherClosed("this publisher was closed. Make another one.")
         level = self._durability if durability is None else _level(durability)
-        line = self._lines.get((topic, level)) or self._line(topic, level)
+        queue = self._queues.get((topic, level)) or self._queue(topic, level)
         if not messages:
             return []
         if delay_ms is not None:
@@ -133,10 +133,9 @@ class Publisher:
             rows = [row for row, _ in weighed]
             size = sum(weight for _, weight in weighed)
         stored: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
-        if not self._waiting and self._has_room(size):
-            self._take(line, rows, size, stored)
+        if not self._waiting and self._take(queue, rows, size, stored):
             return await stored
-        self._waiting[stored] = Waiting(line, rows, size, stored)
+        self._waiting[stored] = WaitingCall(queue, rows, size, stored)
         try:
             return await stored
         finally:
@@ -151,7 +150,7 @@ class Publisher:
     @property
     def readiness(self) -> dict[str, bool]:
         """The topics that messages went to, and whether the last batch needed no second try."""
-        return {topic: not any(line.failing for line in lines) for topic, lines in self._by_topic().items()}
+        return {topic: not any(queue.failing for queue in queues) for topic, queues in self._by_topic().items()}
 
     @property
     def buffered(self) -> int:
@@ -226,16 +225,16 @@ class Publisher:
             raise InvalidArgument("metadata", f"{len(message.metadata)} keys", f"at most {ROW_WORDS // 2} fields")
         return row, size
 
-    def _has_room(self, size: int) -> bool:
+    def _take(self, queue: TopicQueue, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> bool:
+        """False: there is no room now. One call always finds room where nothing is buffered."""
         if not self._buffered:
-            return True
-        return self._buffered < self._max_buffered and self._buffered_bytes + size <= self._max_buffered_bytes
-
-    def _take(self, line: Line, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
+            self._idle.clear()
+        elif self._buffered >= self._max_buffered or self._buffered_bytes + size > self._max_buffered_bytes:
+            return False
         self._buffered += len(rows)
         self._buffered_bytes += size
-        self._idle.clear()
-        line.add(rows, size, stored)
+        queue.add(rows, size, stored)
+        return True
 
     def _sent(self, messages: int, size: int) -> None:
         self._buffered -= messages
@@ -243,11 +242,9 @@ class Publisher:
         # First come, first served: so that the order of calls stays the order of messages.
         while self._waiting:
             stored, waiting = next(iter(self._waiting.items()))
-            if not stored.done() and not self._has_room(waiting.size):
+            if not stored.done() and not self._take(*waiting):
                 break
             del self._waiting[stored]
-            if not stored.done():
-                self._take(*waiting)
         if not self._buffered:
             self._idle.set()
 
@@ -255,26 +252,26 @@ class Publisher:
         """In the child of a fork: under the parent's name, its messages would be taken for the parent's, sent again,
         and not be stored. What the parent has buffered the parent sends."""
         self.id = new_uuid()
-        self._lines = {}
+        self._queues = {}
         self._buffered = self._buffered_bytes = 0
         self._waiting = OrderedDict()
         self._delayed = DelayedPublisher(self._broker)
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def _by_topic(self) -> dict[str, list[Line]]:
-        found: dict[str, list[Line]] = {}
-        for (topic, _), line in self._lines.items():
-            found.setdefault(topic, []).append(line)
+    def _by_topic(self) -> dict[str, list[TopicQueue]]:
+        found: dict[str, list[TopicQueue]] = {}
+        for (topic, _), queue in self._queues.items():
+            found.setdefault(topic, []).append(queue)
         return found
 
-    def _line(self, topic: str, level: Durability | None) -> Line:
+    def _queue(self, topic: str, level: Durability | None) -> TopicQueue:
         check_topic(topic)
-        if len(self._lines) >= MAX_LINES and not self._waiting:
-            for place in [place for place, line in self._lines.items() if line.idle]:
-                del self._lines[place]
+        if len(self._queues) >= MAX_QUEUES and not self._waiting:
+            for place in [place for place, queue in self._queues.items() if queue.idle]:
+                del self._queues[place]
                 self._outage.worked(place[0])
-        line = self._lines[topic, level] = Line(
+        queue = self._queues[topic, level] = TopicQueue(
             self._broker,
             topic,
             writer=self.id,
@@ -286,7 +283,7 @@ class Publisher:
             versions=self._versions,
             outage=self._outage,
         )
-        return line
+        return queue
 
 
 _publishers: WeakSet[Publisher] = WeakSet()

@@ -19,7 +19,7 @@ from millstream.broker.keys import beside
 from millstream.broker.limits import Limits
 from millstream.broker.steps.script import script
 from millstream.messaging import Ack, Message, Publisher
-from millstream.messaging.publisher import MAX_LINES
+from millstream.messaging.publisher import MAX_QUEUES
 from millstream.testing.faulty import FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
@@ -139,13 +139,13 @@ class BoundsChapter(Chapter):
             await nothing_pending(broker, topic)
 
     async def test_a_publisher_forgets_topics_that_are_idle(self, broker: Broker, topic: str) -> None:
-        names = [f"{topic}:{n}" for n in range(MAX_LINES + 50)]
+        names = [f"{topic}:{n}" for n in range(MAX_QUEUES + 50)]
         async with Publisher(broker) as publisher:
             for _ in range(2):
                 for at in range(0, len(names), 50):
                     await asyncio.gather(
                         *(publisher.publish(name, *numbered(2)) for name in names[at : at + 50] for _ in range(2))
                     )
-                    assert len(publisher.readiness) <= MAX_LINES
+                    assert len(publisher.readiness) <= MAX_QUEUES
         lengths = [await broker.xlen(name) for name in names]
         assert set(lengths) == {8}

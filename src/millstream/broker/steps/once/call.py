@@ -132,9 +132,12 @@ class BatchWriter(Writer):
             argv.append(b"%d" % len(row))
             argv += row
         keys = (self._stream, self._markers)
-        reply: list[Any] = yield from run_script_durably(
-            context, script("append_once"), keys, argv, self._durability, repeatable=True
-        )
+        step = script("append_once")
+        reply: list[Any]
+        if self._durability is None:
+            reply = yield Command((b"EVALSHA", step.sha, b"2", *keys, *argv), self._stream, repeatable=True)
+        else:
+            reply = yield from run_script_durably(context, step, keys, argv, self._durability, repeatable=True)
         if reply[0] == b"OK" and len(reply) == len(rows) + 1:
             appended = Appended([*entry_ids(reply[1:])], len(rows), 0)
             if context.max_stream_len is not None:
