@@ -35,6 +35,8 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
     ledger = HandlingLedger(directory)
     chance = random.Random(os.getpid())
     slow_s = options.pop("slow_s", 0.02)
+    many = options.pop("topics", 0)
+    topics = [f"{topic}-{number}" for number in range(many)] or [topic]
 
     async def handle(message: Message) -> None:
         token = message.payload.decode()
@@ -62,7 +64,11 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
         beating = asyncio.create_task(
             ledger.keep_beating(silent_s=silent_s, held=settings["max_in_flight"], through=broker.ping)
         )
-        await run_until_signalled(subscriber.consume(topic, handle), subscriber.close)
+
+        async def consume_all() -> None:
+            await asyncio.gather(*(subscriber.consume(one, handle) for one in topics))
+
+        await run_until_signalled(consume_all(), subscriber.close)
         beating.cancel()
 
 

@@ -33,6 +33,8 @@ from millstream.testing.proxy import CuttingProxy
 TRIALS = int(os.environ.get("TRIALS", "2"))
 WORKER = Path(__file__).with_name("messaging_worker.py")
 TOPIC = "jobs"
+MANY = 1_000
+"""Streams of one worker, where it reads many."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120 + 60 * TRIALS)]
 
@@ -383,3 +385,58 @@ async def test_the_harness_notices_a_retry_that_adds_twice(redis_server: RedisPr
     stored = await cut_run(redis_server, ledger, 1, planted=True)
 
     assert len(stored) > len(set(stored)), "planted: no marker"
+
+
+# --- hundreds of streams ----------------------------------------------------------------------------------------------
+
+
+async def test_workers_of_many_streams_are_killed_stopped_and_cut_off(
+    redis_server: RedisProcess, redis_broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
+) -> None:
+    """Every worker reads all of them through shared readers; the ledger is even in the end."""
+    topics = [f"{TOPIC}-{number}" for number in range(MANY)]
+    sent = 0
+
+    async def send_some(publisher: Publisher, count: int) -> None:
+        nonlocal sent
+        for _ in range(count):
+            token = f"job:{sent}"
+            await publisher.publish(topics[sent * 7919 % MANY], Message(token.encode()))
+            ledger.sent(token)
+            sent += 1
+
+    async def all_settled() -> bool:
+        crew.look_after()
+        for topic in topics:
+            try:
+                (group,) = await redis_broker.group_info(topic)
+            except (MillstreamError, ValueError):
+                return False
+            if group.pending or group.lag:
+                return False
+        return True
+
+    async with CuttingProxy(redis_server.port) as proxy, Publisher(redis_broker) as publisher:
+        crew = hire(3, url=proxy.url, topics=MANY, claim_interval_ms=400)
+        await send_some(publisher, 300)
+        await eventually(crew.somebody_at_work, what="somebody at work", timeout_s=120)
+        for _ in range(3):
+            crew.look_after()
+            crew.kill(chance.choice(crew.somebody_at_work() or crew.processes))
+            crew.hire()
+            await send_some(publisher, 100)
+            proxy.cut_all()
+            await send_some(publisher, 100)
+            victim = chance.choice(crew.processes)
+            ledger.stopped(victim.pid)
+            victim.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(1.5)
+            victim.send_signal(signal.SIGCONT)
+            ledger.resumed(victim.pid)
+        await eventually(all_settled, what="everything settled", timeout_s=180)
+        crew.dismiss()
+    verdict = ledger.verdict()
+    print(verdict, f"deaths {crew.deaths}, {MANY} streams")
+    assert verdict.kept, str(verdict)
+    assert not verdict.buried
+    assert verdict.done >= sent

@@ -233,3 +233,25 @@ async def test_a_stream_is_not_left_unread_by_what_nobody_foresaw(broker_url: st
         await eventually(lambda: handled == [b"x"], what="the stream to be read after all", timeout_s=60)
         await running.close()
         await asyncio.wait_for(task, 60)
+
+
+async def test_what_a_former_owners_read_still_takes_is_inherited_too(broker_url: str) -> None:
+    """It was sent before the stream changed hands, and waits on the server: a read is not fenced."""
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    async with open_broker(broker_url) as broker, open_broker(broker_url) as former, Publisher(broker) as publisher:
+        await announce(broker, "svc", "s")
+        await broker.create_group("s", "g", start="0")
+        stale_read = asyncio.create_task(former.xreadgroup("s", "g", "former", count=10, block_ms=3_000))
+        await asyncio.sleep(0.1)
+        async with worker(broker_url, "heir", handle, claim_min_idle_ms=3_600_000) as heir:
+            await eventually(lambda: heir.streams == ["s"] and heir.ready, what="the heir to read")
+            await publisher.publish("s", Message(b"taken by the stale read"))
+            assert len(await stale_read) == 1, "the server serves whoever waited first"
+            await eventually(lambda: handled == [b"taken by the stale read"], what="it to be handled all the same")
+            await publisher.publish("s", Message(b"next"))
+            await eventually(lambda: len(handled) == 2, what="the next")
+            await eventually(lambda: _pending(broker, "s", 0), what="both to be acknowledged")

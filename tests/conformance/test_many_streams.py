@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from millstream import Broker, open_broker
-from millstream.broker.keys import beside
+from millstream.broker import Guard, beside, settle, together, unblock, wait_for_streams
 from millstream.broker.operations import groups, info, streams
-from millstream.broker.steps.script import Guard
-from millstream.broker.steps.settle import call as settle
-from millstream.broker.together import together
 from millstream.errors import NoSuchGroup, StaleOwner, WrongKeyType
 from millstream.testing import eventually
 from millstream.wire.commands import Command
@@ -66,7 +63,13 @@ async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None
         def read() -> asyncio.Task[Any]:
             return asyncio.create_task(
                 broker.run(
-                    groups.wait_for_streams, [b"a", b"b"], b"g", b"c", count=1, block_ms=600_000, on_wait=waits.append
+                    wait_for_streams,
+                    [b"a", b"b"],
+                    b"g",
+                    b"c",
+                    count=1,
+                    block_ms=600_000,
+                    on_wait=waits.append,
                 )
             )
 
@@ -74,7 +77,7 @@ async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None
         await eventually(lambda: waits, what="it to wait")
 
         async def woken() -> bool:
-            await broker.run(groups.unblock, waits[-1], stream="a")
+            await broker.run(unblock, waits[-1], stream="a")
             return reading_now.done()
 
         await eventually(woken, what="it to wake up")
@@ -96,7 +99,7 @@ async def test_a_user_who_may_not_ask_for_numbers_is_told_none(redis_url: str) -
             async with open_broker(f"redis://plain:secret@{host}") as plain:
                 await plain.create_group("a", "g", start="0")
                 waits: list[int] = []
-                read = plain.run(groups.wait_for_streams, [b"a"], b"g", b"c", count=1, block_ms=1, on_wait=waits.append)
+                read = plain.run(wait_for_streams, [b"a"], b"g", b"c", count=1, block_ms=1, on_wait=waits.append)
                 assert await read == []
                 assert waits == [0]
         finally:

@@ -20,7 +20,7 @@ TWICE = {
     "Route": "a link's way to a node; messaging's way from a topic to a handler",
 }
 """Names that stand twice on purpose, in rooms that never see each other's. Anything else gets a name of its own."""
-REBUILT = ("messaging/subscriber/",)
+REBUILT: tuple[str, ...] = ()
 """Its parts have new names in the shape that they are being given."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,15 @@ from millstream.assignment.leases import Token
 from millstream.assignment.notifications import StreamAdded, StreamDisowned, StreamTerminated
 from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.settings import Settings
-from millstream.broker import Broker
-from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.messaging import Handler, Subscriber
+from millstream.broker import Broker, Gathering, inherit_consumers
+from millstream.errors import InvalidArgument, MillstreamError
+from millstream.messaging import Handler, Subscriber, keep_running
 from millstream.model import Observer
 
 log = logging.getLogger(__name__)
+
+INHERIT_AFTER_S = (1.0, 3.0)
+"""After a stream was taken; and once more when the longest read of a former owner has come back."""
 
 
 class AssignedSubscriber:
@@ -60,6 +64,9 @@ class AssignedSubscriber:
             broker, service, member=member, settings=settings, observer=observer, before_release=self._stop_many
         )
         self._running: dict[str, tuple[Subscriber, asyncio.Task[None]]] = {}
+        self._inheriting = Gathering(broker)
+        self._heirs: dict[str, list[float]] = {}
+        """Streams that were taken lately, and when to look for what a former owner's read has still taken of them."""
         self._given_back: dict[str, Token] = {}
         """The last token of each stream that went back, until we are told so: an older StreamAdded, which was still
         waiting to be heard, must not start it."""
@@ -83,6 +90,15 @@ class AssignedSubscriber:
         """Until ``close``. A stream that cannot be read is released, for another member to try."""
         if self._partitioned is not None:
             await announce_partitions(self._broker, self._service, *self._partitioned)
+        inheriting = asyncio.create_task(
+            keep_running(self._go_on_inheriting, "heir", self._broker.context.observer), name="millstream heir"
+        )
+        try:
+            await self._follow()
+        finally:
+            inheriting.cancel()
+
+    async def _follow(self) -> None:
         async for one in self.client.start():
             if isinstance(one, StreamAdded) and one.token is not None:
                 back = self._given_back.get(one.stream)
@@ -103,6 +119,8 @@ class AssignedSubscriber:
         subscriber.begin_only_until(lambda: self.client.certain_until(token))
         task = asyncio.create_task(self._consume(subscriber, token))
         self._running[token.stream] = (subscriber, task)
+        now, longest_s = time.monotonic(), subscriber.settings.block_ms / 1000 + INHERIT_AFTER_S[0]
+        self._heirs[token.stream] = [now + after_s for after_s in (*INHERIT_AFTER_S, longest_s)]
 
     async def _consume(self, subscriber: Subscriber, token: Token) -> None:
         try:
@@ -123,21 +141,24 @@ class AssignedSubscriber:
         except MillstreamError as trouble:
             log.info("%r was not released: %s", token.stream, trouble)
 
-    async def _inherit(self, stream: str) -> None:
+    async def _inherit(self, stream: str) -> int:
         """Takes what former owners left pending, with their delivery counts; their names go."""
-        try:
-            groups = await self._broker.group_info(stream)
-        except NoSuchStream:
-            return
-        for group in groups:
-            if group.name != self._group:
-                continue
-            for former in group.consumers:
-                if former.name != self.client.id:
-                    try:
-                        await self._broker.delete_consumer(stream, self._group, former.name, to=self.client.id)
-                    except NoSuchGroup:
-                        return
+        return await self._inheriting.run(inherit_consumers(self._broker.context, stream, self._group, self.client.id))
+
+    async def _go_on_inheriting(self) -> None:
+        """A read is not fenced: one that a former owner had under way, when it was stopped or cut off, may take entries
+        for as long as it waits on the server. They are its heir's as well, and not only when they are idle."""
+        while True:
+            await asyncio.sleep(INHERIT_AFTER_S[0] / 2)
+            now = time.monotonic()
+            self._heirs = {stream: times for stream, times in self._heirs.items() if times and stream in self._running}
+            due = [stream for stream, times in self._heirs.items() if times[0] <= now]
+            answers = await asyncio.gather(*(self._inherit(stream) for stream in due), return_exceptions=True)
+            for stream, moved in zip(due, answers, strict=True):
+                if isinstance(moved, int):  # else it is tried again
+                    self._heirs[stream].pop(0)
+                    if moved and stream in self._running:
+                        self._running[stream][0].look_again()
 
     async def _stop_many(self, streams: Sequence[str]) -> None:
         """Before leases are given back: what is in flight may still be acknowledged, after that it is refused."""

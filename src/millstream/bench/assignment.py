@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 from millstream import Broker, open_broker
-from millstream.assignment import Announcement, AssignmentClient, AssignmentMember, Settings
+from millstream.assignment import Announcement, AssignedSubscriber, AssignmentClient, AssignmentMember, Settings
 from millstream.bench.result import Progress, Result
+from millstream.messaging import Message
 from millstream.testing import RedisProcess
 
 SETTINGS = Settings(lease_ms=2_000, renew_interval_ms=700)
@@ -27,6 +28,25 @@ async def main():
     async with open_broker(sys.argv[1]) as broker:
         async for _ in AssignmentClient(broker, "svc", member="victim", settings=SETTINGS).start():
             pass
+asyncio.run(main())
+"""
+
+
+_READER = """
+import asyncio, sys
+from millstream import open_broker
+from millstream.assignment import AssignedSubscriber
+from millstream.bench.assignment import SETTINGS
+async def handle(message):
+    pass
+async def main():
+    async with open_broker(sys.argv[1]) as broker:
+        reader = AssignedSubscriber(broker, "svc", handle, group="g", member="victim", settings=SETTINGS)
+        running = asyncio.create_task(reader.run())
+        while not (len(reader.streams) == int(sys.argv[2]) and reader.ready):
+            await asyncio.sleep(0.1)
+        print("reading", flush=True)
+        await running
 asyncio.run(main())
 """
 
@@ -47,7 +67,16 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         seconds, spread = await _place(url)
         placings.append(seconds)
         spreads.append(spread)
+    progress("10,000 streams of a subscriber that is killed")
+    seconds = await measure_reading_again(url, 10_000)
+    limit = SETTINGS.lease_ms / 1000 + 5
     return [
+        Result(
+            "assigned_10000",
+            seconds,
+            f"s until all are read again (lease {SETTINGS.lease_ms} ms)",
+            goal=f"<= {limit:g}",
+        ),
         Result("takeover_s", statistics.median(takeovers), "s (lease 2 s)", goal="<= 3"),
         Result("renew_10000", statistics.median(renewals), "ms", goal="<= 150"),
         Result("place_10000", max(spreads), f"% off even ({statistics.median(placings):.2f} s)", goal="<= 5"),
@@ -73,6 +102,37 @@ async def _takeover(url: str) -> float:
             if victim.returncode is None:
                 victim.kill()
             await asyncio.gather(*[client.close() for client in clients], *tasks)
+
+
+async def measure_reading_again(url: str, count: int) -> float:
+    """From the death of a subscriber that owned all streams until another one reads all of them."""
+    async with open_broker(url) as broker:
+        await _empty(broker)
+        await _announce(broker, count)
+        victim = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _READER, url, str(count)), stdout=asyncio.subprocess.PIPE
+        )
+        assert victim.stdout is not None
+        try:
+            await asyncio.wait_for(victim.stdout.readline(), 300)
+        finally:
+            victim.kill()
+            await victim.wait()
+
+        async def handle(message: Message) -> None:
+            pass
+
+        heir = AssignedSubscriber(broker, "svc", handle, group="g", member="heir", settings=SETTINGS)
+        began = time.perf_counter()
+        running = asyncio.create_task(heir.run())
+        try:
+            async with asyncio.timeout(300):
+                while not (len(heir.streams) == count and heir.ready):  # noqa: ASYNC110  # a benchmark may poll
+                    await asyncio.sleep(0.1)
+            return time.perf_counter() - began
+        finally:
+            await heir.close()
+            await running
 
 
 async def _renew(url: str) -> float:

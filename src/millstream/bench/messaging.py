@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream import Broker, open_broker
+from millstream.bench import topics
 from millstream.bench.result import Progress, Result
 from millstream.messaging import Message, Publisher, Subscriber, codec
 from millstream.testing import RedisProcess
@@ -30,7 +31,8 @@ QUIET.disabled = True
 
 def run(rounds: int, progress: Progress) -> list[Result]:
     with RedisProcess() as server:
-        return asyncio.run(_run(server.url, rounds, progress))
+        results = asyncio.run(_run(server.url, rounds, progress))
+    return [*results, *topics.run(rounds, progress)]
 
 
 async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:

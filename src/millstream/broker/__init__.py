@@ -15,20 +15,29 @@ from millstream.broker.context import Context
 from millstream.broker.drivers import run_async
 from millstream.broker.failures import code_of, typed
 from millstream.broker.gc_pause import gc_paused
-from millstream.broker.keys import beside
+from millstream.broker.keys import beside, slot_of
 from millstream.broker.limits import DEFAULT_LIMITS, ROW_WORDS, Limits
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
 from millstream.broker.open import open_blocking_broker, open_broker
 from millstream.broker.operations.answers import mapping
 from millstream.broker.operations.arguments import Fields, Id, field_words
+from millstream.broker.operations.groups import xreadgroup
 from millstream.broker.operations.info import (
     GroupSurvey,
     StreamSurvey,
+    group_info,
     list_keys,
     server_setting,
     server_version,
     stream_info,
     survey,
+)
+from millstream.broker.operations.shared_reads import (
+    JoinedGroup,
+    inherit_consumers,
+    join_group,
+    unblock,
+    wait_for_streams,
 )
 from millstream.broker.operations.streams import entries_at
 from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
@@ -42,11 +51,10 @@ from millstream.broker.steps.once import (
     OnceWriter,
     RowsMissing,
 )
-from millstream.broker.steps.recovery import Swept
 from millstream.broker.steps.retention import Retained, keep_short
 from millstream.broker.steps.script import Guard, script
 from millstream.broker.steps.settle import Output, Settled, shares_slot
-from millstream.broker.together import together
+from millstream.broker.together import Gathering, together
 
 if TYPE_CHECKING:
     from millstream.broker.embedded import Embedded, Turn
@@ -79,11 +87,13 @@ __all__ = [
     "Digest",
     "Embedded",
     "Fields",
+    "Gathering",
     "GroupSurvey",
     "Guard",
     "Id",
     "InBulk",
     "Joined",
+    "JoinedGroup",
     "Limits",
     "Link",
     "Listener",
@@ -95,7 +105,6 @@ __all__ = [
     "RowsMissing",
     "Settled",
     "StreamSurvey",
-    "Swept",
     "Turn",
     "beside",
     "code_of",
@@ -103,7 +112,10 @@ __all__ = [
     "entries_at",
     "field_words",
     "gc_paused",
+    "group_info",
     "groups",
+    "inherit_consumers",
+    "join_group",
     "keep_short",
     "leases",
     "list_keys",
@@ -120,11 +132,15 @@ __all__ = [
     "server_version",
     "settle",
     "shares_slot",
+    "slot_of",
     "stream_info",
     "survey",
     "target_of",
     "together",
     "typed",
+    "unblock",
+    "wait_for_streams",
+    "xreadgroup",
 ]
 
 

@@ -6,8 +6,9 @@ operation for one, a thousand times, in one round trip a node. One that fails, o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
@@ -15,6 +16,10 @@ from millstream.errors import MillstreamError
 from millstream.wire.commands import Args, Batch, Command, Conversation, as_they_are
 from millstream.wire.replies import ErrorReply
 
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+
+R = TypeVar("R")
 Asked = dict[int, Command | Batch]
 
 
@@ -105,3 +110,37 @@ def _batch(share: Asked) -> Batch:
             commands += request.commands
             keys += request.keys if request.keys is not None else [request.key] * len(request.commands)
     return Batch(commands, keys=keys, repeatable=all(request.repeatable for request in share.values()))
+
+
+class Gathering:
+    """For tasks that each ask for one thing: what is asked in the same moment travels together. For one event loop."""
+
+    def __init__(self, broker: Broker, in_one_go: int = 500) -> None:
+        self._broker = broker
+        self._in_one_go = in_one_go
+        self._waiting: list[tuple[Conversation[Any], asyncio.Future[Any]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self, conversation: Conversation[R]) -> R:
+        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((conversation, answer))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="millstream gathering")
+        return await answer
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)
+        while self._waiting:
+            some, self._waiting = self._waiting[: self._in_one_go], self._waiting[self._in_one_go :]
+            answers: list[Any]
+            try:
+                answers = await self._broker.run(together, [conversation for conversation, _ in some])
+            except Exception as error:
+                answers = [error] * len(some)
+            for (_, waiter), answer in zip(some, answers, strict=True):
+                if waiter.done():
+                    continue  # whoever asked has gone
+                if isinstance(answer, Exception):
+                    waiter.set_exception(answer)
+                else:
+                    waiter.set_result(answer)

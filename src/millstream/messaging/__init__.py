@@ -60,6 +60,7 @@ from millstream.messaging.router import AlreadyRunning, Router
 from millstream.messaging.settings import SubscriberSettings, check_topic
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
+from millstream.messaging.supervision import keep_running
 from millstream.model import Backoff
 
 __all__ = [
@@ -117,6 +118,7 @@ __all__ = [
     "duplicate",
     "fail_randomly",
     "in_thread",
+    "keep_running",
     "make_subscriber",
     "metrics",
     "poison_queue",

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -64,6 +65,7 @@ class Router:
         self._options: Mapping[str, Any] = options
         self._middleware: list[Middleware] = []
         self._own: list[Route] = []
+        self._places: dict[tuple[str, str | None], Route] = {}
         self._included: list[HasRoutes] = []
         self._state = RouterState.NEW
         self._stop = asyncio.Event()
@@ -131,7 +133,9 @@ class Router:
             middleware=middleware,
             options={**self._options, **options},
         )
-        refuse_shared_groups([*self._own, route])
+        place = (route.topic, route.group)
+        refuse_shared_groups([self._places.get(place, route), route])
+        self._places[place] = route
         self._own.append(route)
         return route
 
@@ -208,8 +212,14 @@ class Router:
     async def __aenter__(self) -> Self:
         """Runs in the background for as long as the block lasts; the block begins when every topic is being read."""
         running = self._start()
-        while not self.ready and not running.done():
-            await asyncio.wait([running], timeout=POLL_S)
+        pause_s = POLL_S
+        while not running.done():
+            began = time.perf_counter()
+            if self.ready:
+                break
+            # Looking at ten thousand topics takes a while: it must not take the time that they need to begin.
+            pause_s = max(POLL_S, 10 * (time.perf_counter() - began))
+            await asyncio.wait([running], timeout=pause_s)
         if running.done():
             await running
         return self
@@ -265,20 +275,17 @@ class Router:
         handler = route.wrapped(subscriber.settings.consumer, self)
         failures = 0
         while not self._stop.is_set():
-            watch = asyncio.create_task(_until_ready(subscriber))
             try:
                 await subscriber.consume(route.topic, handler, publish_to=route.publish_to, start=route.start)
             except Exception as error:
                 # Before the first read, what cannot pass is an error of the whole program; later it may be mended.
-                if isinstance(error, BrokerClosed) or not (watch.done() or can_pass(error)):
+                if isinstance(error, BrokerClosed) or not (subscriber.has_read or can_pass(error)):
                     raise
                 failures += 1
                 log.error("handler %s stopped reading %r: %s", route.name, route.topic, error)
                 self._tell("messaging.route_failed", handler=route.name, topic=route.topic, error=str(error))
                 chance = random.random()  # noqa: S311 (jitter, not a secret)
                 await self._pause(RESTART.delay_ms(failures, chance) / 1000)
-            finally:
-                watch.cancel()
 
     async def _pause(self, duration: float) -> None:
         try:
@@ -290,8 +297,3 @@ class Router:
     def _tell(self, name: str, **facts: Any) -> None:
         assert self._broker is not None
         self._broker.context.observer(name, **facts)
-
-
-async def _until_ready(subscriber: Subscriber) -> None:
-    while not subscriber.ready:  # noqa: ASYNC110 (being ready passes by itself as time does; there is no event for it)
-        await asyncio.sleep(POLL_S)

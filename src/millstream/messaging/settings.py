@@ -31,6 +31,9 @@ class SubscriberSettings:
     max_bytes_in_flight: int = 64 * 1024 * 1024
     """The same, in bytes of payload. One message may exceed it; it then travels alone. What handlers put out and is not
     stored yet counts too: beyond this no other handler starts."""
+    process_max_in_flight: int = 50_000
+    """The same for all topics together that this process reads under one group and consumer name."""
+    process_max_bytes_in_flight: int = 256 * 1024 * 1024
     claim_min_idle_ms: int = 60_000
     """An entry whose holder gave no sign of life for so long is taken over. Holders give one three times as often."""
     claim_interval_ms: int = 5_000
@@ -52,6 +55,8 @@ class SubscriberSettings:
     def __post_init__(self) -> None:
         _check_group(self)
         for name in ("block_ms", "count", "max_in_flight", "max_bytes_in_flight", "claim_min_idle_ms"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("process_max_in_flight", "process_max_bytes_in_flight"):
             _at_least(name, getattr(self, name), 1)
         for name in ("claim_interval_ms", "max_deliveries", "dead_consumer_ms", "grace_ms"):
             _at_least(name, getattr(self, name), 1)

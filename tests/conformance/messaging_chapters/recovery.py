@@ -20,7 +20,7 @@ from millstream.broker.keys import beside
 from millstream.broker.steps.script import script
 from millstream.errors import OutOfMemory
 from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.subscriber.pace import MAX_SCAN
+from millstream.messaging.subscriber.topic import MAX_SCAN
 from millstream.testing.faulty import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command

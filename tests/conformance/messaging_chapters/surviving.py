@@ -30,7 +30,7 @@ UNFORESEEN = "'NoneType' object has no attribute 'readline'"
 STRIKES = {
     "joining": b"XGROUP",
     "reading": b"XREADGROUP",
-    "sweeping": script("sweep").sha,
+    "sweeping": script("needs_visit").sha,
     "settling": script("settle").sha,
     "due times": script("due_take").sha,
 }

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream.errors import InvalidArgument
 from millstream.messaging import Backoff, Message, SubscriberSettings
 from millstream.messaging.settings import check_topic, default_consumer
-from millstream.messaging.subscriber.held import Held, ids_by_count
-from millstream.messaging.subscriber.lanes import Lanes
-from millstream.messaging.subscriber.pace import MAX_SCAN, REST_FACTOR, Pace, Step, restart_point
-from millstream.messaging.subscriber.probation import Probation
+from millstream.messaging.subscriber.book import TRUST_AFTER, Book, Room, ids_by_count
+from millstream.messaging.subscriber.group import restart_point
 from millstream.model import MIN_ID, EntryId
 
 
@@ -32,214 +30,272 @@ def settings(**options: object) -> SubscriberSettings:
     return SubscriberSettings(**{"group": "g", "consumer": "c", "group_start": "0", **options})  # type: ignore[arg-type]
 
 
-# --- held -------------------------------------------------------------------------------------------------------------
+# --- the book -----------------------------------------------------------------------------------------------------
 
 
 def test_room_is_bounded_by_entries_and_by_bytes() -> None:
-    held = Held(3, 100)
-    assert held.room() == 3
-    held.add(message(1, size=60))
-    assert (held.room(), held.room_bytes()) == (2, 40)
-    held.add(message(2, size=60))
-    assert (held.room(), held.room_bytes()) == (0, 0)
-    held.drop([EntryId(1), EntryId(7)])
-    assert (held.room(), held.room_bytes()) == (2, 40)
+    book = Book(3, 100)
+    assert book.room() == 3
+    book.enter(message(1, size=60))
+    assert (book.room(), book.room_bytes()) == (2, 40)
+    book.enter(message(2, size=60))
+    assert (book.room(), book.room_bytes()) == (0, 0)
+    book.release([EntryId(1), EntryId(7)])
+    assert (book.room(), book.room_bytes()) == (2, 40)
 
 
 def test_an_empty_book_has_room_for_one_of_any_size() -> None:
-    held = Held(3, 1)
-    assert held.room() == 3
-    held.add(message(1, size=1000))
-    assert held.room() == 0
+    book = Book(3, 1)
+    assert book.room() == 3
+    book.enter(message(1, size=1000))
+    assert book.room() == 0
+
+
+def test_all_books_of_a_process_share_its_room() -> None:
+    room = Room(10, 1000)
+    one, other = Book(8, 900, room_of_all=room), Book(8, 900, room_of_all=room)
+    for number in range(4):
+        one.enter(message(number + 1, size=10))
+        other.enter(message(number + 1, size=20))
+    assert (room.messages, room.weight, room.free(), room.free_bytes()) == (8, 120, 2, 880)
+    room.reserved = 2
+    assert room.free() == 0
+    other.forget_unstarted()
+    one.release([EntryId(1)])
+    assert (room.messages, room.weight) == (3, 30)
+    room.weight = 1000
+    assert room.free() == 0
 
 
 def test_the_oldest_is_the_smallest_id_not_the_first_received() -> None:
-    held = Held(9, 100)
+    book = Book(9, 100)
     for number in (5, 3, 8):
-        held.add(message(number))
-    assert held.oldest() == EntryId(3)
-    assert Held(1, 1).oldest() is None
+        book.enter(message(number))
+    assert book.oldest() == EntryId(3)
+    assert Book(1, 1).oldest() is None
 
 
 def test_what_is_certain_again_starts_before_what_came_later() -> None:
-    held = Held(9, 100)
+    book = Book(9, 100)
     some = [message(number) for number in (1, 2, 3)]
     for one in some:
-        held.add(one)
-    held.doubtful = some[:2]
-    held.ready.append(some[2])
-    held.trust(10.0, [EntryId(1), EntryId(2)])
-    held.reconsider(5.0)
-    assert list(held.ready) == some
-    assert held.doubtful == []
+        book.enter(one)
+    book.doubtful = [book.ready.popleft(), book.ready.popleft()]
+    book.trust(10.0, [EntryId(1), EntryId(2)])
+    book.reconsider(5.0)
+    assert (list(book.ready), book.doubtful) == (some, [])
 
 
 def test_what_stays_doubtful_is_not_started() -> None:
-    held = Held(9, 100)
+    book = Book(9, 100)
     one, other = message(1), message(2)
     for each in (one, other):
-        held.add(each)
-    held.doubtful = [one, other]
-    held.trust(10.0, [EntryId(2)])
-    held.reconsider(5.0)
-    assert (list(held.ready), held.doubtful) == ([other], [one])
+        book.enter(each)
+    book.ready.clear()
+    book.doubtful = [one, other]
+    book.trust(10.0, [EntryId(2)])
+    book.reconsider(5.0)
+    assert (list(book.ready), book.doubtful) == ([other], [one])
 
 
-def test_withdrawn_entries_leave_every_queue() -> None:
-    held = Held(9, 100)
-    held.ready.extend(message(number) for number in (1, 2, 3))
-    held.doubtful = [message(4), message(5)]
-    held.withdraw({EntryId(2), EntryId(5)})
-    assert [one.id for one in held.ready] == [EntryId(1), EntryId(3)]
-    assert [one.id for one in held.doubtful] == [EntryId(4)]
+def test_what_others_took_is_not_started_and_what_was_started_stays_until_it_ends() -> None:
+    book = Book(9, 100)
+    for number in (1, 2, 3):
+        book.enter(message(number))
+    started = book.ready.popleft()
+    assert started.id == EntryId(1)
+    assert book.give_up({EntryId(1), EntryId(3)}) == {EntryId(3)}
+    assert (list(book.entries), book.lost) == ([EntryId(1), EntryId(2)], {EntryId(1)})
+    assert book.adopt(EntryId(1), 4, 9.0)
+    assert (book.lost, started.times_delivered) == (set(), 4)
+    assert not book.adopt(EntryId(3), 4, 9.0)
+
+
+def test_an_entry_whose_key_cannot_be_told_changes_nothing() -> None:
+    def refuses(_: Message) -> str:
+        raise ValueError("no key")
+
+    book = Book(9, 100, key_of=refuses)
+    with pytest.raises(ValueError, match="no key"):
+        book.enter(message(1))
+    assert (book.entries, book.weight, list(book.ready)) == ({}, 0, [])
 
 
 def test_ids_by_count() -> None:
     assert ids_by_count([message(1), message(2, 3), message(3)]) == {1: [EntryId(1), EntryId(3)], 3: [EntryId(2)]}
 
 
-# --- probation --------------------------------------------------------------------------------------------------------
+# --- probation ----------------------------------------------------------------------------------------------------
+
+
+def ids(messages: list[Message]) -> list[int]:
+    return [one.id.ms for one in messages if one.id is not None]
+
+
+def suspects(*some: Message, max_entries: int = 100) -> Book:
+    book = Book(max_entries, 1000)
+    for one in some:
+        book.enter(one, suspect=True)
+    return book
 
 
 def test_one_at_a_time_and_the_fewest_starts_first() -> None:
-    probation = Probation(10)
-    for one in (message(1, 4), message(3, 1), message(2, 1)):
-        probation.add(one)
-    first = probation.next()
-    assert first is not None
-    assert first.id == EntryId(2)
-    assert probation.next() is None
-    assert probation.passed(EntryId(9)) is False
-    assert probation.next() is None
-    assert probation.passed(EntryId(2)) is True
-    assert [one.id for one in (probation.next(),) if one] == [EntryId(3)]
+    book = suspects(message(1, 4), message(3, 1), message(2, 1))
+    assert [ids(some) for some in book.next_suspects()] == [[2], []]
+    assert book.next_suspects() == ([], [])
+    book.release([EntryId(9)])
+    assert book.next_suspects() == ([], [])
+    book.release([EntryId(2)])
+    assert ids(book.next_suspects()[0]) == [3]
+
+
+def test_who_had_too_many_starts_gets_no_other() -> None:
+    book = suspects(message(1, 5), message(2, 4))
+    assert [ids(some) for some in book.next_suspects()] == [[2], []]
+    book.release([EntryId(2)])
+    assert [ids(some) for some in book.next_suspects()] == [[], [1]]
 
 
 def test_probation_counts_its_room() -> None:
-    probation = Probation(2)
-    probation.add(message(1))
-    probation.add(message(2))
-    assert (len(probation), probation.room()) == (2, 0)
-    probation.next()
-    assert (len(probation), probation.room()) == (2, 0)
-    probation.passed(EntryId(1))
-    probation.withdraw({EntryId(2), EntryId(7)})
-    assert (len(probation), probation.room(), probation.next(), probation.waiting()) == (0, 2, None, [])
+    book = suspects(message(1), message(2), max_entries=4)
+    assert book.probation_room() == 0
+    book.next_suspects()
+    assert book.probation_room() == 0
+    book.release([EntryId(1)])
+    assert book.probation_room() == 1
+    assert ids(book.forget_unstarted()) == [2]
+    assert (book.probation_room(), book.next_suspects(), book.unstarted()) == (2, ([], []), [])
 
 
 def test_an_entry_that_was_withdrawn_may_come_again() -> None:
-    probation = Probation(2)
-    probation.add(message(1))
-    probation.withdraw({EntryId(1)})
-    probation.add(message(1, 2))
-    again = probation.next()
-    assert again is not None
+    book = suspects(message(1))
+    book.forget_unstarted()
+    book.enter(message(1), suspect=True)
+    assert ids(book.next_suspects()[0]) == [1]
+    assert book.next_suspects() == ([], [])
 
 
-# --- lanes ------------------------------------------------------------------------------------------------------------
+def test_a_process_that_outlived_many_suspects_takes_more_at_a_time_but_those_near_their_end_alone() -> None:
+    book = suspects(*(message(n) for n in range(1, 301)), *(message(n, 3) for n in range(301, 304)), max_entries=1000)
+    most = 0
+    under_way: list[int] = []
+    order: list[int] = []
+    while True:
+        starts, exhausted = book.next_suspects()
+        assert not exhausted
+        under_way += ids(starts)
+        if not under_way:
+            break
+        order += ids(starts)
+        most = max(most, len(under_way))
+        if len(order) <= TRUST_AFTER:
+            assert len(under_way) == 1, "nobody knows yet whether one of them kills"
+        if any(number > 300 for number in under_way):
+            assert len(under_way) == 1, "one more start beside a killer might be its last but one"
+        book.release([EntryId(under_way.pop(0))])
+    assert order == list(range(1, 304))
+    assert most > 8
 
 
-def test_a_key_is_a_lane() -> None:
-    lanes = Lanes(lambda one: one.key)
-    assert lanes.enter(message(1, key="a"))
-    assert not lanes.enter(message(2, key="a"))
-    assert lanes.enter(message(3, key="b"))
-    assert lanes.enter(message(4))
-    assert [one.id for one in lanes.waiting()] == [EntryId(2)]
-    following = lanes.leave(EntryId(1))
-    assert following is not None
-    assert following.id == EntryId(2)
-    assert lanes.leave(EntryId(2)) is None
-    assert lanes.leave(EntryId(4)) is None
-    assert lanes.enter(message(5, key="a"))
+# --- against a naive model ----------------------------------------------------------------------------------------
 
 
-def test_lanes_against_a_naive_model() -> None:
-    seed = random.randrange(10**9)
-    print("seed", seed)
-    chance = random.Random(seed)
-    lanes, model, under_way = Lanes(lambda one: one.key), {}, set()
-    for number in range(1, 400):
-        if under_way and chance.random() < 0.5:
-            done = chance.choice(sorted(under_way))
-            under_way.discard(done)
-            key = next(key for key, queue in model.items() if queue and queue[0] == done)
-            model[key].pop(0)
-            following = lanes.leave(EntryId(done))
-            assert (following.id.ms if following and following.id else None) == (model[key][0] if model[key] else None)
-            if model[key]:
-                under_way.add(model[key][0])
-        key = chance.choice("abc")
-        model.setdefault(key, []).append(number)
-        first = lanes.enter(message(number, key=key))
-        assert first == (len(model[key]) == 1)
-        if first:
-            under_way.add(number)
+class NaiveBook:
+    """Lists, and nothing remembered that could be worked out: what the book shall answer, however slowly."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[int, int, str | None, bool]] = []
+        """Number, starts, key, suspect: in the order in which they came."""
+        self.ready: list[int] = []
+        self.started: set[int] = set()
+        self.lost: set[int] = set()
+        self.trial: int | None = None
+
+    def enter(self, number: int, times: int, key: str | None, suspect: bool) -> None:
+        first = key is None or all(other != key for _, _, other, _ in self.held)
+        self.held.append((number, times, key, suspect))
+        if first and not suspect:
+            self.ready.append(number)
+
+    def on_trial(self) -> list[tuple[int, int]]:
+        """Suspects that stand first in their key, and have not started, the fewest starts first."""
+        found = []
+        for at, (number, times, key, suspect) in enumerate(self.held):
+            behind = key is not None and any(other == key for _, _, other, _ in self.held[:at])
+            if suspect and not behind and number not in self.started and number not in self.ready:
+                found.append((times, number))
+        return sorted(found)
+
+    def next_suspect(self) -> int | None:
+        waiting = self.on_trial()
+        if self.trial is not None or not waiting:
+            return None
+        self.trial = waiting[0][1]
+        self.started.add(self.trial)
+        return self.trial
+
+    def release(self, numbers: set[int]) -> None:
+        for number in numbers:
+            at = next((at for at, one in enumerate(self.held) if one[0] == number), None)
+            if at is None:
+                continue
+            key = self.held[at][2]
+            was_first = key is None or all(other != key for _, _, other, _ in self.held[:at])
+            del self.held[at]
+            follower = next((one for one in self.held if one[2] == key), None) if key is not None else None
+            if was_first and follower is not None and not follower[3]:
+                self.ready.append(follower[0])
+        self.ready = [number for number in self.ready if number not in numbers]
+        self.started -= numbers
+        self.lost -= numbers
+        if self.trial in numbers:
+            self.trial = None
 
 
-# --- pace -------------------------------------------------------------------------------------------------------------
-
-
-def test_own_entries_then_the_abandoned_then_new_ones() -> None:
-    pace = Pace(settings(claim_interval_ms=1000))
-    assert pace.next_step(0, room=5, probation_room=5) is Step.OWN
-    pace.own_page(b"(3-0", finished=False)
-    assert pace.next_step(0, room=5, probation_room=5) is Step.OWN
-    pace.own_page(b"0-0", finished=True)
-    assert pace.next_step(0, room=5, probation_room=5) is Step.SWEEP
-    pace.sweep_page(0, 2, b"0-0", True, took=0)
-    assert pace.next_step(2, room=5, probation_room=5) is Step.READ
-    assert pace.next_step(1002, room=5, probation_room=5) is Step.SWEEP
-
-
-def test_a_full_book_waits_and_a_full_probation_reads() -> None:
-    pace = Pace(settings())
-    assert pace.next_step(0, room=0, probation_room=5) is Step.WAIT
-    assert pace.next_step(0, room=5, probation_room=0) is Step.READ
-    assert pace.read_block_ms(0) <= 20, "more is to be recovered as soon as there is room"
-
-
-def test_under_constant_load_every_page_gets_its_turn() -> None:
-    """There is always something new to read; the cursor moves all the same, and comes round."""
-    pace = Pace(settings(claim_interval_ms=1000))
-    pace.own_page(b"0-0", finished=True)
-    now, pages, looked = 0.0, 7, []
-    while len(looked) < pages:
-        if pace.next_step(now, room=1, probation_room=1) is Step.SWEEP:
-            looked.append(pace.sweep.cursor)
-            pace.sweep_page(now, now + 1, b"%d-0" % len(looked), len(looked) == pages, took=0)
-        now += 1
-    assert looked == [b"0-0", *(b"%d-0" % n for n in range(1, pages))]
-    assert pace.sweep.cursor == b"0-0"
-    assert now <= pages * (REST_FACTOR + 2)
-
-
-def test_a_page_that_found_something_is_followed_at_once() -> None:
-    pace = Pace(settings())
-    pace.own_page(b"0-0", finished=True)
-    pace.sweep_page(0, 1, b"5-0", False, took=3)
-    assert pace.next_step(1, room=1, probation_room=1) is Step.SWEEP
-    assert pace.sweep.cursor == b"5-0"
-
-
-def test_no_read_waits_past_the_next_page() -> None:
-    pace = Pace(settings(block_ms=5000, claim_interval_ms=3000))
-    pace.own_page(b"0-0", finished=True)
-    pace.sweep_page(0, 0, b"0-0", True, took=0)
-    assert pace.read_block_ms(0) == 3000
-    assert pace.read_block_ms(1000) == 2000
-
-
-def test_bytes_turn_into_a_count() -> None:
-    pace = Pace(settings(count=50))
-    assert pace.read_count(room=100, room_bytes=10**9) == 50
-    assert pace.read_count(room=7, room_bytes=10**9) == 7
-    for _ in range(50):
-        pace.weigh(10, 10_000)
-    assert pace.read_count(room=100, room_bytes=5_000) in (4, 5)
-    assert pace.read_count(room=100, room_bytes=0) == 1
-    assert pace.scan_size(1) == 100
-    assert pace.scan_size(10_000) == MAX_SCAN
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(1, 5)), max_size=120), st.booleans())
+def test_the_book_answers_as_a_naive_one(steps: list[tuple[int, int, int]], in_order: bool) -> None:
+    room = Room(1 << 30, 1 << 30)
+    book = Book(1000, 1 << 30, key_of=(lambda one: one.key) if in_order else None, room_of_all=room)
+    naive = NaiveBook()
+    number = 0
+    for what, which, times in steps:
+        if what <= 4:  # comes in: two keys and none, every third one abandoned
+            number += 1
+            key = [None, "a", "b"][which % 3]
+            suspect = which % 4 == 0
+            book.enter(message(number, times, key=key), suspect=suspect)
+            naive.enter(number, times, key if in_order else None, suspect)
+        elif what == 5 and book.ready:  # a worker takes the next
+            taken = book.ready.popleft()
+            assert taken.id is not None
+            assert taken.id.ms == naive.ready.pop(0)
+            naive.started.add(taken.id.ms)
+        elif what == 6:  # probation
+            starts, exhausted = book.next_suspects()
+            found = [*starts, *exhausted]
+            expected = naive.next_suspect()
+            assert ids(found) == ([] if expected is None else [expected])
+            assert bool(exhausted) == (bool(found) and found[0].times_delivered >= 5)
+        elif what == 7 and naive.started:  # somebody was settled
+            done = sorted(naive.started)[which % len(naive.started)]
+            book.release([EntryId(done)])
+            naive.release({done})
+        elif what == 8 and naive.held:  # others took some
+            gone = {one[0] for one in naive.held if one[0] % 3 == which % 3}
+            unstarted = gone - naive.started
+            assert {one.ms for one in book.give_up({EntryId(n) for n in gone})} == unstarted
+            naive.lost |= gone - unstarted
+            naive.release(unstarted)
+        elif what == 9:  # the group was made again: all that nobody has seen comes anew
+            forgotten = set(ids(book.forget_unstarted()))
+            assert forgotten == {one[0] for one in naive.held} - naive.started
+            naive.held = [one for one in naive.held if one[0] in naive.started]
+            naive.ready = []
+        assert [one.ms for one in book.entries] == [one[0] for one in naive.held]
+        assert ids(list(book.ready)) == naive.ready
+        assert {one.ms for one in book.lost} == naive.lost
+        assert (room.messages, room.weight, book.weight) == (len(naive.held),) * 3
+        assert set(ids(book.unstarted())) == {one[0] for one in naive.held} - naive.started
 
 
 # --- a lost group -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from millstream.broker.context import Context
 from millstream.broker.operations.answers import by_stream, deliveries
@@ -138,33 +138,6 @@ def xreadgroup_many(
     )
     reply = yield Command(words, keys[0], block_ms=block_ms)
     return {name: deliveries(items) for name, items in by_stream(reply)}
-
-
-def wait_for_streams(
-    context: Context,
-    streams: Sequence[bytes],
-    group: bytes,
-    consumer: bytes,
-    *,
-    count: int,
-    block_ms: int,
-    on_wait: Callable[[int], None],
-) -> Conversation[list[tuple[bytes, list[Delivery]]]]:
-    """As ``xreadgroup_many`` that waits, for a reader who may want to be woken: ``on_wait`` is told the number of the
-    connection first, and ``unblock`` ends the wait as if its time were over. Names are those that the server knows."""
-    head = (b"XREADGROUP", b"GROUP", group, consumer, b"COUNT", b"%d" % count, b"BLOCK", b"%d" % block_ms, b"STREAMS")
-    command = (*head, *streams, *(b">",) * len(streams))
-    reply = yield Command(command, streams[0], block_ms=block_ms, on_wait=on_wait)
-    return [(name, deliveries(items)) for name, items in reply] if reply else []
-
-
-def unblock(context: Context, connection: int, *, stream: Name) -> Conversation[bool]:
-    """CLIENT UNBLOCK: ends another connection's wait as its time-out would. Safe to repeat. False: it did not wait.
-
-    ``stream`` is one that it waits for: it decides the node. An ACL user needs ``+client|id`` and ``+client|unblock``.
-    """
-    words = (b"CLIENT", b"UNBLOCK", count_word(connection, "connection"), b"TIMEOUT")
-    return bool((yield Command(words, name_word(stream, "stream"), repeatable=True)))
 
 
 def read_history(

@@ -50,6 +50,7 @@ class Fanout:
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._progress_ms = 0.0
+        self.has_read = False
         self._handling: asyncio.Task[Any] | None = None
 
     def settle(self, message: Message, outcome: Outcome) -> None:
@@ -147,6 +148,7 @@ class Fanout:
                 await asyncio.sleep(PAUSE_S[0])
                 continue
             self._progress_ms = monotonic_ms()
+            self.has_read = True
             break
         return position
 
@@ -166,6 +168,7 @@ class Fanout:
                 if read.done():
                     entries = read.result().get(self.topic, [])
                     self._progress_ms = monotonic_ms()
+                    self.has_read = True
                     if entries:
                         self._tell("messaging.received", entries=len(entries))
                     return entries

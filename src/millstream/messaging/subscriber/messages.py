@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from millstream.messaging.message import Message
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     abandoned: bool
     """Nobody listens any more; it will be closed in a moment."""
 
@@ -22,7 +22,11 @@ class Messages:
     """An async iterator over one topic. It may be gone through again after a ``break``, while it is kept."""
 
     def __init__(
-        self, source: Source | None, begin: Callable[[], Awaitable[None]], end: Callable[[], None], timeout_s: float
+        self,
+        source: MessageSource | None,
+        begin: Callable[[], Awaitable[None]],
+        end: Callable[[], None],
+        timeout_s: float,
     ) -> None:
         self._source = source
         self._begin = begin

@@ -5,6 +5,7 @@ and handle them at the same time; so each subscription has a name of its own whi
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, count
 from typing import Protocol
@@ -23,18 +24,27 @@ class Reads(Protocol):
         """Has begun, has not ended, and its loop is not closed."""
 
 
-_reading: WeakSet[Reads] = WeakSet()
+_reading: defaultdict[tuple[str, str | None], WeakSet[Reads]] = defaultdict(WeakSet)
+"""By topic and group: there may be thousands."""
 os.register_at_fork(after_in_child=_reading.clear)  # what the parent reads, this process does not
 
 
 def begins(subscription: Reads) -> None:
-    _reading.add(subscription)
+    _reading[subscription.topic, subscription.group].add(subscription)
+
+
+def ends(subscription: Reads) -> None:
+    place = (subscription.topic, subscription.group)
+    if place in _reading:
+        _reading[place].discard(subscription)
+        if not _reading[place]:
+            del _reading[place]
 
 
 def others_of(subscription: Reads) -> list[Reads]:
     """Those of this process that read the same topic in the same group, on whatever broker."""
     place = (subscription.topic, subscription.group)
-    return [one for one in list(_reading) if (one.topic, one.group) == place and one is not subscription and one.alive]
+    return [one for one in list(_reading.get(place, ())) if one is not subscription and one.alive]
 
 
 def own_name(others: Iterable[Reads]) -> str:

@@ -56,6 +56,8 @@ class Subscriber:
         count: int = 50,
         max_in_flight: int = 100,
         max_bytes_in_flight: int = 64 * 1024 * 1024,
+        process_max_in_flight: int = 50_000,
+        process_max_bytes_in_flight: int = 256 * 1024 * 1024,
         claim_min_idle_ms: int = 60_000,
         claim_interval_ms: int = 5_000,
         max_deliveries: int = 5,
@@ -85,6 +87,8 @@ class Subscriber:
             count=count,
             max_in_flight=max_in_flight,
             max_bytes_in_flight=max_bytes_in_flight,
+            process_max_in_flight=process_max_in_flight,
+            process_max_bytes_in_flight=process_max_bytes_in_flight,
             claim_min_idle_ms=claim_min_idle_ms,
             claim_interval_ms=claim_interval_ms,
             max_deliveries=max_deliveries,
@@ -99,6 +103,7 @@ class Subscriber:
         )
         self._certain_until: Callable[[], float] | None = None
         self._open: set[Subscription | Fanout] = set()
+        self._has_read = False
         self._closed = False
         self._closing: asyncio.Future[list[None]] | None = None
         """What a handler began: it must not be collected before it ends."""
@@ -107,6 +112,12 @@ class Subscriber:
         """For streams that are held by lease: no handler starts after the monotonic second that this answers, however
         sure the subscriber is of the entry itself. Applies to subscriptions made from now on."""
         self._certain_until = certain_until
+
+    def look_again(self) -> None:
+        """Entries may have come under the own name without a read, as another consumer's heir: they are handled now."""
+        for one in self._open:
+            if isinstance(one, Subscription):
+                one.look_again()
 
     @property
     def settings(self) -> SubscriberSettings:
@@ -121,6 +132,11 @@ class Subscriber:
     def readiness(self) -> dict[str, bool]:
         """Each topic that is open, and whether it is being read."""
         return {one.topic: one.ready for one in self._open}
+
+    @property
+    def has_read(self) -> bool:
+        """Whether a topic was ever read: then what ended the reading may be mended, for it did work once."""
+        return self._has_read or any(one.has_read for one in self._open)
 
     def subscribe(
         self, topic: str, *, group: str | _OwnGroup | None = OWN_GROUP, start: str | EntryId | None = None
@@ -165,6 +181,7 @@ class Subscriber:
         try:
             await subscription.consume(handler, publish_to)
         finally:
+            self._has_read = self._has_read or subscription.has_read
             self._open.discard(subscription)
 
     async def close(self, timeout_ms: int | None = None) -> None:

@@ -1,34 +1,28 @@
-"""One topic, read by one consumer of a group: the parts put together, their tasks, and their end."""
+"""One subscription to one topic: how it begins, what its handlers say, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
 
-from millstream.broker import recovery, settle
+from millstream.broker import Broker, recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.messaging.burial import text_of
 from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import TooLateToSettle
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber.desk import Desk
-from millstream.messaging.subscriber.held import ids_by_count
-from millstream.messaging.subscriber.intake import Intake, unstarted_of
-from millstream.messaging.subscriber.keeper import Keeper
-from millstream.messaging.subscriber.membership import Membership
-from millstream.messaging.subscriber.reader import Reader
-from millstream.messaging.subscriber.settler import Settler
-from millstream.messaging.subscriber.workers import Workers
-from millstream.messaging.supervision import keep_running
-from millstream.model import EntryId
-
-if TYPE_CHECKING:
-    from millstream.broker import Broker
+from millstream.messaging.subscriber import group as membership
+from millstream.messaging.subscriber.book import ids_by_count
+from millstream.messaging.subscriber.consumer import SharedConsumer, consumer_of
+from millstream.messaging.subscriber.names import ends
+from millstream.messaging.subscriber.topic import Topic
+from millstream.messaging.supervision import RESTART, can_pass
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +30,7 @@ LAST_WORDS_S = 5.0
 """For the broker to confirm outcomes and hand-backs, after handlers have ended."""
 
 LAST_ANSWER_S = 1.0
-"""For the answer to what the keeper has just asked. Broken off, it could leave entries that nobody here knows of."""
+"""For the answer to what was just asked. Broken off, it could leave entries that nobody here knows of."""
 
 
 class Subscription:
@@ -54,21 +48,10 @@ class Subscription:
         self.topic = topic
         self.group: str | None = settings.group
         self.consumer: str | None = settings.consumer
-        self._desk = desk = Desk(broker, topic, settings, codec, certain_until)
-        self._intake = Intake(desk, self, charge=self._charge)
-        self._membership = Membership(desk, forget_unstarted=self._intake.forget_unstarted)
-        self._keeper = Keeper(desk, self._intake, self._membership, release=self._release, lost=self._membership.lost)
-        self._settler = Settler(
-            desk,
-            release=self._release,
-            ready_again=self._ready_again,
-            lost=self._membership.lost,
-            group_gone=self._membership.restore,
-            due_in=self._keeper.due_in,
-        )
-        self._reader = Reader(desk, self._intake, self._membership)
-        self._workers: Workers | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._broker = broker
+        self._state = Topic(broker, topic, settings, codec, self, self._failed, certain_until)
+        self._shared: SharedConsumer | None = None
+        self._entering: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self.abandoned = False
         self._closing = False
@@ -79,7 +62,7 @@ class Subscription:
 
     def begin(self, consumer: str) -> None:
         """It reads from now on, in this loop, under this name."""
-        self.consumer = self._desk.consumer = consumer
+        self.consumer = self._state.consumer = consumer
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -92,14 +75,19 @@ class Subscription:
         return (self._closing or self.abandoned) and self._loop is asyncio.get_running_loop()
 
     def shares_link(self, other: Subscription) -> bool:
-        return self._desk.broker.link is other._desk.broker.link
+        return self._broker.link is other._broker.link
 
     # --- what handlers say ------------------------------------------------------------------------------------------
 
     def settle(self, message: Message, outcome: Outcome) -> None:
-        if self._ended.is_set():
+        if self._ended.is_set() or self._shared is None:
             raise TooLateToSettle(message.uuid)
-        self._settler.settle(message, outcome)
+        self._shared.settler.settle(self._state, message, outcome)
+
+    def look_again(self) -> None:
+        """Entries may have come under the own name without a read."""
+        if self._shared is not None and not self._closing:
+            self._shared.reader.look_again(self._state)
 
     @property
     def closing(self) -> bool:
@@ -107,32 +95,29 @@ class Subscription:
 
     def handles_here(self) -> bool:
         """Whether whoever asks is one of its handlers."""
-        return self._workers is not None and self._workers.run_here()
+        return self._shared is not None and self._shared.workers.run_here(self._state)
 
     async def ended(self) -> None:
         await self._ended.wait()
 
     @property
+    def has_read(self) -> bool:
+        """Whether it was ever ready: then what ends it may be mended, for it did work once."""
+        return self._state.joined
+
+    @property
     def ready(self) -> bool:
         """True while reads come back in time."""
-        return self._reader.ready and not self._closing
+        return self._state.ready and not self._closing
 
     # --- the two ways to consume ------------------------------------------------------------------------------------
 
     async def consume(self, handler: Handler, publish_to: str | None) -> None:
         """Runs the handler on every message until ``close``. Raises what ended the reading for good."""
-        self._settler.publish_to = publish_to
-        self._workers = workers = Workers(
-            self._desk,
-            handler,
-            acks=self._settler.acks,
-            wake_settler=self._settler.wake,
-            ack_first=self._settler.ack_now,
-            publish=self._settler.publish if publish_to is not None else None,
-            doubt=self._keeper.doubt,
-        )
-        self._desk.wake_workers = workers.wake
-        self._start()
+        state = self._state
+        state.handler, state.publish_to = handler, publish_to
+        shared = self._start()
+        state.wake_workers = lambda: shared.workers.wake(state)
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
@@ -143,59 +128,74 @@ class Subscription:
 
     async def next_message(self) -> Message | None:
         """The next one to be settled by whoever receives it; None when closed. Starts reading with the first call."""
-        if not self._tasks:
-            self._desk.wake_workers = self._work.set
-            self._start()
-        message = await self._next()
+        shared = self._shared
+        if shared is None:
+            self._state.wake_workers = self._work.set
+            shared = self._start()
+        message = await self._next(shared)
         if message is None and self._failure is not None:
             raise self._failure
         return message
 
-    async def _next(self) -> Message | None:
-        ready = self._desk.held.ready
+    async def _next(self, shared: SharedConsumer) -> Message | None:
+        state = self._state
         while not self._closing:
-            while ready:
-                message = ready.popleft()
-                if not self._desk.may_begin(message, time.monotonic()):
-                    self._keeper.doubt(message)
+            while state.book.ready:
+                message = state.book.ready.popleft()
+                if not state.may_begin(message, time.monotonic()):
+                    shared.heartbeat.doubt(state, message)
                     continue
-                if self._desk.settings.ack_policy is AckPolicy.ACK_FIRST and not await self._settler.ack_now(message):
-                    continue
-                return message
+                first = state.settings.ack_policy is AckPolicy.ACK_FIRST
+                if not first or await shared.settler.ack_now(state, message):
+                    return message
             self._work.clear()
             await self._work.wait()
         return None
 
-    # --- tasks ------------------------------------------------------------------------------------------------------
+    # --- the beginning ----------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        for name, part in (("settler", self._settler), ("keeper", self._keeper), ("reader", self._reader)):
-            running = keep_running(part.run, name, self._desk.tell)
-            task = asyncio.create_task(running, name=f"millstream {name} of {self.topic}")
-            task.add_done_callback(self._task_ended)
-            self._tasks[name] = task
+    def _start(self) -> SharedConsumer:
+        state = self._state
+        self._shared = shared = consumer_of(self._broker, state.group, state.consumer)
+        shared.add(state)
+        self._entering = asyncio.create_task(self._enter(shared), name=f"millstream reader of {self.topic}")
+        return shared
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self._closing:
+    async def _enter(self, shared: SharedConsumer) -> None:
+        """Tries until the topic is read, or an error cannot pass."""
+        failures = 0
+        while not self._closing:
+            try:
+                await shared.enter(self._state)
+                return
+            except Exception as error:
+                if not can_pass(error):
+                    self._failed(error)
+                    return
+                failures += 1
+                if isinstance(error, MillstreamError):
+                    self._state.tell("messaging.read_failed", error=str(error))
+                    shared.reader.outage.failed(self.topic, error)
+                else:
+                    log.exception("%s met what nobody foresaw, and joins again", self.topic)
+                    self._state.tell(
+                        "messaging.part_restarted",
+                        part="joining",
+                        error=text_of(error),
+                        error_type=type(error).__name__,
+                    )
+            delay_ms = min(1_000, RESTART.delay_ms(failures, random.random()))  # noqa: S311 (jitter, not a secret)
+            await asyncio.sleep(delay_ms / 1000)
+
+    def _failed(self, error: BaseException) -> None:
+        """Reading has ended for good: what is in flight is finished, and whoever consumes is told."""
+        if self._closing or self._failure is not None:
             return
-        self._failure = task.exception()
-        if not isinstance(self._failure, BrokerClosed):
-            log.error("%s ended: %s", task.get_name(), self._failure)
-        self._desk.tell(
-            "messaging.subscription_failed", error=str(self._failure), error_type=type(self._failure).__name__
-        )
-        self._closer = asyncio.ensure_future(self.close(self._desk.settings.close_timeout_ms / 1000))
-
-    def _release(self, ids: Iterable[EntryId]) -> None:
-        self._intake.release(ids)
-        self._keeper.room_freed()
-
-    def _charge(self, message: Message) -> None:
-        self._settler.charge(message)
-
-    def _ready_again(self, message: Message, times_delivered: int, valid_until: float) -> None:
-        self._desk.held.ready.append(self._intake.once_more(message, times_delivered, valid_until))
-        self._desk.wake_workers()
+        self._failure = error
+        if not isinstance(error, BrokerClosed):
+            log.error("reading %s ended: %s", self.topic, error)
+        self._state.tell("messaging.subscription_failed", error=text_of(error), error_type=type(error).__name__)
+        self._closer = asyncio.ensure_future(self.close(self._state.settings.close_timeout_ms / 1000))
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -205,40 +205,39 @@ class Subscription:
         Idempotent; a second call with less patience shortens the wait of the first.
         """
         self._deadline = min(self._deadline, time.monotonic() + timeout_s)
+        state, shared = self._state, self._shared
         if self._closing:
-            self._desk.room_freed.set()
+            state.room_freed.set()
             await self._ended.wait()
             return
         self._closing = True
-        self._keeper.closing = True
+        state.closing = True
         self._work.set()
-        if not self._tasks:
+        if shared is None:
+            ends(self)
             self._ended.set()
             return
         try:
-            recovered = self._reader.recovered
-            await self._stop("reader")
-            await self._say(self._hand_back_unstarted(unknown=recovered))
-            if self._workers is not None:
-                await self._workers.close(lambda: self._deadline - time.monotonic())
-            await self._wait_for_the_unsettled()
-            await self._say(self._settler.drained(running=not self._tasks["settler"].done()))
+            recovered = state.joined and not state.own.active
+            if self._entering is not None and self._entering is not asyncio.current_task():
+                self._entering.cancel()
+                await asyncio.wait([self._entering])
+            asked = bool(state.asked)
+            # A lease is given back after this: until its read has returned, that may still take entries.
+            leased_s = (state.block_ms + state.settings.grace_ms) / 1000 + LAST_ANSWER_S
+            returned = await shared.reader.remove(state, LAST_ANSWER_S if state.certain_until is None else leased_s)
+            await self._say(self._hand_back_unstarted(unknown=recovered and (asked or not returned)))
+            await shared.workers.close(state, lambda: self._deadline - time.monotonic())
+            await self._wait_for_the_unsettled(shared)
+            await self._say(shared.settler.drained(state, running=shared.settles))
             # No sign of life after the hand-back: it would make others wait for what we have let go.
-            self._keeper.end()
-            await asyncio.wait([self._tasks["keeper"]], timeout=LAST_ANSWER_S)
-            await self._stop("keeper")
-            await self._say(self._let_go())
+            state.beat_at_ms = float("inf")
+            await shared.sweeper.idle(state, LAST_ANSWER_S)
+            await self._say(self._let_go(shared))
         finally:
-            await self._stop("keeper")
-            await self._stop("settler")
-            self._settler.stop()
             self._ended.set()
-
-    async def _stop(self, name: str) -> None:
-        task = self._tasks.get(name)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-            await asyncio.wait([task])
+            ends(self)
+            await shared.leave(state)
 
     async def _say(self, step: Awaitable[None]) -> None:
         """One of the last words to a broker that may be gone: whatever it cannot hear, a sweep will find."""
@@ -248,76 +247,56 @@ class Subscription:
         except (MillstreamError, TimeoutError) as error:
             log.info("closing %s: %s", self.topic, error or "no answer")
 
-    async def _wait_for_the_unsettled(self) -> None:
+    async def _wait_for_the_unsettled(self, shared: SharedConsumer) -> None:
         """Messages that were handed to somebody who settles them later, by hand."""
-        desk = self._desk
-        while any(message.settled is None for message in desk.held.entries.values()):
+        state = self._state
+        while any(message.settled is None for message in state.book.entries.values()):
             left = self._deadline - time.monotonic()
-            if left <= 0 or self._tasks["settler"].done():
+            if left <= 0 or not shared.settles:
                 return
-            desk.room_freed.clear()
+            state.room_freed.clear()
             try:
                 async with asyncio.timeout(left):
-                    await desk.room_freed.wait()
+                    await state.room_freed.wait()
             except TimeoutError:
                 pass
 
     async def _hand_back_unstarted(self, *, unknown: bool) -> None:
-        desk = self._desk
-        suspects = [message for message in unstarted_of(desk) if self._intake.is_suspect(message)]
-        fresh = [message for message in self._intake.forget_unstarted() if message not in suspects]
+        state = self._state
+        book = state.book
+        suspects = [message for message in book.unstarted() if book.is_suspect(message)]
+        fresh = [message for message in book.forget_unstarted() if message not in suspects]
         # A read counts a delivery; nobody has started it, so the count is taken back. Suspects were not charged yet.
         if unknown:
-            # The read that closing broke off may have been answered all the same. First, because what is handed back
-            # stays under the own name.
-            swept = await desk.broker.run(
-                recovery.sweep,
-                desk.topic,
-                desk.group,
-                desk.consumer,
-                min_idle_ms=0,
-                owner=desk.consumer,
-                but=[*desk.held.entries, *(message.id for message in (*fresh, *suspects) if message.id is not None)],
-            )
-            desk.tell_gone(swept.gone)
+            # A question that closing did not wait for may have been answered all the same. First, because what is
+            # handed back stays under the own name.
+            known = [*book.entries, *(message.id for message in (*fresh, *suspects) if message.id is not None)]
+            swept = await state.run(recovery.sweep, min_idle_ms=0, owner=state.consumer, but=known)
+            state.tell_gone(swept.gone)
             for one in swept.deliveries:
                 times = one.times_delivered or 1
-                settled = await desk.broker.run(
-                    settle.hand_back,
-                    desk.topic,
-                    desk.group,
-                    desk.consumer,
-                    [one.id],
-                    times_delivered=times,
-                    leaving=times - 1,
-                )
-                desk.tell_gone(settled.gone)
+                settled = await state.run(settle.hand_back, [one.id], times_delivered=times, leaving=times - 1)
+                state.tell_gone(settled.gone)
         await self._hand_back(fresh, uncharge=1)
         await self._hand_back(suspects, uncharge=0)
 
     async def _hand_back(self, messages: Iterable[Message], *, uncharge: int) -> None:
-        desk = self._desk
+        state = self._state
         for times, ids in ids_by_count(messages).items():
-            settled = await desk.broker.run(
-                settle.hand_back,
-                desk.topic,
-                desk.group,
-                desk.consumer,
-                ids,
-                times_delivered=times,
-                leaving=max(0, times - uncharge),
-            )
-            desk.tell_gone(settled.gone)
+            leaving = max(0, times - uncharge)
+            settled = await state.run(settle.hand_back, ids, times_delivered=times, leaving=leaving)
+            state.tell_gone(settled.gone)
 
-    async def _let_go(self) -> None:
+    async def _let_go(self, shared: SharedConsumer) -> None:
         """What was started and will not be settled any more keeps its count, and is free for others at once. What
         middleware made wait (a rate limit, an open circuit) has not met its handler, and is not charged for it."""
-        held = list(self._desk.held.entries.values())
+        book = self._state.book
+        held = list(book.entries.values())
         try:
-            await self._settler.let_go()
+            await shared.settler.let_go(self._state)
             await self._hand_back([message for message in held if message.begun], uncharge=0)
             await self._hand_back([message for message in held if not message.begun], uncharge=1)
         except NoSuchGroup:
             return
-        self._desk.held.drop(list(self._desk.held.entries))
-        await self._membership.leave()
+        book.release(list(book.entries))
+        await membership.leave(self._state)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from millstream.broker import ROW_WORDS, field_words
 from millstream.errors import InvalidArgument, PayloadTooLarge
@@ -20,106 +22,119 @@ from millstream.messaging.errors import HandlerCancelled
 from millstream.messaging.handler import Handler, failure_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, AckPolicy, after_error
-from millstream.messaging.subscriber.desk import Desk
+from millstream.messaging.subscriber.topic import Topic
+
+if TYPE_CHECKING:
+    from millstream.messaging.subscriber.consumer import SharedConsumer
 
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.005
 """After so long without a pause a worker lets others on the loop run: signs of life, timers, other subscriptions."""
 
+PARKED = 64
+"""Workers that wait for a call, at most: others end."""
+
 DESERTED_S = 0.25
 """How long a message whose worker was taken away waits for the subscription to close, and to hand it back."""
 
 
 class Workers:
-    def __init__(
-        self,
-        desk: Desk,
-        handler: Handler,
-        *,
-        acks: list[Message],
-        wake_settler: Callable[[], None],
-        ack_first: Callable[[Message], Awaitable[bool]],
-        publish: Callable[[Sequence[Message]], Awaitable[None]] | None,
-        doubt: Callable[[Message], None],
-    ) -> None:
-        self._desk = desk
-        self._handler = handler
-        self._policy = desk.settings.ack_policy
-        self._acks = acks
-        self._wake_settler = wake_settler
-        self._ack_first = ack_first
-        self._publish = publish
-        self._doubt = doubt
-        self._limit = desk.settings.max_in_flight
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._parked: list[asyncio.Future[None]] = []
-        self._called = False
-        """A worker was called and has not come yet: one call is enough."""
-        self._closing = False
+    """Shared by all topics: a worker that is done with one goes on to the next that calls."""
 
-    def wake(self) -> None:
+    def __init__(self, consumer: SharedConsumer) -> None:
+        self._consumer = consumer
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._parked: list[asyncio.Future[Topic]] = []
+
+    def wake(self, topic: Topic) -> None:
         # What was put out leaves the book when it is stored, and whatever leaves it wakes workers again.
-        if self._called or self._closing or self._desk.held.outputs_full:
+        if topic.called or topic.closing or topic.book.outputs_full:
             return
+        if len(topic.workers) >= topic.settings.max_in_flight:
+            return
+        topic.called = True
         while self._parked:
             parked = self._parked.pop()
             if not parked.done():
-                self._called = True
-                parked.set_result(None)
+                parked.set_result(topic)
                 return
-        if len(self._tasks) < self._limit:
-            self._called = True
-            task = asyncio.get_running_loop().create_task(self._work(), name=f"millstream worker of {self._desk.topic}")
-            self._tasks.add(task)
-            task.add_done_callback(self._gone)
+        name = f"millstream worker of group {topic.group}"
+        task = asyncio.get_running_loop().create_task(self._work(topic), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._gone, topic))
 
-    def run_here(self) -> bool:
-        """Whether whoever asks is a handler."""
-        return asyncio.current_task() in self._tasks
+    def run_here(self, topic: Topic) -> bool:
+        """Whether whoever asks is a handler of the topic."""
+        return asyncio.current_task() in topic.workers
 
-    async def close(self, time_left: Callable[[], float]) -> None:
-        """Starts nothing more, waits for what is under way as long as ``time_left`` says, then cancels it."""
-        self._closing = True
+    async def close(self, topic: Topic, time_left: Callable[[], float]) -> None:
+        """Waits for what is under way as long as ``time_left`` says, then cancels it. ``topic.closing`` was set before:
+        nothing more is started."""
+        while topic.workers and (left := time_left()) > 0:
+            # In steps: a second, less patient close may shorten the time.
+            topic.worker_left.clear()
+            try:
+                async with asyncio.timeout(min(left, 0.25)):
+                    await topic.worker_left.wait()
+            except TimeoutError:
+                pass
+        for task in list(topic.workers):
+            task.cancel()
+        while topic.workers:
+            topic.worker_left.clear()
+            await topic.worker_left.wait()
+
+    def end(self) -> None:
+        """Nobody will call any more."""
         for parked in self._parked:
             parked.cancel()
-        while self._tasks and (left := time_left()) > 0:
-            # In steps: a second, less patient close may shorten the time.
-            await asyncio.wait(self._tasks, timeout=min(left, 0.25))
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        self._parked.clear()
 
-    async def _work(self) -> None:
-        ready = self._desk.held.ready
+    async def _work(self, topic: Topic) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         loop = asyncio.get_running_loop()
-        while not self._closing:
-            self._called = False
-            if ready:
-                await self._drain()
-                if self._closing:
-                    return
+        while True:
+            topic.called = False
+            if topic.book.ready and not topic.closing:
+                topic.workers.add(task)
+                try:
+                    await self._drain(topic)
+                finally:
+                    topic.workers.discard(task)
+                    topic.worker_left.set()
+            if len(self._parked) >= PARKED:
+                return
             parked = loop.create_future()
             self._parked.append(parked)
-            await parked
+            try:
+                topic = await parked
+            except asyncio.CancelledError:
+                if not parked.cancelled():  # called, and cancelled before it could come: another one is
+                    topic = parked.result()
+                    topic.called = False
+                    self.wake(topic)
+                raise
 
-    async def _drain(self) -> None:
+    async def _drain(self, topic: Topic) -> None:
         """Message after message until nothing is ready. The hot path: every line here costs every message."""
-        ready, handler, acks, wake_settler = self._desk.held.ready, self._handler, self._acks, self._wake_settler
-        monotonic, certain_until = time.monotonic, self._desk.certain_until
+        ready, handler, acks, settler = topic.book.ready, topic.handler, topic.outbox.acks, self._consumer.settler
+        assert handler is not None
+        monotonic, certain_until = time.monotonic, topic.certain_until
         task = asyncio.current_task()
-        short = self._policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and self._publish is None
+        policy = topic.settings.ack_policy
+        short = policy not in (AckPolicy.MANUAL, AckPolicy.ACK_FIRST) and topic.publish_to is None
         pause_at = monotonic() + SLICE_S
-        while ready and not self._closing:
-            if not short and self._desk.held.outputs_full:
+        while ready and not topic.closing:
+            if not short and topic.book.outputs_full:
                 return
             message = ready.popleft()
-            if ready and not self._called:
-                self.wake()
+            if ready and not topic.called:
+                self.wake(topic)
             now = monotonic()
             if now > message.valid_until or (certain_until is not None and now > certain_until()):
-                self._doubt(message)
+                self._consumer.heartbeat.doubt(topic, message)
                 continue
             try:
                 if short:
@@ -127,56 +142,42 @@ class Workers:
                     if message._outcome is None:
                         message._outcome = ACKED  # as ``message.settle(ACKED)``, without its two calls
                         if not acks:
-                            wake_settler()
+                            settler.wake(topic)
                         acks.append(message)
                 else:
-                    await self._handle(message)
+                    await self._handle(topic, handler, message)
             except Exception as error:
-                self._failed(message, error)
+                self.failed(topic, message, error)
             except BaseException as error:
                 failure = failure_of(error, task)
                 if failure is None:
-                    self._deserted(message, error)
+                    self._deserted(topic, message, error)
                     raise
-                self._failed(message, failure)
+                self.failed(topic, message, failure)
             if now > pause_at:
                 await asyncio.sleep(0)
                 pause_at = monotonic() + SLICE_S
 
-    async def _handle(self, message: Message) -> None:
+    async def _handle(self, topic: Topic, handler: Handler, message: Message) -> None:
         """The long way: outputs, manual settlement, acknowledgement before the start."""
-        if self._policy is AckPolicy.ACK_FIRST and not await self._ack_first(message):
+        policy, settler = topic.settings.ack_policy, self._consumer.settler
+        if policy is AckPolicy.ACK_FIRST and not await settler.ack_now(topic, message):
             return  # somebody else has it
-        output = await self._handler(message)
-        outputs, size = self._outputs(output) if self._publish is not None else ((), 0)
+        output = await handler(message)
+        outputs, size = _outputs(topic, output) if topic.publish_to is not None else ((), 0)
         if message.settled is not None:
             # Acknowledged before, by the policy or by the handler: the output can only follow. Nacked or rejected:
             # nothing was done, and nothing follows from it; whoever handles it again puts it out.
-            if outputs and self._publish is not None and isinstance(message.settled, Ack):
-                await self._publish(outputs)
+            if outputs and isinstance(message.settled, Ack):
+                await settler.publish(topic, outputs)
         elif outputs:
             assert message.id is not None
-            self._desk.held.put_out(message.id, size)
+            topic.book.put_out(message.id, size)
             message.settle(Ack(outputs))
-        elif self._policy is not AckPolicy.MANUAL:
+        elif policy is not AckPolicy.MANUAL:
             message.settle(ACKED)
 
-    def _outputs(self, output: object) -> tuple[Sequence[Message], int]:
-        """What the handler put out, and its bytes. Encoded here to see that it can be: what cannot is this handler's
-        error, and not one of all messages that are settled together with it."""
-        outputs = _messages(output)
-        limits = self._desk.broker.context.limits
-        size = 0
-        for one in outputs:
-            words = field_words(self._desk.codec.encode(one), limits)
-            if len(words) > ROW_WORDS:
-                raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
-            size += sum(map(len, words))
-        if size > limits.max_atomic_bytes:
-            raise PayloadTooLarge("handler's result", size, limits.max_atomic_bytes)
-        return outputs, size
-
-    def _deserted(self, message: Message, error: BaseException) -> None:
+    def _deserted(self, topic: Topic, message: Message, error: BaseException) -> None:
         """Its worker goes, and nobody else would settle it: the signs of life would keep it in flight for ever.
 
         Mostly the subscription closes in the same moment, and hands it back. Where it does not (the handler cancelled
@@ -184,25 +185,41 @@ class Workers:
         """
 
         def look() -> None:
-            if not self._closing:
-                self._failed(message, HandlerCancelled(error))
+            if not topic.closing:
+                self.failed(topic, message, HandlerCancelled(error))
 
         if not isinstance(error, GeneratorExit):  # with that one the loop is gone, and with it the signs of life
             asyncio.get_running_loop().call_later(DESERTED_S, look)
 
-    def _gone(self, task: asyncio.Task[None]) -> None:
+    def _gone(self, called_by: Topic, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        # Called, and cancelled before it could come: others may be called again.
-        self._called = False
-        if not task.cancelled() and (error := task.exception()) is not None and not self._closing:
-            log.error("a worker of %s ended", self._desk.topic, exc_info=error)
+        called_by.called = False
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a worker of group %s ended", self._consumer.group, exc_info=error)
 
-    def _failed(self, message: Message, error: Exception) -> None:
-        desk = self._desk
-        log.info("handler failed on %s of %s", message.id, desk.topic, exc_info=error)
-        desk.tell("messaging.handler_failed", id=str(message.id), error=text_of(error), error_type=type(error).__name__)
+    def failed(self, topic: Topic, message: Message, error: Exception) -> None:
+        log.info("handler failed on %s of %s", message.id, topic.name, exc_info=error)
+        topic.tell(
+            "messaging.handler_failed", id=str(message.id), error=text_of(error), error_type=type(error).__name__
+        )
         if message.settled is None:
-            message.settle(after_error(self._policy, error))
+            message.settle(after_error(topic.settings.ack_policy, error))
+
+
+def _outputs(topic: Topic, output: object) -> tuple[Sequence[Message], int]:
+    """What the handler put out, and its bytes. Encoded here to see that it can be: what cannot is this handler's
+    error, and not one of all messages that are settled together with it."""
+    outputs = _messages(output)
+    limits = topic.broker.context.limits
+    size = 0
+    for one in outputs:
+        words = field_words(topic.codec.encode(one), limits)
+        if len(words) > ROW_WORDS:
+            raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
+        size += sum(map(len, words))
+    if size > limits.max_atomic_bytes:
+        raise PayloadTooLarge("handler's result", size, limits.max_atomic_bytes)
+    return outputs, size
 
 
 def _messages(output: object) -> Sequence[Message]:

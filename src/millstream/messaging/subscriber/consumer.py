@@ -1,0 +1,168 @@
+"""One consumer of one group on one server, as this process is known there: all its topics, and the parts they share.
+
+Subscriptions of one event loop to one server that use the same group and consumer name meet here. However many topics
+there are, one task sweeps, one sends signs of life, one settles, and few read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from millstream.broker import Broker, Gathering, JoinedGroup, join_group, settle
+from millstream.errors import BrokerClosed, MillstreamError
+from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.subscriber.book import Room
+from millstream.messaging.subscriber.heartbeat import Heartbeat
+from millstream.messaging.subscriber.intake import release
+from millstream.messaging.subscriber.reader import Reader
+from millstream.messaging.subscriber.settler import Settler
+from millstream.messaging.subscriber.sweeper import Sweeper, interval_ms
+from millstream.messaging.subscriber.topic import Topic
+from millstream.messaging.subscriber.workers import Workers
+from millstream.messaging.supervision import keep_running
+from millstream.model import Delivery, EntryId
+from millstream.model.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
+
+_consumers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Any, ...], SharedConsumer]] = WeakKeyDictionary()
+
+
+def consumer_of(broker: Broker, group: str, name: str) -> SharedConsumer:
+    """The one that reads there under this name, in this loop; a new one where nobody does."""
+    of_loop = _consumers.setdefault(asyncio.get_running_loop(), {})
+    key = (id(broker.link), id(broker.context.observer), group, name)
+    found = of_loop.get(key)
+    if found is None or found.broker.link is not broker.link:
+        found = of_loop[key] = SharedConsumer(broker, group, name, lambda: of_loop.pop(key, None))
+    return found
+
+
+class SharedConsumer:
+    def __init__(self, broker: Broker, group: str, name: str, forget: Callable[[], Any]) -> None:
+        self.broker = broker
+        self.group = group
+        self.name = name
+        self.room = Room(0, 0)
+        self.topics: dict[str, Topic] = {}
+        self.settler = Settler(self)
+        self.heartbeat = Heartbeat(self)
+        self.sweeper = Sweeper(self)
+        self.reader = Reader(self)
+        self.workers = Workers(self)
+        self._forget = forget
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._settling: asyncio.Task[None] | None = None
+        self._joins = Gathering(broker)
+
+    # --- topics come and go -------------------------------------------------------------------------------------------
+
+    def add(self, topic: Topic) -> None:
+        """It belongs to this consumer from now on; ``enter`` makes it read."""
+        self._allow(topic.settings)
+        topic.begin(self.name, self.room)
+        now = monotonic_ms()
+        topic.beat_at_ms = now + topic.settings.beat_ms
+        topic.retire_at_ms = now + topic.settings.dead_consumer_ms / 10
+        self.topics[topic.name] = topic
+        self.heartbeat.wake()
+        if self._settling is None or self._settling.done():
+            self._settling = self.start(self.settler.run, "settler")
+            self.start(self.heartbeat.run, "heartbeat")
+            self.start(self.sweeper.run, "sweeper")
+            self.start(self.reader.run_busy, "reader of busy topics")
+
+    def _allow(self, settings: SubscriberSettings) -> None:
+        """The limits of a process are the largest that one of its subscribers was given."""
+        room = self.room
+        room.max_messages = max(room.max_messages, settings.process_max_in_flight, settings.max_in_flight)
+        room.max_bytes = max(room.max_bytes, settings.process_max_bytes_in_flight, settings.max_bytes_in_flight)
+
+    async def enter(self, topic: Topic) -> None:
+        """Joins the group, sees to what lies there under the own name, and reads. Raises what cannot pass."""
+        # Together with all others that want to at the same time.
+        joined: JoinedGroup = await self._joins.run(topic.talk(join_group, start=topic.settings.group_start))
+        topic.last_delivered = max(topic.last_delivered, joined.last_delivered)
+        topic.own.active = joined.pending > 0
+        topic.joined = True
+        topic.tell("messaging.subscribed")
+        for _, error, _ in await self.sweeper.recover([topic]) if topic.own.active else ():
+            if not error.retryable:
+                raise error
+        if not topic.closing:
+            # Whatever is left of the own entries the reader sees to, before its first read.
+            self.reader.add(topic)
+            topic.progress_ms = monotonic_ms()
+            topic.visit_at_ms = monotonic_ms() + interval_ms(topic)
+            if joined.pending > 0 or not self._many:
+                self.sweeper.visit(topic)
+
+    @property
+    def _many(self) -> bool:
+        return len(self.topics) > 100
+
+    async def leave(self, topic: Topic) -> None:
+        """It belongs to nobody any more. The last one ends the shared parts."""
+        topic.ended = True
+        self.settler.stop(topic)
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+        if self.topics:
+            return
+        self._forget()
+        self.workers.end()
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- shared parts -------------------------------------------------------------------------------------------------
+
+    @property
+    def settles(self) -> bool:
+        return self._settling is not None and not self._settling.done()
+
+    def start(self, part: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
+        running = keep_running(part, name, self.tell)
+        task = asyncio.create_task(running, name=f"millstream {name} of group {self.group}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A part that ended by an error ends the reading of every topic: nothing would be left without being told."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, BrokerClosed):
+            log.error("%s ended: %s", task.get_name(), error)
+        for topic in list(self.topics.values()):
+            topic.failed(error)
+
+    def tell(self, name: str, **facts: Any) -> None:
+        topic = next(iter(self.topics.values()), None)
+        if topic is not None:
+            topic.tell(name, **facts)
+
+    def give_up(self, topic: Topic, lost: set[EntryId]) -> None:
+        """Others have these entries."""
+        release(self, topic, topic.book.give_up(lost))
+
+    def hand_back(self, topic: Topic, deliveries: Iterable[Delivery]) -> None:
+        """Entries that came for a topic which has left: free for others at once, and not counted as a delivery."""
+        ids = [delivery.id for delivery in deliveries]
+        if ids:
+            task = asyncio.create_task(self._hand_back(topic, ids), name=f"millstream handing back to {topic.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _hand_back(self, topic: Topic, ids: list[EntryId]) -> None:
+        try:
+            await topic.run(settle.hand_back, ids, times_delivered=1, leaving=0)
+        except MillstreamError as error:
+            log.info("%d entries of %s wait until they are idle: %s", len(ids), topic.name, error)

@@ -1,0 +1,82 @@
+"""Belonging to a group: joining it, making it again when it vanished, leaving it, and removing members that died."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from millstream.broker import Settled, groups
+from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.messaging.subscriber.topic import Topic
+from millstream.model import MIN_ID, ConsumerInfo, EntryId
+
+log = logging.getLogger(__name__)
+
+
+def restart_point(oldest_held: EntryId | None, last_delivered: EntryId, last_generated: EntryId) -> EntryId:
+    """After which id a group that vanished shall read again, as far as this process can tell.
+
+    Just before its oldest entry that is not acknowledged, else after the last one it was given. Where the stream's
+    own last id lies before that, the stream itself was replaced (FLUSHALL, a replica that lagged): everything in it
+    is new. So there may be duplicates, never loss.
+    """
+    if last_generated < last_delivered:
+        return MIN_ID
+    if oldest_held is None:
+        return last_delivered
+    return min(last_delivered, oldest_held.previous()) if oldest_held > MIN_ID else MIN_ID
+
+
+async def lost(topic: Topic, settled: Settled, generation: int) -> None:
+    """Entries turned out not to be ours. If the group does not even know us, it is not the group that we joined:
+    whoever made it again may not know how far back it has to go, but we do."""
+    # A process that was silent for long may have been removed in good order, by members that took over.
+    now = time.monotonic()
+    if not settled.known and all(now <= message.valid_until for message in topic.book.entries.values()):
+        await restore(topic, generation)
+
+
+async def restore(topic: Topic, generation: int) -> None:
+    """Makes the group again, or moves it back to where this process knows that it must begin. Never forward."""
+    async with topic.repairing:
+        if topic.generation != generation:
+            return  # somebody in this process has done it since
+        try:
+            last_generated = (await topic.broker.stream_info(topic.name)).last_generated
+        except NoSuchStream:
+            last_generated = MIN_ID
+        point = restart_point(topic.book.oldest(), topic.last_delivered, last_generated)
+        what = await topic.broker.run(groups.put_group_back, topic.name, topic.group, point)
+        await topic.broker.create_consumer(topic.name, topic.group, topic.consumer)
+        topic.generation += 1
+        # What no handler has seen comes again by itself; started now, it would be handled twice.
+        dropped = topic.book.forget_unstarted()
+        log.warning(
+            "group %r of %r had vanished: %s after %s; entries since then may be delivered twice",
+            *(topic.group, topic.name, what, point),
+        )
+        topic.tell("messaging.group_restored", what=what, point=str(point), dropped=len(dropped))
+        topic.room_freed.set()
+
+
+async def retire_dead_consumers(topic: Topic, consumers: Sequence[ConsumerInfo]) -> None:
+    """Removes consumers that were silent for long and hold nothing; the broker refuses where they do."""
+    for one in consumers:
+        silent = one.idle_ms >= topic.settings.dead_consumer_ms
+        if one.name != topic.consumer and silent and not one.pending:
+            try:
+                await topic.broker.delete_consumer(topic.name, topic.group, one.name)
+            except (ConsumerHasPending, NoSuchGroup):
+                continue  # it came back in between
+            topic.tell("messaging.consumer_retired", retired=one.name, idle_ms=one.idle_ms)
+
+
+async def leave(topic: Topic) -> None:
+    """Takes the own name off the list, if nothing is left under it."""
+    try:
+        await topic.broker.delete_consumer(topic.name, topic.group, topic.consumer)
+    except (ConsumerHasPending, NoSuchGroup):
+        pass  # delayed or handed-back entries keep the name until other members have taken them
+    except MillstreamError as error:
+        log.info("could not remove consumer %r: %s", topic.consumer, error)

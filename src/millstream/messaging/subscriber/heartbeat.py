@@ -1,0 +1,123 @@
+"""Signs of life for all that is held, of every topic in few round trips; and doubts, which are asked at once.
+
+It never takes back what somebody else has taken over. What turns out to be another's is not started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from millstream.broker import Settled, settle, together
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.messaging.message import Message
+from millstream.messaging.subscriber.group import lost, restore
+from millstream.messaging.subscriber.topic import Topic
+from millstream.model import EntryId
+from millstream.model.clock import monotonic_ms
+
+if TYPE_CHECKING:
+    from millstream.messaging.subscriber.consumer import SharedConsumer
+
+log = logging.getLogger(__name__)
+
+DOUBT_MS = 100.0
+"""Between two questions about what may be somebody else's by now, and after a failure: the broker's own retries came
+before that."""
+IN_ONE_GO = 200
+"""Topics whose signs of life travel together."""
+
+
+class Heartbeat:
+    def __init__(self, consumer: SharedConsumer) -> None:
+        self._consumer = consumer
+        self._nudge = asyncio.Event()
+
+    def doubt(self, topic: Topic, message: Message) -> None:
+        """This message may be somebody else's by now: asked at once, and not started before."""
+        topic.book.doubtful.append(message)
+        topic.beat_at_ms = 0.0
+        self._nudge.set()
+
+    def wake(self) -> None:
+        """A topic came: its signs of life may have to be more frequent than all others'."""
+        self._nudge.set()
+
+    async def run(self) -> None:
+        while True:
+            self._nudge.clear()
+            topics = self._consumer.topics.values()
+            # Half as long as between two signs of life: so nobody has to know when an entry came.
+            tick_ms = min((topic.settings.beat_ms for topic in topics), default=1_000) / 2
+            now = monotonic_ms()
+            due = [topic for topic in topics if topic.book.entries and topic.beat_at_ms <= now + tick_ms / 2]
+            for topic in due:
+                topic.beat_at_ms = now + topic.settings.beat_ms
+            for at in range(0, len(due), IN_ONE_GO):
+                await self.beat(due[at : at + IN_ONE_GO])
+            now = monotonic_ms()
+            next_ms = min(
+                (topic.beat_at_ms for topic in due), default=now + tick_ms
+            )  # sooner after doubts and failures
+            try:
+                async with asyncio.timeout(max(1.0, min(tick_ms, next_ms - now)) / 1000):
+                    await self._nudge.wait()
+            except TimeoutError:
+                pass
+
+    async def beat(self, topics: Sequence[Topic]) -> None:
+        asked: list[tuple[Topic, int, list[EntryId], int]] = [
+            (topic, times, ids, topic.generation) for topic in topics for times, ids in topic.book.by_count().items()
+        ]
+        asked_at = time.monotonic()
+        answers = await self._consumer.broker.run(
+            together,
+            [topic.talk(settle.heartbeat, ids, times_delivered=times) for topic, times, ids, _ in asked],
+        )
+        for (topic, times, ids, generation), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, MillstreamError):
+                await self._failed(topic, answer, generation)
+            else:
+                await self._heard(topic, times, ids, answer, generation, asked_at)
+        now = time.monotonic()
+        for topic in topics:
+            if topic.lease_is_certain(now):
+                topic.book.reconsider(now)
+            if topic.book.doubtful:
+                topic.beat_at_ms = monotonic_ms() + DOUBT_MS
+            if topic.book.ready:
+                topic.wake_workers()
+
+    async def _heard(
+        self, topic: Topic, times: int, ids: Sequence[EntryId], answer: Settled, generation: int, asked_at: float
+    ) -> None:
+        topic.tell_gone(answer.gone)
+        # Between asking and the answer an entry may have been settled, or charged: then its count is another.
+        refused = set(answer.refused)
+        gone = {one for one in refused - topic.book.lost if _still(topic, one, times)}
+        if gone:
+            log.warning("lost %d entries of %s to other members: were we stopped?", len(gone), topic.name)
+            topic.tell("messaging.lost", entries=len(gone))
+            await lost(topic, answer, generation)
+            self._consumer.give_up(topic, gone)
+        topic.book.trust(topic.valid_until(asked_at), (one for one in ids if one not in refused))
+
+    async def _failed(self, topic: Topic, error: MillstreamError, generation: int) -> None:
+        if isinstance(error, BrokerClosed):
+            raise error
+        topic.beat_at_ms = monotonic_ms() + DOUBT_MS
+        try:
+            if isinstance(error, NoSuchGroup):
+                await restore(topic, generation)
+                return
+        except MillstreamError as trouble:
+            error = trouble
+        topic.tell("messaging.keeping_failed", error=str(error))
+
+
+def _still(topic: Topic, entry_id: EntryId, times: int) -> bool:
+    message = topic.book.entries.get(entry_id)
+    return message is not None and message.times_delivered == times and message.settled is None

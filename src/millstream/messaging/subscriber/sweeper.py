@@ -1,0 +1,312 @@
+"""Brings back what nobody is at: own entries that are not in the book, abandoned ones of others, and what is due.
+
+Every topic is visited in its turn, many in one step; only those that have something are asked for it. So looking costs
+a few commands for thousands of idle topics, and a topic with a million abandoned entries is gone through page by page,
+as fast as its handlers take them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker import delayed, group_info, recovery, settle, slot_of, together
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.messaging.subscriber.group import restore, retire_dead_consumers
+from millstream.messaging.subscriber.intake import accept, accept_taken
+from millstream.messaging.subscriber.topic import FIRST, MAX_SCAN, Topic
+from millstream.model import Delivery, GroupInfo
+from millstream.model.clock import monotonic_ms
+from millstream.wire.commands import Conversation
+
+if TYPE_CHECKING:
+    from millstream.messaging.subscriber.consumer import SharedConsumer
+
+IN_ONE_GO = 200
+"""Topics that are asked together: a step over more would hold up everybody else on the server."""
+REST_FACTOR = 60
+"""After a page that took t and brought nothing the next one rests 60 t: looking costs 2 % of the reading at most, and
+a million pending entries are still gone through in a minute or two."""
+PAUSE_MS = 100.0
+"""After a failure: the broker's own retries came before it."""
+
+
+class Sweeper:
+    def __init__(self, consumer: SharedConsumer) -> None:
+        self._consumer = consumer
+        self._nudge = asyncio.Event()
+        self._answered = asyncio.Event()
+
+    def visit(self, topic: Topic, in_ms: float = 0.0) -> None:
+        """Look there no later than in so many milliseconds."""
+        at = monotonic_ms() + in_ms
+        if at < topic.visit_at_ms:
+            topic.visit_at_ms = at
+            self._nudge.set()
+
+    async def run(self) -> None:
+        while True:
+            self._nudge.clear()
+            topics = self._consumer.topics.values()
+            now = monotonic_ms()
+            next_ms = min((one.visit_at_ms for one in topics if one.joined), default=now + 60_000)
+            if next_ms > now:
+                try:
+                    async with asyncio.timeout((next_ms - now) / 1000):
+                        await self._nudge.wait()
+                except TimeoutError:
+                    pass
+                continue
+            # Those whose time is near come along: one step for many is the point.
+            due = [one for one in topics if one.joined and one.visit_at_ms <= now + interval_ms(one) / 10]
+            for at in range(0, len(due), IN_ONE_GO):
+                await self._round(due[at : at + IN_ONE_GO])
+            await asyncio.sleep(0)
+
+    async def idle(self, topic: Topic, timeout_s: float) -> None:
+        """Waits until no question is under way that may bring something back for the topic."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while topic.asked:
+                    self._answered.clear()
+                    await self._answered.wait()
+        except TimeoutError:
+            pass
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    async def _round(self, topics: Sequence[Topic]) -> None:
+        now = monotonic_ms()
+        for topic in topics:
+            # Set before it is tried: a failure waits for its pause, not for ever.
+            topic.visit_at_ms = now + interval_ms(topic)
+            topic.no_room = False
+        visits = await self._look([topic for topic in topics if not topic.closing])
+        await self._publish_due([topic for topic, visit in visits if visit.later_ms == 0])
+        for topic, visit in visits:
+            for wait_ms in (visit.due_ms, visit.later_ms):
+                if wait_ms:
+                    self.visit(topic, wait_ms)
+        await self._take_due([topic for topic, visit in visits if visit.due_ms == 0])
+        await self._sweep([topic for topic, visit in visits if visit.sweep])
+        await self._retire([topic for topic in topics if topic.retire_at_ms <= now and not topic.closing])
+
+    async def _look(self, topics: Sequence[Topic]) -> list[tuple[Topic, recovery.Visit]]:
+        steps: dict[Any, list[Topic]] = defaultdict(list)
+        cluster = self._consumer.broker.context.cluster
+        for topic in topics:
+            slot = slot_of(topic.key) if cluster else 0
+            steps[slot, topic.settings.claim_min_idle_ms].append(topic)
+        chosen = [(min_idle_ms, some) for (_, min_idle_ms), some in steps.items()]
+        context = self._consumer.broker.context
+        answers = await self._consumer.broker.run(
+            together,
+            [
+                recovery.needs_visit(
+                    context, [one.key for one in some], some[0].group, min_idle_ms=min_idle_ms, scan=MAX_SCAN
+                )
+                for min_idle_ms, some in chosen
+            ],
+        )
+        found: list[tuple[Topic, recovery.Visit]] = []
+        for (_, some), answer in zip(chosen, answers, strict=True):
+            if isinstance(answer, MillstreamError):
+                for topic in some:
+                    await self._failed(topic, answer, topic.generation)
+            else:
+                found += [(some[number], visit) for number, visit in answer.items()]
+        return found
+
+    async def _ask(
+        self, topics: Sequence[Topic], question: Callable[[Topic], Conversation[Any]]
+    ) -> list[tuple[Topic, Any]]:
+        """One question for each topic, in one go; those that failed are told, and left out."""
+        found = []
+        for topic, answer, generation in await self._ask_all(topics, question):
+            if isinstance(answer, MillstreamError):
+                await self._failed(topic, answer, generation)
+            else:
+                found.append((topic, answer))
+        return found
+
+    async def _ask_all(
+        self, topics: Sequence[Topic], question: Callable[[Topic], Conversation[Any]]
+    ) -> list[tuple[Topic, Any, int]]:
+        """The same with errors among the answers, and the generation that was asked."""
+        if not topics:
+            return []
+        generations = [topic.generation for topic in topics]
+        for topic in topics:
+            topic.asked += 1
+        try:
+            answers = await self._consumer.broker.run(together, [question(topic) for topic in topics])
+        finally:
+            for topic in topics:
+                topic.asked -= 1
+            self._answered.set()
+        return list(zip(topics, answers, generations, strict=True))
+
+    async def _failed(self, topic: Topic, error: MillstreamError, generation: int) -> None:
+        if isinstance(error, BrokerClosed):
+            raise error
+        self.visit(topic, PAUSE_MS)
+        try:
+            if isinstance(error, NoSuchGroup):
+                await restore(topic, generation)
+                return
+        except MillstreamError as trouble:
+            error = trouble
+        topic.tell("messaging.keeping_failed", error=str(error))
+
+    # --- what was lost under the own name -----------------------------------------------------------------------------
+
+    async def recover(self, topics: Iterable[Topic]) -> list[tuple[Topic, MillstreamError, int]]:
+        """What the group believes that we hold, and we do not know of: after a start, or a read that was broken off.
+
+        Called by whoever reads the topics, between two reads: an entry whose read is still under way would be taken for
+        a lost one. Page by page until all of it is seen, or there is no room; then the next call goes on. Answers
+        what failed, and the generation in which it did.
+        """
+        failed = []
+        left = [topic for topic in topics if topic.own.active and topic.sweep_room() > 0]
+        while left:
+            asked_at = time.monotonic()
+            going_on = []
+            for topic, swept, generation in await self._ask_all(left, self._own_page):
+                if isinstance(swept, MillstreamError):
+                    failed.append((topic, swept, generation))
+                    continue
+                topic.own.cursor = swept.cursor
+                topic.own.active = not swept.finished
+                await self._take(topic, swept, asked_at)
+                if topic.own.active and topic.sweep_room() > 0:
+                    going_on.append(topic)
+            left = going_on
+        return failed
+
+    def _own_page(self, topic: Topic) -> Conversation[recovery.Swept]:
+        room = topic.sweep_room()
+        return topic.talk(
+            recovery.sweep,
+            min_idle_ms=0,
+            cursor=topic.own.cursor,
+            scan=scan_size(room),
+            room=room,
+            max_bytes=topic.book.room_bytes(),
+            owner=topic.consumer,
+            but=list(topic.book.entries),
+        )
+
+    # --- what others left ---------------------------------------------------------------------------------------------
+
+    async def _sweep(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            topic.no_room = topic.no_room or topic.sweep_room() <= 0
+        asked_at = time.monotonic()
+        for topic, swept in await self._ask([one for one in topics if one.sweep_room() > 0], self._page):
+            topic.sweep.cursor = FIRST if swept.finished else swept.cursor
+            if swept.deliveries:
+                topic.tell("messaging.claimed", entries=len(swept.deliveries))
+            await self._take(topic, swept, asked_at)
+            if not swept.finished:
+                if topic.sweep_room() <= 0:
+                    topic.no_room = True  # the next page as soon as handlers have made room for it
+                elif swept.deliveries:
+                    self.visit(topic)
+                else:
+                    self.visit(topic, REST_FACTOR * (time.monotonic() - asked_at) * 1000)
+
+    def _page(self, topic: Topic) -> Conversation[recovery.Swept]:
+        room = topic.sweep_room()
+        return topic.talk(
+            recovery.sweep,
+            min_idle_ms=topic.settings.claim_min_idle_ms,
+            cursor=topic.sweep.cursor,
+            scan=scan_size(room),
+            room=room,
+            max_bytes=topic.book.room_bytes(),
+        )
+
+    async def _take(self, topic: Topic, swept: recovery.Swept, asked_at: float) -> None:
+        topic.tell_gone(swept.gone)
+        if topic.closing:
+            # What was delivered before keeps its count; what was handed back in good order (0) counts one since.
+            await self._decline(topic, swept.deliveries, uncharge=0)
+        elif swept.deliveries:
+            accept_taken(self._consumer, topic, swept.deliveries, topic.valid_until(asked_at))
+
+    # --- what is due --------------------------------------------------------------------------------------------------
+
+    async def _publish_due(self, topics: Sequence[Topic]) -> None:
+        for topic, (_, next_ms) in await self._ask(
+            topics, lambda topic: delayed.publish_due(topic.broker.context, topic.name)
+        ):
+            if next_ms is not None:
+                self.visit(topic, next_ms)
+
+    async def _take_due(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            topic.no_room = topic.no_room or topic.book.room() <= 0
+        asked_at = time.monotonic()
+
+        def question(topic: Topic) -> Conversation[recovery.Due]:
+            book = topic.book
+            return topic.talk(recovery.take_due, room=book.room(), max_bytes=book.room_bytes())
+
+        for topic, due in await self._ask([one for one in topics if one.book.room() > 0], question):
+            topic.tell_gone(due.gone)
+            if topic.closing:
+                await self._decline(topic, due.deliveries, uncharge=1)
+                continue
+            accept(topic, due.deliveries, topic.valid_until(asked_at))
+            if due.next_ms is not None:
+                self.visit(topic, due.next_ms)
+
+    async def _decline(self, topic: Topic, deliveries: Iterable[Delivery], *, uncharge: int) -> None:
+        """Closing began while we asked. Nobody would start these any more, and closing would wait for them; it may
+        have found them by itself and handed them back, and then their count is another already."""
+        for one in deliveries:
+            times = one.times_delivered or 1
+            leaving = 0 if not one.times_delivered else max(0, times - uncharge)
+            settled = await topic.run(settle.hand_back, [one.id], times_delivered=times, leaving=leaving)
+            topic.tell_gone(settled.gone)
+
+    # --- members that died --------------------------------------------------------------------------------------------
+
+    async def _retire(self, topics: Sequence[Topic]) -> None:
+        if not topics:
+            return
+        # The more topics, the rarer each: a name without work does no harm.
+        share = min(1.0, 0.1 * max(1.0, len(self._consumer.topics) / 100))
+        now = monotonic_ms()
+        for topic in topics:
+            topic.retire_at_ms = now + topic.settings.dead_consumer_ms * share
+        answers: list[list[GroupInfo] | MillstreamError] = await self._consumer.broker.run(
+            together, [group_info(topic.broker.context, topic.name) for topic in topics]
+        )
+        for topic, answer in zip(topics, answers, strict=True):
+            if isinstance(answer, (NoSuchStream, NoSuchGroup)):
+                continue
+            try:
+                if isinstance(answer, MillstreamError):
+                    raise answer
+                for group in answer:
+                    if group.name == topic.group:
+                        await retire_dead_consumers(topic, group.consumers)
+            except BrokerClosed:
+                raise
+            except MillstreamError as error:
+                topic.tell("messaging.keeping_failed", error=str(error))
+
+
+def interval_ms(topic: Topic) -> float:
+    """Every topic is visited within half of the time after which its entries count as abandoned."""
+    return min(topic.settings.claim_interval_ms, max(1, topic.settings.claim_min_idle_ms // 2))
+
+
+def scan_size(room: int) -> int:
+    """A page in proportion to what may be taken from it."""
+    return min(MAX_SCAN, max(100, room * 10))

@@ -1,0 +1,219 @@
+"""One topic as the shared parts see it: its names, its book, and where its reading stands. It does nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker import Broker
+from millstream.messaging.codecs import Codec
+from millstream.messaging.handler import Handler
+from millstream.messaging.message import Message, Origin
+from millstream.messaging.outcome import Outcome
+from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.subscriber.book import Book, Room
+from millstream.model import MIN_ID, EntryId
+from millstream.model.clock import monotonic_ms
+from millstream.wire.commands import Conversation
+from millstream.wire.names import to_bytes
+
+if TYPE_CHECKING:
+    from millstream.messaging.subscriber.reader import Shard
+
+log = logging.getLogger(__name__)
+
+FIRST = b"0-0"
+MAX_SCAN = 1000
+"""Entries of the pending list that one step looks at: about a millisecond of the server's time."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """One way through the pending list, page by page."""
+
+    cursor: bytes = FIRST
+    active: bool = True
+
+    def restart(self) -> None:
+        self.cursor = FIRST
+        self.active = True
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What was said about messages and is not brought about yet."""
+
+    acks: list[Message] = field(default_factory=list)
+    """Workers append here themselves, and wake the settler before the first."""
+    others: list[tuple[Message, Outcome]] = field(default_factory=list)
+    charges: list[Message] = field(default_factory=list)
+    steps: set[asyncio.Task[None]] = field(default_factory=set)
+    """Those under way beside the settler's own round."""
+    under_way: int = 0
+    """Rounds that carry acknowledgements of this topic."""
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.acks or self.others or self.charges or self.under_way)
+
+
+class Topic:
+    """``origin`` is whom its messages belong to; ``failed`` is told what ends its reading for good."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        settings: SubscriberSettings,
+        codec: Codec,
+        origin: Origin,
+        failed: Callable[[BaseException], None],
+        certain_until: Callable[[], float] | None = None,
+    ) -> None:
+        assert settings.group is not None
+        self.broker = broker
+        self.name = name
+        self.key = to_bytes(name)
+        self.group = settings.group
+        self.consumer = settings.consumer
+        self.settings = settings
+        self.codec = codec
+        self.origin = origin
+        self.failed = failed
+        self.certain_until = certain_until
+        """Until when the stream itself is ours, where it is held by lease."""
+        self.handler: Handler | None = None
+        """None where somebody goes through the messages by hand."""
+        self.publish_to: str | None = None
+        self.book = Book(settings.max_in_flight, settings.max_bytes_in_flight)
+        self.outbox = Outbox()
+        self.last_delivered: EntryId = MIN_ID
+        """The greatest id that this process was given: where a vanished group begins again if nothing is held."""
+        self.generation = 0
+        """How often the group was made again or moved back: so that one fault leads to one repair."""
+        self.repairing = asyncio.Lock()
+        self.joined = False
+        self.closing = False
+        """Nothing new is brought back any more; signs of life go on."""
+        self.ended = False
+        # --- the reader's
+        self.shard: Shard | None = None
+        self.fetching = False
+        """A read without waiting is under way."""
+        self.hot = False
+        """It has more than one read can bring: it is read without waiting until it has not."""
+        self.left_out = False
+        """It had no room when the last read was made."""
+        self.progress_ms = 0.0
+        self.block_ms = settings.read_block_ms
+        self.entry_bytes = 0.0
+        """A running mean of what entries weigh: it turns the bound in bytes into one in entries before reading."""
+        # --- the sweeper's
+        self.own = Scan()
+        """Entries that the group believes this consumer holds, and that are not in its book."""
+        self.sweep = Scan()
+        """Entries whose holders gave no sign of life."""
+        self.visit_at_ms = 0.0
+        self.retire_at_ms = 0.0
+        self.no_room = False
+        """Something waits to be brought back as soon as there is room for it."""
+        self.asked = 0
+        """Questions under way that may bring something back."""
+        # --- the heartbeat's
+        self.beat_at_ms = 0.0
+        # --- the workers'
+        self.workers: set[asyncio.Task[None]] = set()
+        """Tasks that are at work on it now."""
+        self.called = False
+        """A worker was called and has not come yet: one call is enough."""
+        self.worker_left = asyncio.Event()
+        self.room_freed = asyncio.Event()
+        self.wake_workers: Callable[[], None] = _nobody
+        """Something is ready to be started."""
+
+    def begin(self, consumer: str, room: Room) -> None:
+        """It is read from now on, under this name, within what all topics of the process may hold."""
+        settings = self.settings
+        self.consumer = consumer
+        self.book = Book(
+            settings.max_in_flight,
+            settings.max_bytes_in_flight,
+            max_deliveries=settings.max_deliveries,
+            key_of=settings.key_of,
+            room_of_all=room,
+        )
+
+    @property
+    def reading(self) -> bool:
+        """A read that names it is under way: there is never a second one, or entries would come out of order."""
+        return self.fetching or (self.shard is not None and self.shard.names(self))
+
+    @property
+    def ready(self) -> bool:
+        """True while reads come back in time. A reader that has silently stopped is not ready."""
+        patience_ms = self.settings.read_block_ms + self.settings.grace_ms
+        progress_ms = self.progress_ms if self.shard is None else max(self.progress_ms, self.shard.progress_ms)
+        return self.joined and not self.closing and monotonic_ms() - progress_ms <= patience_ms
+
+    def talk(self, operation: Callable[..., Conversation[Any]], *args: Any, **options: Any) -> Conversation[Any]:
+        """An operation on this stream, for this group and consumer, behind the guard that it may have."""
+        return operation(self.broker.context, self.name, self.group, self.consumer, *args, **options)
+
+    async def run(self, operation: Callable[..., Conversation[Any]], *args: Any, **options: Any) -> Any:
+        """The same, held now."""
+        return await self.broker.run(operation, self.name, self.group, self.consumer, *args, **options)
+
+    # --- how long what was heard is certain ---------------------------------------------------------------------------
+
+    def valid_until(self, asked_at: float) -> float:
+        """Until when what the broker said is certain, if it was asked at ``asked_at`` (monotonic seconds)."""
+        return asked_at + self.settings.trusted_ms / 1000
+
+    def lease_is_certain(self, now: float) -> bool:
+        return self.certain_until is None or now <= self.certain_until()
+
+    def may_begin(self, message: Message, now: float) -> bool:
+        """Whether nobody else can have the entry, nor its stream: what is begun later may be done elsewhere already."""
+        return now <= message.valid_until and self.lease_is_certain(now)
+
+    # --- how much to ask for ------------------------------------------------------------------------------------------
+
+    def read_count(self, most: int) -> int:
+        """How many to ask for: bounded by room, and by bytes as far as past entries tell."""
+        count = min(self.settings.count, self.book.room(), most)
+        if self.entry_bytes > 0:
+            count = min(count, int(self.book.room_bytes() / self.entry_bytes))
+        return max(1, count)
+
+    def weigh(self, entries: int, size: int) -> None:
+        if entries:
+            self.entry_bytes += (size / entries - self.entry_bytes) * 0.3
+
+    def sweep_room(self) -> int:
+        return max(0, min(self.book.room(), self.book.probation_room()))
+
+    # --- what is told -------------------------------------------------------------------------------------------------
+
+    def tell_outputs(self, topic: str, messages: int) -> None:
+        if messages:
+            self.broker.context.observer("messaging.outputs_published", topic=topic, messages=messages)
+
+    def tell_gone(self, ids: Sequence[EntryId]) -> None:
+        """Entries left their stream before this group was done with them: nobody can deliver them again."""
+        if ids:
+            log.warning("%d pending entries of %s were deleted or trimmed", len(ids), self.name)
+            self.tell("messaging.entries_gone", entries=len(ids))
+
+    def tell(self, name: str, **facts: Any) -> None:
+        try:
+            self.broker.context.observer(name, topic=self.name, group=self.group, consumer=self.consumer, **facts)
+        except Exception:  # it must not raise; where it does, no message may pay for it with its outcome
+            log.exception("the observer failed on %s", name)
+
+
+def _nobody() -> None:
+    pass

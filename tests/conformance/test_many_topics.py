@@ -1,0 +1,297 @@
+"""Hundreds of topics in one process: read together, and yet each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from messaging_chapters.chapter import QUICK, Seen, Told, numbered
+
+from millstream import Broker, open_broker
+from millstream.broker import beside
+from millstream.errors import PermissionDenied, WrongKeyType
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging.subscriber import consumer as shared
+from millstream.messaging.subscriber.reader import SHARD_SIZE
+from millstream.testing import ClusterSetup, RedisProcess, eventually
+from millstream.wire.commands import Command
+
+MANY = SHARD_SIZE * 5 // 2
+"""More than two readers can take."""
+CALM: dict[str, Any] = {**QUICK, "block_ms": 2_000, "claim_interval_ms": 1_000}
+
+
+@pytest.fixture
+async def broker(broker_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(broker_url) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def reading(
+    broker: Broker, topics: list[str], handler: Any, **options: Any
+) -> AsyncIterator[tuple[Subscriber, dict[str, asyncio.Task[None]]]]:
+    """A subscriber on all of them, until the end of the block."""
+    subscriber = Subscriber(broker, **{"group": "g", "consumer": "me", **CALM, **options})
+    tasks = {topic: asyncio.create_task(subscriber.consume(topic, handler)) for topic in topics}
+    try:
+        await eventually(
+            lambda: (
+                len(subscriber.readiness) == len([1 for task in tasks.values() if not task.done()]) and subscriber.ready
+            ),
+            what="all to be read",
+            timeout_s=120,
+        )
+        yield subscriber, tasks
+    finally:
+        await subscriber.close()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+async def acknowledged(broker: Broker, topics: list[str]) -> None:
+    async def none_left() -> bool:
+        return all([(await broker.xpending(topic, "g")).count == 0 for topic in topics])
+
+    await eventually(none_left, what="empty pending lists", timeout_s=120)
+
+
+async def connections(broker: Broker) -> int:
+    reply: bytes = await broker.link.call(Command((b"CLIENT", b"LIST", b"TYPE", b"NORMAL")))
+    return reply.count(b"\n")
+
+
+async def test_every_topic_is_read_by_few_connections_and_tasks(broker: Broker) -> None:
+    topics = [f"t{n}" for n in range(MANY)]
+    before = len(asyncio.all_tasks())
+    async with Publisher(broker) as publisher:
+        seen = Seen()
+        async with reading(broker, topics, seen):
+            # One for each ``consume`` of this test, and those that are shared.
+            assert len(asyncio.all_tasks()) - before - MANY < 30
+            if not broker.link.features.embedded:
+                assert await connections(broker) < 32
+            for topic in topics:
+                await publisher.publish(topic, Message(topic.encode()))
+            await seen.have(MANY, timeout_s=120)
+            await acknowledged(broker, topics[:50])
+    assert Counter(seen.payloads) == Counter(topic.encode() for topic in topics)
+
+
+async def test_a_hot_stream_starves_no_quiet_one(broker: Broker) -> None:
+    topics = ["hot", *(f"quiet-{n}" for n in range(MANY - 1))]
+    waits: dict[str, float] = {}
+    hot_left_when_heard: list[int] = []
+    handled = Counter[str]()
+    hot_total = 4_000
+
+    async def handle(message: Message) -> None:
+        assert message.topic is not None
+        handled[message.topic] += 1
+        if message.topic != "hot":
+            waits[message.topic] = time.monotonic() - float(message.payload)
+            hot_left_when_heard.append(hot_total - handled["hot"])
+        else:
+            await asyncio.sleep(0)
+
+    async with Publisher(broker) as publisher:
+        for at in range(0, hot_total, 500):
+            await publisher.publish("hot", *numbered(500, at))
+        async with reading(broker, topics, handle, count=20, max_in_flight=40):
+            quiet = random.sample(topics[1:], 60)
+            for topic in quiet:
+                await publisher.publish(topic, Message(b"%.6f" % time.monotonic()))
+            await eventually(lambda: len(waits) == 60, what="the quiet ones", timeout_s=120)
+            await eventually(lambda: handled["hot"] == hot_total, what="the hot one", timeout_s=120)
+            await acknowledged(broker, ["hot", *quiet])
+    print(f"the worst wait of a quiet topic beside a hot one: {1000 * max(waits.values()):.1f} ms")
+    assert set(handled.values()) == {1, hot_total}
+
+
+async def test_one_broken_stream_of_each_kind_stops_no_other(broker: Broker) -> None:
+    topics = [f"t{n}" for n in range(300)]
+    told = Told()
+    seen = Seen()
+    async with Publisher(broker) as publisher, reading(told.beside(broker), topics, seen, block_ms=200) as (_, tasks):
+        await broker.delete("t7")
+        await broker.set("t7", "no stream")
+        await broker.delete_group("t8", "g")
+        await broker.delete("t9")
+        await eventually(lambda: tasks["t7"].done(), what="the one of another type to end", timeout_s=120)
+        for topic in topics:
+            if topic != "t7":
+                await publisher.publish(topic, Message(topic.encode()))
+        await eventually(
+            lambda: {payload.decode() for payload in seen.payloads} == set(topics) - {"t7"},
+            what="all others",
+            timeout_s=120,
+        )
+        assert [topic for topic, task in tasks.items() if task.done()] == ["t7"]
+        with pytest.raises(WrongKeyType):
+            await tasks["t7"]
+    assert told.all("messaging.subscription_failed", "topic") == ["t7"]
+    assert set(told.all("messaging.group_restored", "topic")) == {"t8", "t9"}
+
+
+async def test_one_stream_that_may_not_be_read_stops_no_other(redis_url: str) -> None:
+    host = redis_url.removeprefix("redis://")
+    async with open_broker(redis_url) as broker:
+        rule = (b"ACL", b"SETUSER", b"narrow", b"on", b">secret", b"~t*", b"+@all", b"-client|unblock")
+        await broker.link.call(Command(rule))
+        try:
+            async with open_broker(f"redis://narrow:secret@{host}") as narrow, Publisher(broker) as publisher:
+                seen = Seen()
+                subscriber = Subscriber(narrow, group="g", consumer="me", **CALM)
+                topics = [f"t{n}" for n in range(50)]
+                tasks = [asyncio.create_task(subscriber.consume(topic, seen)) for topic in topics]
+                with pytest.raises(PermissionDenied):
+                    await subscriber.consume("elsewhere", seen)
+                await eventually(lambda: subscriber.ready, what="the others")
+                for topic in topics:
+                    await publisher.publish(topic, Message(b"x"))
+                await seen.have(50)
+                # No read can be woken, so closing waits until they come back by themselves, which is soon.
+                await asyncio.wait_for(subscriber.close(), 60)
+                await asyncio.gather(*tasks)
+        finally:
+            await broker.link.call(Command((b"ACL", b"DELUSER", b"narrow")))
+
+
+async def test_streams_are_made_and_deleted_while_others_are_read(broker: Broker) -> None:
+    topics = [f"t{n}" for n in range(200)]
+    seed = random.randrange(10**9)
+    print("seed", seed)
+    chance = random.Random(seed)
+    seen = Seen()
+    async with reading(broker, topics, seen, block_ms=100):
+        for number in range(20):
+            for topic in chance.sample(topics, 20):
+                await broker.delete(topic)
+            for topic in chance.sample(topics, 20):
+                await broker.xadd(topic, {"payload": f"{number}", "uuid": f"{topic}-{number}"})
+        for topic in topics:
+            await broker.xadd(topic, {"payload": f"last of {topic}", "uuid": f"{topic}-last"})
+        last = {f"last of {topic}".encode() for topic in topics}
+        await eventually(lambda: last <= set(seen.payloads), what="the last of each", timeout_s=120)
+        await acknowledged(broker, topics)
+
+
+async def test_topics_join_and_leave_without_losing_what_a_read_brings(broker: Broker) -> None:
+    steady = [f"steady-{n}" for n in range(20)]
+    seen = Seen()
+    async with Publisher(broker) as publisher, reading(broker, steady, seen) as (subscriber, _):
+        for number in range(30):
+            guest = f"guest-{number % 3}"
+            other = Subscriber(broker, group="g", consumer="me", **CALM)
+            task = asyncio.create_task(other.consume(guest, seen))
+            await publisher.publish(guest, Message(b"guest %d" % number))
+            await publisher.publish(steady[number % 20], Message(b"steady %d" % number))
+            if number % 2:
+                await eventually(lambda n=number: b"guest %d" % n in seen.payloads, what="the guest's message")
+            await other.close()
+            await task
+        assert subscriber.ready
+        # What came for a guest that had left was handed back, and is there for the next one.
+        last = Subscriber(broker, group="g", consumer="me", **CALM)
+        tasks = [asyncio.create_task(last.consume(f"guest-{n}", seen)) for n in range(3)]
+        everything = {b"%s %d" % (kind, n) for kind in (b"guest", b"steady") for n in range(30)}
+        await eventually(lambda: set(seen.payloads) == everything, what="everything", timeout_s=120)
+        await acknowledged(broker, [*steady, *(f"guest-{n}" for n in range(3))])
+        await last.close()
+        await asyncio.gather(*tasks)
+    assert Counter(seen.payloads) == Counter(everything), "nothing was handled twice"
+
+
+async def test_after_many_rounds_of_joining_and_leaving_nothing_is_left(broker: Broker) -> None:
+    async def one_round() -> None:
+        subscriber = Subscriber(broker, group="g", consumer="me", **CALM)
+        tasks = [asyncio.create_task(subscriber.consume(f"t{n}", Seen())) for n in range(10)]
+        await eventually(lambda: len(subscriber.readiness) == 10 and subscriber.ready, what="all to be read")
+        await subscriber.close()
+        await asyncio.gather(*tasks)
+
+    async def usage() -> tuple[int, int, int]:
+        gc.collect()
+        held = sum(isinstance(one, shared.SharedConsumer) for one in gc.get_objects())
+        taken = 0 if broker.link.features.embedded else await connections(broker)
+        return len(asyncio.all_tasks()), held, taken
+
+    for _ in range(5):
+        await one_round()
+    before = await usage()
+    for _ in range(100):
+        await one_round()
+    after = await usage()
+    assert after[:2] == before[:2]
+    assert after[2] <= before[2] + 1
+
+
+async def test_limits_hold_for_all_topics_together(broker: Broker) -> None:
+    topics = [f"t{n}" for n in range(30)]
+    go_on = asyncio.Event()
+
+    async def wait(message: Message) -> None:
+        await go_on.wait()
+
+    seen = Seen(wait)
+    async with Publisher(broker) as publisher:
+        for topic in topics:
+            await publisher.publish(topic, *numbered(20))
+        options = {"max_in_flight": 10, "process_max_in_flight": 60, "process_max_bytes_in_flight": 1 << 40}
+        async with reading(broker, topics, seen, **options):
+
+            async def held() -> int:
+                return sum([(await broker.xpending(topic, "g")).count for topic in topics])
+
+            async def full() -> bool:
+                return await held() >= 30
+
+            await eventually(full, what="the process to have its fill")
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+                assert await held() <= 60
+            go_on.set()
+            await seen.have(600, timeout_s=120)
+            await acknowledged(broker, topics)
+
+
+async def test_many_topics_on_a_cluster(cluster: ClusterSetup) -> None:
+    """A read covers one slot: the first wait, the others are polled, at a pace that is bounded."""
+    topics = [f"many:{random.randrange(10**9)}:{n}" for n in range(60)]
+    async with open_broker(cluster.url) as broker, Publisher(broker) as publisher:
+        seen = Seen()
+        async with reading(broker, topics, seen, block_ms=300):
+            for round_ in range(3):
+                for topic in topics:
+                    await publisher.publish(topic, Message(b"%d" % round_))
+            await seen.have(180, timeout_s=120)
+            (running,) = shared._consumers[asyncio.get_running_loop()].values()
+            print(f"a polled topic is heard of within {running.reader.poll_bound_ms:.0f} ms")
+            assert 0 < running.reader.poll_bound_ms <= 1_000
+            await acknowledged(broker, topics)
+        for topic in topics[:5]:
+            assert not await broker.exists(beside(topic, "due:g"))
+
+
+async def test_a_server_that_restarts_finds_all_of_them_again(tmp_path: Any) -> None:
+    topics = [f"t{n}" for n in range(500)]
+    with RedisProcess(["--appendonly", "yes"], directory=str(tmp_path)) as server:
+        async with open_broker(server.url) as broker, Publisher(broker) as publisher:
+            seen = Seen()
+            async with reading(broker, topics, seen, block_ms=300) as (subscriber, _):
+                for topic in topics:
+                    await publisher.publish(topic, Message(b"before"))
+                await seen.have(500)
+                await acknowledged(broker, topics)
+                server.kill()
+                server.start()
+                for topic in topics:
+                    await publisher.publish(topic, Message(b"after"))
+                await eventually(lambda: seen.payloads.count(b"after") >= 500, what="all again", timeout_s=120)
+                await eventually(lambda: subscriber.ready, what="all to be read")
