@@ -102,6 +102,7 @@ class Engine:
         self.monitoring = Monitoring()
         self.scripts: dict[bytes, Twin] = {}
         self.loaded_scripts: set[bytes] = set()
+        self.foreign_scripts: dict[bytes, bytes] = {}
         self.scan_orders = ScanOrders()
         self.monitors: set[Session] = set()
         self.guarded = False

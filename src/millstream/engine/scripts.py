@@ -1,4 +1,4 @@
-"""Scripts and their twins. The engine runs no Lua: a script that it knows by its SHA1 means a Python function."""
+"""Scripts and their twins: a script that the engine knows by its SHA1 means a Python function. ``lua`` runs others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_SCRIPT = int(Flag.NO_SCRIPT)
 
 FOREIGN = (
     "ERR millstream's embedded server runs only its own scripts, and this is not one of them: "
-    "it has no Lua interpreter. Run foreign scripts on a real Redis."
+    "it has no Lua interpreter. Install millstream[lua], or run foreign scripts on a real Redis."
 )
 
 

@@ -1,0 +1,221 @@
+"""Foreign Lua scripts, where the extra ``millstream[lua]`` is installed: each in an interpreter of its own, bounded.
+
+A script gets what Redis's sandbox gives (``redis``, ``string``, ``table``, ``math``), but nothing that could reach out
+of it or outlast its time: no ``coroutine``, no loading of code. There is none of the ``cjson`` family.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from millstream.engine.scripts import Call
+from millstream.wire.replies import NIL_ARRAY, ErrorReply, Reply, Status
+
+MEMORY_BYTES: Final = 64 << 20
+TIME_MS: Final = 1000
+STEPS: Final = 100_000_000
+_STEPS_AT_A_TIME: Final = 10_000
+_DEPTH: Final = 100
+_OUT_OF_MEMORY: Final = b"not enough memory"
+_TIMED_OUT: Final = "millstream: the script was stopped"
+
+_PRELUDE: Final = rb"""
+local ask, expired, sha1hex = ...
+local type, error, pcall, select, tostring, loadstring = type, error, pcall, select, tostring, loadstring
+local sethook, gsub, len = debug.sethook, string.gsub, string.len
+
+redis = {LOG_DEBUG = 0, LOG_VERBOSE = 1, LOG_NOTICE = 2, LOG_WARNING = 3}
+function redis.error_reply(text) return {err = text} end
+function redis.status_reply(text) return {ok = text} end
+function redis.sha1hex(text) return sha1hex(tostring(text)) end
+function redis.log() end
+function redis.pcall(...) return ask(select('#', ...), ...) end
+function redis.call(...)
+  local reply = ask(select('#', ...), ...)
+  if type(reply) == 'table' and reply.err then error(reply, 0) end
+  return reply
+end
+
+-- Searching for a pattern is one step, however long it takes: what could take long is refused before it begins.
+for _, name in ipairs({'find', 'match', 'gmatch', 'gsub'}) do
+  local plain = string[name]
+  string[name] = function(text, pattern, ...)
+    local _, stars = gsub(tostring(pattern), '[%*%+%-%?]', '')
+    if len(tostring(text)) ^ stars > 2e8 then error('the pattern could take too long on a text of this length', 2) end
+    return plain(text, pattern, ...)
+  end
+end
+for _, name in ipairs({'io', 'os', 'debug', 'package', 'coroutine', 'require', 'module', 'dofile', 'loadfile', 'load',
+    'loadstring', 'collectgarbage', 'newproxy', 'python', 'print'}) do
+  _G[name] = nil
+end
+string.dump = nil
+
+return function(source, steps)
+  local run, wrong = loadstring(source, '@user_script')
+  if not run then return false, wrong end
+  local function look()
+    if expired() then
+      sethook(look, '', 1)  -- every further step is refused too, so that no pcall goes on
+      error('millstream: the script was stopped', 0)
+    end
+  end
+  sethook(look, '', steps)
+  local fine, result = pcall(run)
+  sethook()
+  return fine, result
+end
+"""
+
+
+def available() -> bool:
+    try:
+        import lupa.lua51  # noqa: F401  # the extra is there, or it is not
+    except ImportError:
+        return False
+    return True
+
+
+def compile_error(source: bytes) -> str | None:
+    """Why the script is no Lua; None where it is."""
+    runtime = _runtime()
+    load = runtime.eval(b"function(source) local run, wrong = loadstring(source, '@user_script') return wrong end")
+    wrong = load(source)
+    return None if wrong is None else wrong.decode("utf-8", "replace")
+
+
+def _runtime() -> Any:
+    from lupa import lua51
+
+    def refuse(*_: object) -> None:
+        raise AttributeError("a script has no business in here")
+
+    return lua51.LuaRuntime(
+        encoding=None,
+        register_eval=False,
+        register_builtins=False,
+        unpack_returned_tuples=True,
+        attribute_filter=refuse,
+        max_memory=MEMORY_BYTES,
+    )
+
+
+def run(source: bytes, elapsed_ms: Callable[[], int], call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
+    """What EVAL answers. Like a script of Redis's it does not roll back what it did before an error."""
+    import lupa.lua51
+
+    runtime = _runtime()
+    clock = _Clock(elapsed_ms)
+    sandbox = _Sandbox(runtime, call)
+    try:
+        start = runtime.compile(_PRELUDE)(sandbox.ask, clock.expired, _sha1hex)
+        names = runtime.globals()
+        names[b"KEYS"], names[b"ARGV"] = runtime.table_from(keys), runtime.table_from(argv)
+        fine, result = start(source, _STEPS_AT_A_TIME)
+        if fine:
+            return sandbox.to_reply(result)
+        if result == _OUT_OF_MEMORY:
+            raise MemoryError
+        raise ErrorReply(_error_text(result))
+    except lupa.lua51.LuaError as error:
+        if _TIMED_OUT in str(error):
+            raise ErrorReply(f"ERR the script was stopped: it ran over its limit of {TIME_MS} ms") from error
+        raise ErrorReply(f"ERR {_one_line(str(error))}") from error
+    except MemoryError as error:
+        raise ErrorReply(f"ERR the script was stopped: it needed more than {MEMORY_BYTES >> 20} MB") from error
+
+
+class _Clock:
+    def __init__(self, elapsed_ms: Callable[[], int]) -> None:
+        self._elapsed_ms = elapsed_ms
+        self._until_ms = elapsed_ms() + TIME_MS
+        self._looks = STEPS // _STEPS_AT_A_TIME
+
+    def expired(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0 or self._elapsed_ms() > self._until_ms
+
+
+class _Sandbox:
+    """Values on their way between a script and the engine."""
+
+    def __init__(self, runtime: Any, call: Call) -> None:
+        self._runtime = runtime
+        self._call = call
+
+    def ask(self, count: int, *words: Any) -> Any:
+        """Never raises: an error is a table, as a script expects it."""
+        try:
+            if not count:
+                raise ErrorReply("ERR Please specify at least one argument for this redis.call() call")
+            return self.to_lua(self._call(*map(_word, words)))
+        except ErrorReply as error:
+            return self._runtime.table_from({b"err": error.text.encode("utf-8", "surrogateescape")})
+
+    def to_lua(self, reply: Any) -> Any:
+        if reply is None or reply is NIL_ARRAY:
+            return False
+        if isinstance(reply, Status):
+            return self._runtime.table_from({b"ok": bytes(reply)})
+        if isinstance(reply, list):
+            return self._runtime.table_from([self.to_lua(one) for one in reply])
+        if isinstance(reply, float):
+            return repr(reply).encode()
+        return bytes(reply) if isinstance(reply, bytes) else reply
+
+    def to_reply(self, value: Any, depth: int = 0) -> Reply:
+        if depth > _DEPTH:
+            raise ErrorReply("ERR reached lua stack limit")
+        if value is None or value is False:
+            return None
+        if value is True:
+            return 1
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, int | float):
+            return int(value)
+        return self._table(value, depth)
+
+    def _table(self, table: Any, depth: int) -> Reply:
+        try:
+            error, status = table[b"err"], table[b"ok"]
+        except (TypeError, AttributeError):
+            return None  # a function, or whatever else stands for nothing
+        if isinstance(error, bytes):
+            raise ErrorReply(_error_text(table))
+        if isinstance(status, bytes):
+            return Status(status)
+        found: list[Any] = []
+        while (one := table[len(found) + 1]) is not None:
+            found.append(self.to_reply(one, depth + 1))
+        return found
+
+
+def _word(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return b"%d" % value
+    if isinstance(value, float):
+        return b"%d" % int(value) if value.is_integer() and abs(value) < 1e17 else b"%.17g" % value
+    raise ErrorReply("ERR Lua redis lib command arguments must be strings or integers")
+
+
+def _error_text(error: Any) -> str:
+    if isinstance(error, bytes):
+        return f"ERR {_one_line(error.decode('utf-8', 'surrogateescape'))}"
+    text = error[b"err"] if hasattr(error, "__getitem__") or not isinstance(error, int | float | bool) else None
+    if not isinstance(text, bytes):
+        return "ERR the script ended with an error that is no text"
+    shown = _one_line(text.decode("utf-8", "surrogateescape").removeprefix("-"))
+    return shown if " " in shown else f"ERR {shown}"
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+def _sha1hex(text: bytes) -> bytes:
+    return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()

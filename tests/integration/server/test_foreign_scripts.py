@@ -1,0 +1,140 @@
+"""Lua scripts that are not ours: with the extra they run as on a Redis, within bounds; without it the error says so."""
+
+from __future__ import annotations
+
+import pytest
+from raw_client import Client
+
+from millstream.broker.embedded import Embedded
+from millstream.testing.serving import ServeProcess
+from millstream.wire.replies import ErrorReply
+
+WITHOUT_LUA = "import sys; sys.modules['lupa'] = None"
+
+SCRIPTS = [
+    ("return 1", ()),
+    ("return 3.99", ()),
+    ("return -3.99", ()),
+    ("return 'x'", ()),
+    ("return true", ()),
+    ("return false", ()),
+    ("return nil", ()),
+    ("return {1, 'two', {3, false, 4}, true}", ()),
+    ("return {1, nil, 3}", ()),
+    ("return {ok = 'fine'}", ()),
+    ("return {err = 'MY error'}", ()),
+    ("return redis.status_reply('S')", ()),
+    ("return redis.error_reply('MY error')", ()),
+    ("return {KEYS[1], ARGV[1], #KEYS, #ARGV}", ("k", "a")),
+    ("return redis.call('SET', KEYS[1], ARGV[1])", ("k", "a\0b")),
+    ("return redis.call('GET', KEYS[1])", ("k", "")),
+    ("return redis.call('GET', 'nothing')", ()),
+    ("return redis.call('INCR', KEYS[1]) + 0.5", ("n", "")),
+    ("redis.call('XADD', KEYS[1], '1-1', 'a', ARGV[1]); return redis.call('XRANGE', KEYS[1], '-', '+')", ("s", "v")),
+    (
+        "redis.call('DEL', KEYS[1]); redis.call('HSET', KEYS[1], 'n', 12); return redis.call('HGETALL', KEYS[1])",
+        ("h", ""),
+    ),
+    ("local r = redis.pcall('INCR', KEYS[1]); return r.err", ("h", "")),
+    ("local ok, e = pcall(redis.call, 'INCR', KEYS[1]); return ok", ("h", "")),
+    ("return redis.sha1hex('abc')", ()),
+    ("return string.format('%5.2f|%s', 3.14159, 'x')", ()),
+    ("return {('a,b,c'):gsub(',', ';')}", ()),
+    ("local t = {3,1,2}; table.sort(t); return t", ()),
+    ("return math.floor(7.7)", ()),
+    ("return tostring(1e15)", ()),
+    ("return #ARGV", ("k", "x")),
+]
+
+
+@pytest.fixture(scope="module")
+def ours():
+    pytest.importorskip("lupa.lua51")
+    with ServeProcess() as process:
+        yield process
+
+
+@pytest.mark.parametrize(("script", "words"), SCRIPTS, ids=[script[:40] for script, _ in SCRIPTS])
+def test_what_a_script_answers_is_what_it_answers_on_a_redis(ours, redis_server, script, words):
+    with Client(ours.port) as mine, Client(redis_server.port) as theirs:
+        for client in (mine, theirs):
+            client.ask("MSET", "n", "5", "k", "before")
+            if words[:1] == ("s",):
+                client.ask("DEL", "s")
+        if words and words[0] == "h":
+            for client in (mine, theirs):
+                client.ask("DEL", "h")
+                client.ask("HSET", "h", "a", "b")
+        call = ("EVAL", script, len(words[:1]), *words)
+        assert mine.ask(*call) == theirs.ask(*call)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["return redis.call('INCR', 'h')", "error('oops')", "return nothing.at.all", "return redis.call('NOPE')", "x x"],
+)
+def test_what_goes_wrong_in_a_script_is_an_error_and_no_more(ours, redis_server, script):
+    with Client(ours.port) as mine, Client(redis_server.port) as theirs:
+        for client in (mine, theirs):
+            client.ask("DEL", "h")
+            client.ask("HSET", "h", "a", "b")
+        a, b = mine.ask("EVAL", script, 0), theirs.ask("EVAL", script, 0)
+        assert isinstance(a, ErrorReply)
+        assert a.text.split(" ")[0] == b.text.split(" ")[0]
+        assert mine.ask("PING") == b"PONG"
+
+
+def test_loaded_scripts_are_called_by_their_digest(ours, redis_server):
+    for port in (ours.port, redis_server.port):
+        with Client(port) as client:
+            sha = client.ask("SCRIPT", "LOAD", "return ARGV[1]")
+            assert client.ask("EVALSHA", sha, 0, "x") == b"x"
+            assert client.ask("SCRIPT", "EXISTS", sha, "0" * 40) == [1, 0]
+            assert client.ask("SCRIPT", "LOAD", "x x").text.startswith("ERR Error compiling script (new function)")
+            client.ask("SCRIPT", "FLUSH")
+            assert client.ask("EVALSHA", sha, 0, "x").text.startswith("NOSCRIPT")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("while true do end", "stopped"),
+        ("while true do pcall(function() while true do end end) end", "stopped"),
+        ("local t = {} while true do t[#t + 1] = string.rep('x', 100000) .. #t end", "stopped"),
+        ("return string.rep('x', 1000000000)", "MB"),
+        ("return ('a'):rep(100000):find(('a*'):rep(40) .. 'b')", "too long"),
+        ("return coroutine.wrap(function() while true do end end)()", "coroutine"),
+        ("return io.open('/etc/passwd')", "io"),
+        ("return os.execute('true')", "os"),
+        ("return loadstring('return 1')()", "loadstring"),
+        ("return debug.getinfo(1)", "debug"),
+        ("return python.eval('1')", "python"),
+        ("return require('os')", "require"),
+        ("local t = {} t[1] = t return t", "limit"),
+    ],
+)
+def test_a_script_stays_within_its_bounds(ours, script, why):
+    with Client(ours.port) as client:
+        reply = client.ask("EVAL", script, 0)
+        assert isinstance(reply, ErrorReply)
+        assert why in reply.text
+        assert client.ask("EVAL", "return 1", 0) == 1
+
+
+def test_what_a_script_did_is_in_the_journal(tmp_path):
+    pytest.importorskip("lupa.lua51")
+    embedded = Embedded(directory=tmp_path, housekeeping=False)
+    embedded.execute(embedded.session(), (b"EVAL", b"redis.call('SET', KEYS[1], math.random())", b"1", b"k"))
+    value = embedded.execute(embedded.session(), (b"GET", b"k"))
+    embedded.close()
+    again = Embedded(directory=tmp_path, housekeeping=False)
+    assert value is not None
+    assert again.execute(again.session(), (b"GET", b"k")) == value
+    again.close()
+
+
+def test_without_the_extra_the_error_says_what_to_install():
+    with ServeProcess(planted=WITHOUT_LUA) as process, Client(process.port) as client:
+        for words in (("EVAL", "return 1", 0), ("SCRIPT", "LOAD", "return 1")):
+            assert "millstream[lua]" in client.ask(*words).text
+        assert client.ask("EVALSHA", "0" * 40, 0).text.startswith("NOSCRIPT")
