@@ -188,3 +188,78 @@ def test_without_a_directory_there_is_no_journal_to_turn_on():
     shown = embedded.execute(embedded.session(), (b"CONFIG", b"GET", b"appendonly"))
     assert list(shown) == [b"appendonly", b"no"]
     embedded.close()
+
+
+INSIGHT = [
+    "INFO",
+    "INFO server",
+    "INFO keyspace",
+    "CLIENT SETNAME redisinsight-browser-1",
+    "CLIENT LIST",
+    "COMMAND",
+    "COMMAND COUNT",
+    "COMMAND DOCS",
+    "MODULE LIST",
+    "ACL WHOAMI",
+    "ACL LIST",
+    "CONFIG GET databases",
+    "CONFIG GET slowlog*",
+    "CONFIG GET maxmemory",
+    "CONFIG GET notify-keyspace-events",
+    "DBSIZE",
+    "SCAN 0 MATCH * COUNT 500 TYPE stream",
+    "TYPE s",
+    "TTL s",
+    "PTTL s",
+    "EXISTS s",
+    "MEMORY USAGE s SAMPLES 0",
+    "OBJECT ENCODING s",
+    "XLEN s",
+    "XINFO STREAM s",
+    "XINFO STREAM s FULL",
+    "XINFO GROUPS s",
+    "XINFO CONSUMERS s g",
+    "XPENDING s g",
+    "XPENDING s g - + 50",
+    "XRANGE s - + COUNT 50",
+    "XREVRANGE s + - COUNT 50",
+    "STRLEN k",
+    "GET k",
+    "HLEN h",
+    "HSCAN h 0 COUNT 500",
+    "LLEN l",
+    "LRANGE l 0 500",
+    "SCARD set",
+    "SSCAN set 0 COUNT 500",
+    "ZCARD z",
+    "ZRANGE z 0 -1 WITHSCORES",
+    "SLOWLOG GET 50",
+    "SLOWLOG LEN",
+    "LATENCY LATEST",
+    "PUBSUB CHANNELS",
+    "PUBSUB NUMSUB",
+    "MEMORY STATS",
+    "MEMORY DOCTOR",
+    "CLIENT ID",
+    "CLIENT GETNAME",
+    "SELECT 1",
+    "SELECT 0",
+    "PING",
+]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_what_a_browser_of_keys_asks_is_answered_in_the_shape_of_a_redis(ours, theirs, protocol):
+    """What Redis Insight sends when somebody connects and looks around: no error, and each answer of Redis's kind."""
+    with Client(ours.port) as mine, Client(theirs.port) as other:
+        for client in (mine, other):
+            client.ask("HELLO", protocol)
+            client.ask("FLUSHALL")
+            for line in ("SET k v", "HSET h a b", "RPUSH l a", "SADD set a", "ZADD z 1 a", "XADD s 1-1 a b"):
+                client.ask(*line.split())
+            client.ask("XGROUP", "CREATE", "s", "g", "0")
+            client.ask("XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">")
+        for line in INSIGHT:
+            answer, expected = mine.ask(*line.split()), other.ask(*line.split())
+            assert type(answer) is type(expected), line
+            assert not isinstance(answer, ErrorReply), line

@@ -13,7 +13,7 @@ import pytest
 from millstream import BlockingBroker, open_blocking_broker, open_broker
 from millstream.broker import Guard, beside, delayed, settle
 from millstream.broker.steps.settle import Output
-from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument
+from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, OutOfMemory
 
 
 @pytest.fixture
@@ -190,3 +190,36 @@ async def test_closed_while_it_was_being_opened_it_stays_closed(tmp_path: Path) 
             await first
         with pytest.raises(BrokerClosed):
             await broker.xlen("s")
+
+
+def fill(broker: BlockingBroker) -> None:
+    for _ in range(1000):
+        broker.xadd("s", {"a": "x" * 1000})
+
+
+def test_memory_can_be_limited_by_the_url(name: str) -> None:
+    with open_blocking_broker(f"{name}?maxmemory=64kb", max_stream_len=None) as broker:
+        with pytest.raises(OutOfMemory):
+            fill(broker)
+        length = broker.xlen("s")
+        assert 0 < length < 1000
+        assert len(broker.xrange("s")) == length
+        broker.delete("s")
+        broker.xadd("s", {"a": "b"})
+        with open_blocking_broker(name) as same:
+            assert same.xlen("s") == 1
+        other = open_blocking_broker(f"{name}?maxmemory=1mb")
+        with pytest.raises(InvalidArgument, match="open already"):
+            other.xlen("s")
+        other.close()
+
+
+@pytest.mark.parametrize("query", ["maxmemory=", "maxmemory=x", "maxmemory=5k", "maxmemory=-1", "memory=5"])
+def test_an_option_that_is_none_is_refused(query: str) -> None:
+    with pytest.raises(InvalidArgument):
+        open_blocking_broker(f"local://?{query}")
+
+
+def test_a_directory_takes_both_options(tmp_path: Path) -> None:
+    with open_blocking_broker(f"local://{tmp_path}?appendfsync=always&maxmemory=1mb") as broker:
+        broker.xadd("s", {"a": "b"})

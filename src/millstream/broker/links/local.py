@@ -13,9 +13,13 @@ from millstream.broker.embedded import Embedded
 from millstream.engine import Session
 from millstream.errors import BrokerClosed, InvalidArgument
 from millstream.model.clock import Clock
+from millstream.model.units import parse_size_bytes
 
 Policy = Literal["always", "everysec", "no"]
-LOCAL_FORMS = "local://, local://name or local:///path, the last with ?appendfsync=always, everysec or no"
+LOCAL_FORMS = (
+    "local://, local://name or local:///path, the last with ?appendfsync=always, everysec or no, each with "
+    "?maxmemory=512mb or another size"
+)
 
 
 class LocalAddress(NamedTuple):
@@ -24,6 +28,8 @@ class LocalAddress(NamedTuple):
     name: str
     path: str
     appendfsync: Policy | None = None
+    maxmemory: int | None = None
+    """In bytes: writes that would add are refused with OutOfMemory while more is used. None: no limit."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -34,17 +40,16 @@ def address_of(url: str) -> LocalAddress:
     parts = urlsplit(url)
     if parts.scheme != "local" or not url.startswith("local://") or (parts.netloc and parts.path.strip("/")):
         raise InvalidArgument("url", url, LOCAL_FORMS)
-    policy: Policy | None = None
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name != "appendfsync" or value not in ("always", "everysec", "no"):
-            raise InvalidArgument("url", url, LOCAL_FORMS)
-        policy = cast(Policy, value)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    maxmemory = parse_size_bytes(options.pop("maxmemory"), "maxmemory") if "maxmemory" in options else None
+    policy = options.pop("appendfsync", None)
     path = unquote(parts.path)
-    if path in ("", "/"):
-        if policy is not None or path == "/":
-            raise InvalidArgument("url", url, LOCAL_FORMS)
-        return LocalAddress(unquote(parts.netloc), "")
-    return LocalAddress("", os.path.realpath(path), policy)
+    in_memory = path in ("", "/")
+    if options or policy not in (None, "always", "everysec", "no") or (in_memory and policy) or path == "/":
+        raise InvalidArgument("url", url, LOCAL_FORMS)
+    if in_memory:
+        return LocalAddress(unquote(parts.netloc), "", None, maxmemory)
+    return LocalAddress("", os.path.realpath(path), cast("Policy | None", policy), maxmemory)
 
 
 class _Shared:
@@ -55,6 +60,7 @@ class _Shared:
         self.opening = threading.Lock()
         self.embedded: Embedded | None = None
         self.appendfsync: Policy | None = None
+        self.maxmemory: int | None = None
 
 
 _shared: dict[tuple[str, str], _Shared] = {}
@@ -99,25 +105,29 @@ class Handle:
             if self._mine.embedded is None:
                 self._mine.embedded = self._make()
                 self._mine.appendfsync = self._address.appendfsync or "everysec"
-            elif self._address.appendfsync not in (None, self._mine.appendfsync):
-                raise InvalidArgument(
-                    "url",
-                    f"appendfsync={self._address.appendfsync}",
-                    f"{self._mine.appendfsync!r}, as it is open already",
-                )
+                self._mine.maxmemory = self._address.maxmemory
+            else:
+                self._agree("appendfsync", self._address.appendfsync, self._mine.appendfsync)
+                self._agree("maxmemory", self._address.maxmemory, self._mine.maxmemory)
             embedded = self._mine.embedded
         if self._session is None:
             self._session = embedded.session()
         return embedded, self._session
 
+    def _agree(self, name: str, wanted: str | int | None, given: str | int | None) -> None:
+        if wanted not in (None, given):
+            raise InvalidArgument("url", f"{name}={wanted}", f"{given!r}, as it is open already")
+
     def _make(self) -> Embedded:
-        if not self._address.path:
-            return Embedded(clock=self._clock)
-        return Embedded(
-            directory=Path(self._address.path),
-            appendfsync=self._address.appendfsync or "everysec",
-            clock=self._clock,
-        )
+        address = self._address
+        if address.path:
+            policy = address.appendfsync or "everysec"
+            embedded = Embedded(directory=Path(address.path), appendfsync=policy, clock=self._clock)
+        else:
+            embedded = Embedded(clock=self._clock)
+        if address.maxmemory is not None:
+            embedded.set_maxmemory(address.maxmemory)
+        return embedded
 
     def close(self) -> None:
         self.closed = True

@@ -189,6 +189,22 @@ def memory_usage(session: Session, args: Sequence[bytes]) -> Reply:
     return None if value is None else size_of_key(args[2], value, samples)
 
 
+@command("MEMORY|STATS", arity=2)
+def memory_stats(session: Session, args: Sequence[bytes]) -> Reply:
+    """What is known of it here: the account of keys and values. There is no allocator to ask for more."""
+    engine = session.engine
+    used, keys = engine.used_memory(), sum(len(db.values) for db in engine.databases)
+    facts: list[Reply] = [b"total.allocated", used, b"keys.count", keys, b"keys.bytes-per-key", used // max(keys, 1)]
+    return Map([*facts, b"dataset.bytes", used])
+
+
+@command("MEMORY|DOCTOR", arity=2)
+def memory_doctor(session: Session, args: Sequence[bytes]) -> Reply:
+    engine = session.engine
+    limit = f"{engine.memory.limit} bytes are allowed" if engine.memory.limit else "there is no limit (maxmemory)"
+    return Verbatim(f"Keys and values take about {engine.used_memory()} bytes, and {limit}.\n".encode())
+
+
 @command("CONFIG|GET", arity=-3, flags=_ADMIN)
 def config_get(session: Session, args: Sequence[bytes]) -> Reply:
     found = session.engine.config.found(list(args[2:]))
