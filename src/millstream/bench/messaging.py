@@ -50,7 +50,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
     return [
         Result("consume_ack", ours, "messages/s", "FastStream", stream, goal=">= 15 x"),
         Result("consume_ack_bare", ours, "messages/s", "bare redis.asyncio loop", bare, goal=">= 0.7 x"),
-        Result("publish_100", published, "messages/s", "FastStream", peer_published, goal=">= 8 x"),
+        Result("publish_100", published, "messages/s", "FastStream", peer_published, goal=">= 10 x"),
         Result("latency_p50_ms", statistics.median(p50 for p50, _ in latencies), "ms", goal="<= 2"),
         Result("latency_p99_ms", statistics.median(p99 for _, p99 in latencies), "ms", goal="<= 10"),
         Result("big_pending", slowed, "% slower", goal="<= 10"),

@@ -10,8 +10,9 @@ from millstream.broker.context import Context
 from millstream.broker.limits import Limits
 from millstream.broker.operations import groups, streams
 from millstream.broker.operations.durability import REMEMBER_MS
-from millstream.broker.steps.once import Digest, Once
+from millstream.broker.steps.once import BatchWriter, Digest, Once
 from millstream.broker.steps.retention import call as retention
+from millstream.broker.steps.unique.call import append_unique
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, Conversation
@@ -166,3 +167,17 @@ def test_a_batch_that_was_stored_in_part_says_how_much() -> None:
     with pytest.raises(OutOfMemory, match="2 of 3 entries were stored") as caught:
         talk(streams.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
     assert caught.value.ids == [EntryId(1, 0), EntryId(1, 1), None]  # type: ignore[attr-defined]  # a fact of this one
+
+
+def test_an_answer_that_tells_too_few_ids_is_no_success() -> None:
+    for writer, answer in ((Once("s", "w", 1), [b"OK", b"1-1"]), (Once("s", "w", 1), [b"OK", b"1-1", b"1-2", b"1-3"])):
+        with pytest.raises(ServerError, match="for 2 rows"):
+            talk(writer.append(Context(), [{"n": 1}, {"n": 2}]), answer)
+        assert writer.position == 0
+    options: dict[str, Any] = {"partition": "0", "forget_after_ms": 1000, "durability": None}
+    batches = BatchWriter("s", "w", 1, **options)
+    with pytest.raises(ServerError, match="for 2 rows"):
+        talk(batches.append(Context(), [[b"n", b"1"], [b"n", b"2"]], b"token"), [b"OK", b"1-1"])
+    assert batches.position == 0
+    with pytest.raises(ServerError, match="1 of 2 entries"):
+        talk(append_unique(Context(), "s", [("a", {"n": 1}), ("b", {"n": 2})]), [b"1-1"])

@@ -24,7 +24,7 @@ from millstream.broker.operations.durability import Wanted, durability_of, run_s
 from millstream.broker.steps.once.digest import UNKNOWN, WEEK_MS, Appended, Digest, RowsMissing
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
-from millstream.errors import IdTooSmall, InvalidArgument, NonDeterministicReplay, StaleWriter
+from millstream.errors import IdTooSmall, InvalidArgument, NonDeterministicReplay, ServerError, StaleWriter
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Command, Conversation
@@ -97,6 +97,9 @@ class Writer:
             recorded=version,
         )
 
+    def _miscounted(self, told: int, given: int) -> ServerError:
+        return ServerError(f"ERR append_once told {told} ids for {given} rows of writer {self._name}")
+
     def _different(self) -> NonDeterministicReplay:
         return NonDeterministicReplay(
             f"writer {self._name} repeats version {int(self._version)} with other rows than the stored ones, "
@@ -160,6 +163,8 @@ class BatchWriter(Writer):
                 raise RowsMissing(to_name(self._writer), rows=rows, position=self.position)
             if rows == self.position + count and digest == token:
                 return entry_id(last)
+        if reply[0] == b"OK":
+            raise self._miscounted(len(reply) - 1, count)
         raise self._different()
 
 
@@ -220,6 +225,8 @@ class Once(Writer):
             while todo:
                 reply, ahead = yield from self._step(context, todo)
                 if reply[0] == b"OK":
+                    if len(reply) != len(todo) + 1:
+                        raise self._miscounted(len(reply) - 1, len(todo))
                     ids += entry_ids(reply[1:])
                     self.position += len(todo)
                     self.digest = ahead

@@ -14,7 +14,7 @@ from millstream.broker.steps.once.call import chunks
 from millstream.broker.steps.once.digest import Appended
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, ServerError
 from millstream.model.entry_id import EntryId
 from millstream.model.trim import TrimPolicy
 from millstream.wire.commands import Conversation
@@ -50,6 +50,8 @@ def append_unique(
             argv += (event, b"%d" % len(fields))
             argv += fields
         reply = yield from run_script_durably(context, script("append_unique"), keys, argv, wanted, repeatable=True)
+        if len(reply) != len(chunk):
+            raise ServerError(f"ERR append_unique answered for {len(reply)} of {len(chunk)} entries")
         ids += [entry_id(raw) if raw else None for raw in reply]
     new = len(ids) - ids.count(None)
     if new and context.max_stream_len is not None:
