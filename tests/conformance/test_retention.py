@@ -458,3 +458,30 @@ async def test_a_janitor_outlives_streams_that_cannot_be_listed(
             return await broker.xlen("orders") == 1
 
         await eventually(tended, what="it tried again")
+
+
+async def test_a_hard_age_takes_what_groups_still_need_and_counts_it(broker: Broker) -> None:
+    """Twenty entries, a millisecond each: a group has read twelve, and acknowledged the first four."""
+    ids = await fill(broker, 20)
+    await broker.create_group("orders", "slow", start="0")
+    await broker.xreadgroup("orders", "slow", "c", count=12)
+    await broker.xack("orders", "slow", ids[:4])
+    for step in (1, 3, 100):
+        now_ms = ids[0].ms + 20
+        retained = await broker.run(retention.retain, "orders", hard_max_age_ms=5, now_ms=now_ms, step=step)
+        if step == 1:
+            (hold,) = retained.groups
+            assert (retained.dropped, hold.undelivered, hold.unacked) == (15, 3, 8)
+        else:
+            assert retained.dropped == 0
+    assert await left(broker) == ids[15:]
+    assert await broker.run(retention.losses, "orders") == {"slow": 11}
+
+
+async def test_a_hard_age_is_no_younger_than_the_soft_one(broker: Broker) -> None:
+    with pytest.raises(InvalidArgument, match="hard_max_age_ms"):
+        RetentionPolicy(max_age_ms=10, hard_max_age_ms=5)
+    policy = RetentionPolicy.parse({"hard_max_age": "30d"})
+    assert policy.hard_max_age_ms == 30 * 86_400_000
+    await fill(broker, 3)  # of 2023
+    assert (await Janitor(broker, {"orders": policy}).tend("orders", policy)).retained.dropped == 3

@@ -28,7 +28,7 @@ steps = st.lists(
         st.tuples(st.just("read"), groups, st.integers(1, 9)),
         st.tuples(st.just("ack"), groups, some, some),
         st.tuples(st.just("delete"), some),
-        st.tuples(st.just("retain"), some, limit, limit, limit, limit, st.sampled_from([1, 2, 5, 100])),
+        st.tuples(st.just("retain"), some, limit, limit, limit, limit, st.sampled_from([1, 2, 5, 100]), limit),
     ),
     max_size=30,
 )
@@ -84,12 +84,13 @@ class Side:
         ids = self.ids()[index : index + 1]
         return self.call(b"XDEL", b"orders", *ids) if ids else 0
 
-    def retain(self, later: int, age: Any, length: Any, acked: Any, hard: Any, step: int) -> Any:
+    def retain(self, later: int, age: Any, length: Any, acked: Any, hard: Any, step: int, hard_age: Any) -> Any:
         self.now_ms += later
         argv = [b"%d" % self.now_ms, *(b"" if one is None else b"%d" % one for one in (age, length, acked, hard))]
         chosen = script("retain")
         self.call(b"SCRIPT", b"LOAD", chosen.source)
-        return self.call(*chosen.words(KEYS, [*argv, b"%d" % step]))
+        argv += [b"%d" % step, b"" if hard_age is None else b"%d" % hard_age]
+        return self.call(*chosen.words(KEYS, argv))
 
     def state(self) -> Any:
         lost = self.call(b"HGETALL", KEYS[2])

@@ -37,6 +37,9 @@ HardMaxLen = Annotated[
 HardMaxBytes = Annotated[
     str | None, typer.Option("--hard-max-bytes", help="Never more memory, even if a group still needs entries.")
 ]
+HardMaxAge = Annotated[
+    str | None, typer.Option("--hard-max-age", help="Nothing older, such as 30d, even if a group still needs it.")
+]
 Config = Annotated[
     Path | None, typer.Option("--config", help="YAML: a mapping from streams or globs to their limits.", exists=True)
 ]
@@ -58,6 +61,7 @@ def apply(
     keep_acked: KeepAcked = None,
     hard_max_len: HardMaxLen = None,
     hard_max_bytes: HardMaxBytes = None,
+    hard_max_age: HardMaxAge = None,
     config: Config = None,
     dead_after: DeadAfter = "1h",
     url: Url = DEFAULT_URL,
@@ -65,7 +69,7 @@ def apply(
 ) -> None:
     """Apply the policies once, and show what they did and what holds entries back."""
     limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
-    limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes}
+    limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes, "hard_max_age": hard_max_age}
     policies = read_policies(streams or [], limits, config)
     silent_s = parse_duration_ms(dead_after, "--dead-after") / 1000
 
@@ -97,6 +101,7 @@ def run(
     keep_acked: KeepAcked = None,
     hard_max_len: HardMaxLen = None,
     hard_max_bytes: HardMaxBytes = None,
+    hard_max_age: HardMaxAge = None,
     config: Config = None,
     every: Annotated[str, typer.Option("--every", help="How often.")] = "60s",
     dead_after: DeadAfter = "1h",
@@ -105,7 +110,7 @@ def run(
 ) -> None:
     """Apply the policies again and again, until it is stopped. Several at once do no harm."""
     limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
-    limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes}
+    limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes, "hard_max_age": hard_max_age}
     policies = read_policies(streams or [], limits, config)
     times = {
         "interval": parse_duration_ms(every, "--every") / 1000,

@@ -27,8 +27,9 @@ class RetentionPolicy:
     """What may go. Limits that are None do not count; one at least must be set.
 
     ``keep_acked_ms``: how long an entry stays after every group has acknowledged it (up to a sixteenth and one interval
-    longer). The other limits bound what stays, as far as the groups allow. ``hard_max_len`` and ``hard_max_bytes``
-    hold whatever the groups say: they protect the server's memory, and they lose entries.
+    longer). The other limits bound what stays, as far as the groups allow. ``hard_max_len``, ``hard_max_bytes`` and
+    ``hard_max_age_ms`` hold whatever the groups say: they protect the server's memory, or keep what must not be kept
+    for longer from staying; and they lose entries, counted for each group.
     """
 
     max_age_ms: int | None = None
@@ -37,6 +38,7 @@ class RetentionPolicy:
     keep_acked_ms: int | None = None
     hard_max_len: int | None = None
     hard_max_bytes: int | None = None
+    hard_max_age_ms: int | None = None
 
     def __post_init__(self) -> None:
         limits = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -45,7 +47,8 @@ class RetentionPolicy:
                 raise InvalidArgument(f"retention.{name}", value, "a whole number that is not negative, or None")
         if all(value is None for value in limits.values()):
             raise InvalidArgument("retention", self, f"at least one of {', '.join(limits)}")
-        for soft, hard in (("max_len", "hard_max_len"), ("max_bytes", "hard_max_bytes")):
+        pairs = (("max_len", "hard_max_len"), ("max_bytes", "hard_max_bytes"), ("max_age_ms", "hard_max_age_ms"))
+        for soft, hard in pairs:
             if limits[soft] is not None and limits[hard] is not None and limits[hard] < limits[soft]:
                 raise InvalidArgument(f"retention.{hard}", limits[hard], f"{soft} ({limits[soft]}) or more")
 
@@ -54,6 +57,7 @@ class RetentionPolicy:
         """Reads what people write: ``{"max_age": "7d", "max_len": 100000, "max_bytes": "1gb", "keep_acked": "1h"}``."""
         readers = {
             "max_age": ("max_age_ms", parse_duration_ms),
+            "hard_max_age": ("hard_max_age_ms", parse_duration_ms),
             "keep_acked": ("keep_acked_ms", parse_duration_ms),
             "max_bytes": ("max_bytes", parse_size_bytes),
             "hard_max_bytes": ("hard_max_bytes", parse_size_bytes),

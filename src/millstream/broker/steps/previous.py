@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.broker.steps.once.twin import append_once, append_once_at, once_close, once_open
+from millstream.broker.steps.retention.twin import retain
 from millstream.broker.steps.twins import clock_ms
 from millstream.broker.steps.unique.twin import append_unique
 from millstream.engine import Call, Twin
@@ -32,6 +33,7 @@ PREVIOUS: Final[dict[bytes, Twin]] = {
     b"62f6ad72c139a00635e57800e5006f306b55d40c": once_open,
     b"04f50105793e5a3d1b84c6e6c37ab1c83e17bbfa": once_close,
     b"ef8c23efe91339274ed8f94f91108aae62217469": later_add,
+    b"d12ae383029694ccc1610772a9930196eb8e00a0": retain,
 }
 """Digest of 0.1.0 to its twin: today's where the arguments and answers are the same. That today's also renews a
 marker's time where it refuses changes nothing for whoever asked."""

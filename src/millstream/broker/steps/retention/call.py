@@ -59,6 +59,7 @@ def retain(
     keep_acked_ms: int | None = None,
     hard_max_len: int | None = None,
     hard_max_bytes: int | None = None,
+    hard_max_age_ms: int | None = None,
     now_ms: int | None = None,
     step: int = STEP,
 ) -> Conversation[Retained]:
@@ -81,7 +82,7 @@ def retain(
     argv = (
         *(_optional(now_ms, "now_ms"), _optional(max_age_ms, "max_age_ms"), _optional(max_len, "max_len")),
         *(_optional(keep_acked_ms, "keep_acked_ms"), _optional(hard_max_len, "hard_max_len")),
-        count_word(step, "step"),
+        *(count_word(step, "step"), _optional(hard_max_age_ms, "hard_max_age_ms")),
     )
     dropped = taken = 0
     holds: dict[bytes, tuple[Any, ...]] = {}

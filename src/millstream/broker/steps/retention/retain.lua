@@ -8,6 +8,7 @@
 -- ARGV[4]  keep_acked_ms   drop what every group was done with so long ago  }
 -- ARGV[5]  hard_max_len    keep at most so many, needed or not              }
 -- ARGV[6]  step            how many entries one call may look at
+-- ARGV[7]  hard_max_age_ms drop what is older, needed or not; may be empty
 -- Answers  {dropped, length, more, taken, {{group, oldest needed id or empty, holds back, undelivered, unacked}, ...}}
 --          more: call again, there is more to drop; taken: dropped by the hard cap; holds back: counted up to step
 local key = KEYS[1]
@@ -136,6 +137,11 @@ local taken = 0
 local hard = tonumber(ARGV[5])
 -- Not before the rest is done: what nobody needs goes first.
 excess = hard and more == 0 and redis.call('XLEN', key) - hard or 0
+local hard_age = tonumber(ARGV[7])
+if hard_age and more == 0 and now > hard_age then
+  local old = redis.call('XRANGE', key, '-', '(' .. string.format('%.0f', now - hard_age) .. '-0', 'COUNT', step + 1)
+  excess = math.max(excess, #old)
+end
 if excess > 0 then
   local head = redis.call('XRANGE', key, '-', '+', 'COUNT', math.min(excess, step))
   local inside = {}

@@ -75,7 +75,8 @@ def following(raw: bytes) -> bytes:
 
 def retain(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     key, marks, losses = keys
-    given_now, max_age, max_len, keep_acked, hard, step_word = argv
+    given_now, max_age, max_len, keep_acked, hard, step_word = argv[:6]
+    hard_age = argv[6] if len(argv) > 6 else b""
     step = int(step_word)
     if not call(b"EXISTS", key):
         return [0, 0, 0, 0, []]
@@ -98,6 +99,9 @@ def retain(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         gone, more = drop_excess(call, key, excess, safe, int(max_len), step)
         dropped += gone
     excess = call(b"XLEN", key) - int(hard) if hard and not more else 0
+    if hard_age and not more and now > int(hard_age):
+        old = call(b"XRANGE", key, b"-", b"(%d-0" % (now - int(hard_age)), b"COUNT", b"%d" % (step + 1))
+        excess = max(excess, len(old))
     if excess > 0:
         taken = take(call, key, losses, groups, min(excess, step))
         dropped += taken
