@@ -6,6 +6,7 @@ from millstream.model.durability import APPENDED, FSYNCED, MEMORY, Durability, r
 from millstream.model.entries import Claimed, Delivery, Entry, PendingEntry, PendingSummary
 from millstream.model.entry_id import MAX_ID, MIN_ID, EntryId
 from millstream.model.info import ConsumerInfo, GroupInfo, StreamInfo
+from millstream.model.json_fields import from_json_fields, to_json_fields
 from millstream.model.observer import Fact, Observer, quiet
 from millstream.model.trim import TrimPolicy
 from millstream.model.units import Seconds, parse_duration_ms, parse_size_bytes, seconds
@@ -34,10 +35,12 @@ __all__ = [
     "StreamInfo",
     "SystemClock",
     "TrimPolicy",
+    "from_json_fields",
     "monotonic_ms",
     "parse_duration_ms",
     "parse_size_bytes",
     "quiet",
     "replicated",
     "seconds",
+    "to_json_fields",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millstream.model.entry_id import EntryId
+from millstream.model.json_fields import from_json_fields
 
 
 class Entry(NamedTuple):
@@ -18,6 +19,10 @@ class Entry(NamedTuple):
         """The field as text; KeyError where the entry has no such field."""
         return self.fields[field.encode()].decode()
 
+    def values(self) -> dict[str, Any]:
+        """The fields' values with their types, where the producer wrote them with ``to_json_fields``."""
+        return from_json_fields(self.fields)
+
 
 class Delivery(NamedTuple):
     """An entry as a consumer group handed it out.
@@ -29,6 +34,10 @@ class Delivery(NamedTuple):
     id: EntryId
     fields: dict[bytes, bytes] | None
     times_delivered: int | None = None
+
+    def values(self) -> dict[str, Any]:
+        """As ``Entry.values``; empty where only the id is left."""
+        return from_json_fields(self.fields or {})
 
 
 class PendingEntry(NamedTuple):
