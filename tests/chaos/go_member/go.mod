@@ -1,0 +1,3 @@
+module millstream.test/go_member
+
+go 1.24
