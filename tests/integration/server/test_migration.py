@@ -9,7 +9,7 @@ import pytest
 import redis
 from histories import make_history, picture
 
-from millstream.broker import migrate as migration
+from millstream.broker import migration
 from millstream.broker.embedded import Embedded
 from millstream.broker.migration import KeysExist, MigrationFailed, migrate
 from millstream.errors import DirectoryLocked, InvalidArgument

@@ -1,6 +1,7 @@
 -- Which of many streams have work that nobody is at: abandoned entries, put-off ones, delayed messages. Reads only.
--- KEYS     for each stream three in a row: the stream; {stream}.due:<group>: sorted set, ids of entries that wait for
---          another delivery, scored by when (ms); {stream}.later: sorted set, delayed messages, scored by when (ms)
+-- KEYS[1]  the stream
+-- KEYS[2]  {stream}.due:<group>: sorted set, ids of entries that wait for another delivery, scored by when (ms)
+-- KEYS[3]  {stream}.later: sorted set, delayed messages, scored by when (ms); then the next stream's three, and so on
 -- ARGV     group, idle time (ms) that means abandoned, pending entries that are looked at one by one, at most
 -- Answers  for each stream that has any: {its number from 0, 1 if a sweep may find something,
 --          ms until the next put-off entry is due (-1: there is none), the same for delayed messages}
