@@ -19,7 +19,7 @@ from uuid import uuid4
 from millstream import Message, Publisher, open_broker
 
 SOURCE = str(Path(__file__).parents[1] / "src" / "millstream")
-LAST = {"Engine.execute", "AsyncWire.exchange"}
+LAST = {"Engine.execute", "AsyncConnection.exchange"}
 """The hop that ends the way."""
 
 

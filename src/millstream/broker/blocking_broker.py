@@ -13,6 +13,7 @@ from millstream.broker.links.link import BlockingLink, BlockingListener
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.operations.arguments import Fields, Id, Name, Value, pattern_words
 from millstream.broker.operations.durability import Wanted
+from millstream.broker.steps.groups import delete_consumer
 from millstream.broker.steps.once import WEEK_MS, Appended, Digest, Once, append_once
 from millstream.broker.steps.once.writer import BlockingOnceWriter
 from millstream.broker.steps.retention import trim_safely
@@ -231,7 +232,7 @@ class BlockingBroker:
         """Makes the consumer known before it reads. False if it was known.
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup, NoSuchStream."""
 
-    @bound_blocking(groups.delete_consumer)
+    @bound_blocking(delete_consumer)
     def delete_consumer(
         self, stream: Name, group: Name, consumer: Name, *, to: Name | None = None, discard: bool = False
     ) -> int:

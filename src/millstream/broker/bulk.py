@@ -1,9 +1,11 @@
-"""Many commands that are packed with a few steps for all of them, instead of a few for each."""
+"""Work in bulk: commands that are packed with a few steps for all of them, and the collector paused meanwhile."""
 
 from __future__ import annotations
 
+import gc
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from operator import itemgetter
 from typing import Any, overload
@@ -146,3 +148,16 @@ def same_shape(head: Args, entries: Sequence[Mapping[Any, Any]], max_entry_bytes
     if max(map(len, values)) * len(names) + sum(map(len, names)) > max_entry_bytes:
         return None
     return SameShape(head, names, values)
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """For whoever makes thousands of small objects, none of them garbage: searching them again and again costs more
+    than making them. For moments, or in processes that are ours: it rests for everybody."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

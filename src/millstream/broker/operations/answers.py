@@ -7,7 +7,7 @@ from itertools import repeat
 from json import loads
 from typing import Any
 
-from millstream.broker.gc_pause import gc_paused
+from millstream.broker.bulk import gc_paused
 from millstream.model.entries import Delivery, Entry
 from millstream.model.entry_id import EntryId
 from millstream.wire.names import to_name

@@ -20,10 +20,9 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.steps.leases.call import fenced_write
 from millstream.broker.steps.script import run_script, script
-from millstream.errors import ConsumerHasPending, GroupExists, InvalidArgument
+from millstream.errors import GroupExists, InvalidArgument
 from millstream.model.entries import Delivery
 from millstream.wire.commands import Command, Conversation
-from millstream.wire.names import to_name
 
 
 def create_group(
@@ -66,32 +65,6 @@ def create_consumer(context: Context, stream: Name, group: Name, consumer: Name)
     words = (b"XGROUP", b"CREATECONSUMER", key, name_word(group, "group"), name_word(consumer, "consumer"))
     made: int = yield Command(words, key)
     return bool(made)
-
-
-def delete_consumer(
-    context: Context,
-    stream: Name,
-    group: Name,
-    consumer: Name,
-    *,
-    to: Name | None = None,
-    discard: bool = False,
-) -> Conversation[int]:
-    key, name = name_word(stream, "stream"), name_word(consumer, "consumer")
-    heir = b"" if to is None else name_word(to, "to")
-    if heir == name:
-        raise InvalidArgument("to", to, "another consumer than the one that is deleted")
-    if discard and heir:
-        raise InvalidArgument("discard", discard, "either discard or to")
-    if discard:
-        words = (b"XGROUP", b"DELCONSUMER", key, name_word(group, "group"), name)
-        thrown_away: int = yield Command(words, key)
-        return thrown_away
-    reply = yield from run_script(script("move_consumer"), (key,), (name_word(group, "group"), name, heir))
-    if isinstance(reply, list):
-        raise ConsumerHasPending(to_name(name), int(reply[1]))
-    moved: int = reply
-    return moved
 
 
 def xreadgroup(

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from millstream.broker.context import Context
 from millstream.broker.operations.answers import deliveries
 from millstream.broker.operations.arguments import Name, count_word, name_word
-from millstream.broker.operations.groups import create_consumer, create_group, delete_consumer
+from millstream.broker.operations.groups import create_consumer, create_group
 from millstream.broker.operations.info import group_info
+from millstream.broker.steps.groups.call import delete_consumer
 from millstream.errors import NoSuchGroup, NoSuchStream
 from millstream.model import MIN_ID, Delivery, EntryId
 from millstream.wire.commands import Command, Conversation

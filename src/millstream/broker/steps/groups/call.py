@@ -1,4 +1,4 @@
-"""Consumer groups that move: forward with a reader that keeps its own place, back after a loss."""
+"""Consumer groups that change: forward with a reader that keeps its place, back after a loss, a consumer that goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from millstream.broker.operations.arguments import (
     name_word,
 )
 from millstream.broker.steps.script import run_script, script
-from millstream.wire.commands import Conversation
+from millstream.errors import ConsumerHasPending, InvalidArgument
+from millstream.wire.commands import Command, Conversation
+from millstream.wire.names import to_name
 
 
 def advance_group(
@@ -41,3 +43,30 @@ def put_group_back(context: Context, stream: Name, group: Name, point: Id) -> Co
     argv = (name, id_word(point, "point"))
     reply: bytes = yield from run_script(script("group_back"), (key, due_key(key, name)), argv, repeatable=True)
     return reply.decode()
+
+
+def delete_consumer(
+    context: Context,
+    stream: Name,
+    group: Name,
+    consumer: Name,
+    *,
+    to: Name | None = None,
+    discard: bool = False,
+) -> Conversation[int]:
+    """See ``Broker.delete_consumer``."""
+    key, name = name_word(stream, "stream"), name_word(consumer, "consumer")
+    heir = b"" if to is None else name_word(to, "to")
+    if heir == name:
+        raise InvalidArgument("to", to, "another consumer than the one that is deleted")
+    if discard and heir:
+        raise InvalidArgument("discard", discard, "either discard or to")
+    if discard:
+        words = (b"XGROUP", b"DELCONSUMER", key, name_word(group, "group"), name)
+        thrown_away: int = yield Command(words, key)
+        return thrown_away
+    reply = yield from run_script(script("move_consumer"), (key,), (name_word(group, "group"), name, heir))
+    if isinstance(reply, list):
+        raise ConsumerHasPending(to_name(name), int(reply[1]))
+    moved: int = reply
+    return moved

@@ -58,7 +58,7 @@ _EXACT = 2**53 - 1
 
 
 @dataclass
-class Group:
+class GroupNeeds:
     name: bytes
     last: tuple[int, int]
     needs: bytes | None = None
@@ -115,10 +115,10 @@ def retain(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     return [dropped, length, more, taken, told]
 
 
-def look(call: Call, key: bytes, flat: list[bytes]) -> Group:
+def look(call: Call, key: bytes, flat: list[bytes]) -> GroupNeeds:
     """The oldest entry that the group still needs: unread, or pending and still there."""
     info = facts_of(flat)
-    group = Group(info[b"name"], id_order(info[b"last-delivered-id"]))
+    group = GroupNeeds(info[b"name"], id_order(info[b"last-delivered-id"]))
     # After the greatest id of all there is no other, and to ask for it is an error.
     at_end = info[b"last-delivered-id"] == b"18446744073709551615-18446744073709551615"
     unread = [] if at_end else call(b"XRANGE", key, b"(" + info[b"last-delivered-id"], b"+", b"COUNT", b"1")
@@ -162,7 +162,7 @@ def drop_excess(call: Call, key: bytes, excess: int, safe: bytes | None, max_len
     return dropped + call(b"XTRIM", key, b"MINID", b"=", upto), more
 
 
-def take(call: Call, key: bytes, losses: bytes, groups: list[Group], count: int) -> int:
+def take(call: Call, key: bytes, losses: bytes, groups: list[GroupNeeds], count: int) -> int:
     """The hard cap: drops the oldest entries, and counts for each group what it was not done with."""
     head = call(b"XRANGE", key, b"-", b"+", b"COUNT", b"%d" % count)
     inside = {entry[0] for entry in head}
@@ -182,7 +182,7 @@ def take(call: Call, key: bytes, losses: bytes, groups: list[Group], count: int)
     return gone
 
 
-def count_held(call: Call, key: bytes, groups: list[Group], cut: bytes | None, excess: int, step: bytes) -> None:
+def count_held(call: Call, key: bytes, groups: list[GroupNeeds], cut: bytes | None, excess: int, step: bytes) -> None:
     for index, entry in enumerate(call(b"XRANGE", key, b"-", b"+", b"COUNT", step), start=1):
         if not (index <= excess or (cut is not None and id_order(entry[0]) < id_order(cut))):
             break
