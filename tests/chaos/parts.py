@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import ClassVar
 
-from chaos.writers import Writer, published
-from millstream import Broker
+from chaos.writers import SparkSinkWriter, Writer, published
+from millstream import Broker, open_blocking_broker
 from millstream.assignment import Announcement, AssignedSubscriber, Settings
 from millstream.broker import beside
 from millstream.errors import MillstreamError
@@ -32,10 +32,14 @@ class Part(ABC):
     transactions: ClassVar[bool] = False
     """Whether it sends MULTI."""
 
-    def __init__(self, broker: Broker, steady: Broker, name: str, *, patient: bool, group_lost: bool = False) -> None:
+    def __init__(
+        self, broker: Broker, url: str, steady: Broker, name: str, *, patient: bool, group_lost: bool = False
+    ) -> None:
         """``patient``: nothing that is being retried may be taken for abandoned meanwhile. ``group_lost``: the server
         says that the group is gone."""
         self.broker = broker
+        self.url = url
+        """Where the broker is, for parts that need another link."""
         self.steady = steady
         self.name = name
         self.patient = patient
@@ -67,8 +71,11 @@ class WritingPart(Part):
     writer_class: ClassVar[type[Writer]]
 
     async def begin(self) -> None:
-        self.writer = self.writer_class(self.broker, name=self.name)
+        self.writer = self.make()
         self.writer.open()
+
+    def make(self) -> Writer:
+        return self.writer_class(self.broker, name=self.name)
 
     async def work(self) -> None:
         for _ in range(4):
@@ -100,13 +107,31 @@ def writing(writer: type[Writer]) -> type[WritingPart]:
     return type(f"{writer.__name__}Part", (WritingPart,), attributes)
 
 
+class SparkSinkPart(WritingPart):
+    """A task of Spark's sink, over the link for threads, without Spark around it."""
+
+    kind = SparkSinkWriter.kind
+    transactions = True
+
+    def make(self) -> Writer:
+        self._blocking = open_blocking_broker(self.url, deadline_ms=30_000)
+        return SparkSinkWriter(self.broker, blocking=self._blocking, name=self.name)
+
+    async def verdict(self) -> str:
+        wrong = await super().verdict()
+        self._blocking.close()
+        return wrong
+
+
 class ReadingPart(Part):
     """Messages are published over the steady broker, and handled by the part."""
 
     blocks = True
 
-    def __init__(self, broker: Broker, steady: Broker, name: str, *, patient: bool, group_lost: bool = False) -> None:
-        super().__init__(broker, steady, name, patient=patient, group_lost=group_lost)
+    def __init__(
+        self, broker: Broker, url: str, steady: Broker, name: str, *, patient: bool, group_lost: bool = False
+    ) -> None:
+        super().__init__(broker, url, steady, name, patient=patient, group_lost=group_lost)
         self.sent: list[str] = []
         self.handled: Counter[str] = Counter()
         self.ended = 0

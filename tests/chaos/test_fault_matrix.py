@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos.parts import AssignedPart, BurialPart, Part, ReadingPart, ReplayPart, SubscriberPart, writing
+from chaos.parts import AssignedPart, BurialPart, Part, ReadingPart, ReplayPart, SparkSinkPart, SubscriberPart, writing
 from chaos.writers import ASYNC_WRITERS
 from millstream import open_broker
 from millstream.testing import AnsweringProxy, RedisProcess, eventually
@@ -23,6 +23,7 @@ IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 AT_A_TIME = 8
 PARTS: list[type[Part]] = [
     *(writing(one) for one in ASYNC_WRITERS),
+    SparkSinkPart,
     SubscriberPart,
     BurialPart,
     ReplayPart,
@@ -127,7 +128,7 @@ async def meets(server: RedisProcess, kind: type[Part], fault: Fault, phase: Pha
     name = f"{kind.kind}.{fault.name}.{phase.name}".replace(" ", "-").replace(":", "")
     with AnsweringProxy(server.port, planting) as proxy:
         async with open_broker(proxy.url, deadline_ms=30_000) as broker, open_broker(server.url) as steady:
-            part = kind(broker, steady, name, patient=follows in PASSES, group_lost=fault.name == "NOGROUP")
+            part = kind(broker, proxy.url, steady, name, patient=follows in PASSES, group_lost=fault.name == "NOGROUP")
             await part.begin()
             await part.work()
             planting.begun = True

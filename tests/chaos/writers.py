@@ -14,11 +14,15 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, ClassVar
 
+import pyarrow as pa
+
 from millstream import BlockingBroker, Broker
+from millstream.broker import Digest
 from millstream.errors import DurabilityUnavailable, MillstreamError
 from millstream.messaging import Message, Publisher
 from millstream.messaging.codecs import codec
 from millstream.model import Durability
+from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.testing import DeliveryLedger
 from millstream.testing.ledger import Balance
 
@@ -249,6 +253,23 @@ class BlockingOnceWriter(Writer):
 
     async def write(self, tokens: list[str]) -> None:
         await asyncio.to_thread(self.once.append, rows(tokens))
+
+
+class SparkSinkWriter(BlockingOnceWriter):
+    """What a task of Spark's sink does with the rows of a batch: native appends in a transaction behind a gate."""
+
+    kind = "spark sink"
+
+    def __init__(self, broker: Broker, *, blocking: BlockingBroker, **options: Any) -> None:
+        super().__init__(broker, blocking=blocking, **options)
+        self._bulk = BulkOnce(self.stream, "w", 1, digest=Digest())
+
+    async def write(self, tokens: list[str]) -> None:
+        columns = [pa.array([token.encode() for token in tokens], pa.binary())]
+        new, known = await asyncio.to_thread(
+            self.blocking.run, self._bulk.append_uniform, UniformRows([FIELD], columns)
+        )
+        assert new + known == len(tokens)
 
 
 ASYNC_WRITERS: tuple[Callable[..., Writer], ...] = (
