@@ -1,5 +1,8 @@
-"""The subscriber: one loop reads (``reader``), few tasks handle (``workers``), one settles (``settler``), one keeps
-(``keeper``). What is decided is decided purely, in ``pace``, ``held``, ``probation`` and ``lanes``.
+"""The subscriber. Topics of one group and consumer name share their parts, however many there are.
+
+Readers wait for them (``reader``, ``shard``), workers handle, a settler settles, a heartbeat keeps and a sweeper brings
+back. What is decided is decided purely, in each topic's ``book``. docs/explain/a-message-is-handled.md walks a message
+through them.
 """
 
 from millstream.messaging.subscriber.subscriber import Subscriber

@@ -31,7 +31,7 @@ MARGIN = 3
 class Room:
     """What all books of one process may hold together. Reads that are under way have reserved their part."""
 
-    __slots__ = ("max_bytes", "max_messages", "messages", "reserved", "weight")
+    __slots__ = ("entry_bytes", "max_bytes", "max_messages", "messages", "reserved", "weight")
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self.max_messages = max_messages
@@ -39,12 +39,17 @@ class Room:
         self.messages = 0
         self.weight = 0
         self.reserved = 0
+        self.entry_bytes = 0.0
+        """A running mean of what messages weigh: it turns the bound in bytes into one in messages before reading."""
 
     def free(self) -> int:
-        """How many messages more may be read. Nothing at all held always leaves room for one."""
+        """How many messages more may be read, as far as past ones tell. An empty one has room for one of any size."""
         if self.weight >= self.max_bytes:
             return 0
-        return max(0, self.max_messages - self.messages - self.reserved)
+        free = self.max_messages - self.messages
+        if self.entry_bytes > 0:
+            free = min(free, max(int(self.free_bytes() / self.entry_bytes), self.messages == 0))
+        return max(0, free - self.reserved)
 
     def free_bytes(self) -> int:
         return max(0, self.max_bytes - self.weight)
@@ -139,8 +144,11 @@ class Book:
     def grew(self, messages: int, size: int) -> None:
         """So much was entered."""
         self.weight += size
-        self.room_of_all.messages += messages
-        self.room_of_all.weight += size
+        room = self.room_of_all
+        room.messages += messages
+        room.weight += size
+        if messages:
+            room.entry_bytes += (size / messages - room.entry_bytes) * 0.1
 
     def adopt(self, entry_id: EntryId, times: int, valid_until: float) -> bool:
         """An entry came to us again. True where a handler is at work on it, or will be: one at a time is enough, and

@@ -13,14 +13,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker import Output, Settled, settle, shares_slot, together
-from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError, NoSuchGroup, ServerError
+from millstream.broker import Settled, settle, shares_slot, together
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe, text_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.subscriber.book import ids_by_count
 from millstream.messaging.subscriber.group import lost, restore
 from millstream.messaging.subscriber.intake import release, start_again
+from millstream.messaging.subscriber.outputs import store_outputs
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import Backoff, EntryId
 from millstream.model.clock import monotonic_ms
@@ -250,7 +251,7 @@ class Settler:
         for (delay_ms, charged), messages in retries.items():
             steps.append(self._insist(topic, partial(self._delay, delay_ms, charged), messages))
         if outputs:
-            steps.append(self._insist(topic, partial(self._publish, outputs), list(outputs)))
+            steps.append(self._insist(topic, partial(store_outputs, self._consumer, outputs), list(outputs)))
         return steps
 
     async def _ack(self, topic: Topic, messages: Sequence[Message]) -> None:
@@ -318,56 +319,6 @@ class Settler:
             log.warning("buried %s of %s after %d deliveries: %s: %s", message.id, topic.name, times, kind, text)
             topic.tell("messaging.buried", id=str(message.id), error=text, error_type=kind, deliveries=times)
         release(self._consumer, topic, [message.id])
-
-    async def _publish(
-        self, outputs: Mapping[Message, Sequence[Message]], topic: Topic, messages: Sequence[Message]
-    ) -> None:
-        """In steps that hold nobody up for long. One message's outputs are never divided: they are one atomic step."""
-        held = topic.book.entries
-        limits = topic.broker.context.limits
-        some: list[Message] = []
-        count = size = 0
-        for message in messages:
-            if held.get(message.id) is not message:  # type: ignore[arg-type]  # received: it has an id
-                continue  # stored with an earlier step, before the one that failed and is said again
-            here, weight = len(outputs[message]), sum(len(one.payload) for one in outputs[message])
-            if some and (count + here > limits.script_entries or size + weight > limits.script_bytes):
-                await self._publish_some(topic, outputs, some)
-                some, count, size = [], 0, 0
-            some.append(message)
-            count += here
-            size += weight
-        await self._publish_some(topic, outputs, some)
-
-    async def _publish_some(
-        self, topic: Topic, outputs: Mapping[Message, Sequence[Message]], messages: Sequence[Message]
-    ) -> None:
-        if topic.publish_to is None:
-            raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
-        target, encode = topic.publish_to, topic.codec.encode
-        if shares_slot(topic.broker.context, topic.name, target):
-            step = [
-                Output(message.id, message.times_delivered, [(target, encode(one)) for one in outputs[message]])
-                for message in messages
-                if message.id is not None
-            ]
-            answers = await topic.run(settle.ack_with_outputs, step)
-            if len(answers) != len(step):  # nobody may be taken for settled without an answer of its own
-                raise ServerError(f"{len(answers)} answers to {len(step)} acknowledgements", retryable=True)
-            refused = sum(answer is None for answer in answers)
-            topic.tell("messaging.acked", entries=len(answers) - refused)
-            topic.tell_outputs(target, sum(len(ids) for ids in answers if ids is not None))
-            if refused:
-                topic.tell("messaging.ack_refused", entries=refused)
-        else:
-            # The output first: the other way round a crash in between would lose it.
-            for message in messages:
-                stored = await topic.broker.xadd_many(target, [encode(one) for one in outputs[message]])
-                topic.tell_outputs(target, len(stored))
-            for times, ids in ids_by_count(messages).items():
-                settled = await topic.run(settle.ack_held, ids, times_delivered=times)
-                topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))
-        release(self._consumer, topic, [message.id for message in messages if message.id is not None])
 
     # --- retries inside the process, for keys in order --------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from millstream.wire.commands import Conversation
 from millstream.wire.names import to_bytes
 
 if TYPE_CHECKING:
-    from millstream.messaging.subscriber.reader import Shard
+    from millstream.messaging.subscriber.shard import Shard
 
 log = logging.getLogger(__name__)
 

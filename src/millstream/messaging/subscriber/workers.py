@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millstream.broker import ROW_WORDS, field_words
-from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.burial import text_of
 from millstream.messaging.errors import HandlerCancelled
 from millstream.messaging.handler import Handler, failure_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, AckPolicy, after_error
+from millstream.messaging.subscriber.outputs import outputs_of
 from millstream.messaging.subscriber.topic import Topic
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ class Workers:
         if policy is AckPolicy.ACK_FIRST and not await settler.ack_now(topic, message):
             return  # somebody else has it
         output = await handler(message)
-        outputs, size = _outputs(topic, output) if topic.publish_to is not None else ((), 0)
+        outputs, size = outputs_of(topic, output) if topic.publish_to is not None else ((), 0)
         if message.settled is not None:
             # Acknowledged before, by the policy or by the handler: the output can only follow. Nacked or rejected:
             # nothing was done, and nothing follows from it; whoever handles it again puts it out.
@@ -204,29 +203,3 @@ class Workers:
         )
         if message.settled is None:
             message.settle(after_error(topic.settings.ack_policy, error))
-
-
-def _outputs(topic: Topic, output: object) -> tuple[Sequence[Message], int]:
-    """What the handler put out, and its bytes. Encoded here to see that it can be: what cannot is this handler's
-    error, and not one of all messages that are settled together with it."""
-    outputs = _messages(output)
-    limits = topic.broker.context.limits
-    size = 0
-    for one in outputs:
-        words = field_words(topic.codec.encode(one), limits)
-        if len(words) > ROW_WORDS:
-            raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
-        size += sum(map(len, words))
-    if size > limits.max_atomic_bytes:
-        raise PayloadTooLarge("handler's result", size, limits.max_atomic_bytes)
-    return outputs, size
-
-
-def _messages(output: object) -> Sequence[Message]:
-    if output is None:
-        return ()
-    if isinstance(output, Message):
-        return (output,)
-    if isinstance(output, Sequence) and all(isinstance(one, Message) for one in output):
-        return output
-    raise InvalidArgument("handler's result", output, "a Message, a sequence of them, or None")

@@ -1,0 +1,97 @@
+"""What handlers put out: checked when they end, and stored together with the acknowledgement of their message.
+
+In one atomic step where the streams share a slot; elsewhere the output is written first, and acknowledged after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from millstream.broker import ROW_WORDS, Output, field_words, settle, shares_slot
+from millstream.errors import InvalidArgument, PayloadTooLarge, ServerError
+from millstream.messaging.message import Message
+from millstream.messaging.subscriber.book import ids_by_count
+from millstream.messaging.subscriber.intake import release
+from millstream.messaging.subscriber.topic import Topic
+
+if TYPE_CHECKING:
+    from millstream.messaging.subscriber.consumer import SharedConsumer
+
+
+def outputs_of(topic: Topic, output: object) -> tuple[Sequence[Message], int]:
+    """What the handler put out, and its bytes. Encoded here to see that it can be: what cannot is this handler's
+    error, and not one of all messages that are settled together with it."""
+    outputs = _messages(output)
+    limits = topic.broker.context.limits
+    size = 0
+    for one in outputs:
+        words = field_words(topic.codec.encode(one), limits)
+        if len(words) > ROW_WORDS:
+            raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
+        size += sum(map(len, words))
+    if size > limits.max_atomic_bytes:
+        raise PayloadTooLarge("handler's result", size, limits.max_atomic_bytes)
+    return outputs, size
+
+
+def _messages(output: object) -> Sequence[Message]:
+    if output is None:
+        return ()
+    if isinstance(output, Message):
+        return (output,)
+    if isinstance(output, Sequence) and all(isinstance(one, Message) for one in output):
+        return output
+    raise InvalidArgument("handler's result", output, "a Message, a sequence of them, or None")
+
+
+async def store_outputs(
+    consumer: SharedConsumer, outputs: Mapping[Message, Sequence[Message]], topic: Topic, messages: Sequence[Message]
+) -> None:
+    """In steps that hold nobody up for long. One message's outputs are never divided: they are one atomic step."""
+    held = topic.book.entries
+    limits = topic.broker.context.limits
+    some: list[Message] = []
+    count = size = 0
+    for message in messages:
+        if held.get(message.id) is not message:  # type: ignore[arg-type]  # received: it has an id
+            continue  # stored with an earlier step, before the one that failed and is said again
+        here, weight = len(outputs[message]), sum(len(one.payload) for one in outputs[message])
+        if some and (count + here > limits.script_entries or size + weight > limits.script_bytes):
+            await _store_some(consumer, topic, outputs, some)
+            some, count, size = [], 0, 0
+        some.append(message)
+        count += here
+        size += weight
+    await _store_some(consumer, topic, outputs, some)
+
+
+async def _store_some(
+    consumer: SharedConsumer, topic: Topic, outputs: Mapping[Message, Sequence[Message]], messages: Sequence[Message]
+) -> None:
+    if topic.publish_to is None:
+        raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
+    target, encode = topic.publish_to, topic.codec.encode
+    if shares_slot(topic.broker.context, topic.name, target):
+        step = [
+            Output(message.id, message.times_delivered, [(target, encode(one)) for one in outputs[message]])
+            for message in messages
+            if message.id is not None
+        ]
+        answers = await topic.run(settle.ack_with_outputs, step)
+        if len(answers) != len(step):  # nobody may be taken for settled without an answer of its own
+            raise ServerError(f"{len(answers)} answers to {len(step)} acknowledgements", retryable=True)
+        refused = sum(answer is None for answer in answers)
+        topic.tell("messaging.acked", entries=len(answers) - refused)
+        topic.tell_outputs(target, sum(len(ids) for ids in answers if ids is not None))
+        if refused:
+            topic.tell("messaging.ack_refused", entries=refused)
+    else:
+        # The output first: the other way round a crash in between would lose it.
+        for message in messages:
+            stored = await topic.broker.xadd_many(target, [encode(one) for one in outputs[message]])
+            topic.tell_outputs(target, len(stored))
+        for times, ids in ids_by_count(messages).items():
+            settled = await topic.run(settle.ack_held, ids, times_delivered=times)
+            topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))
+    release(consumer, topic, [message.id for message in messages if message.id is not None])
