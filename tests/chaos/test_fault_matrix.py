@@ -102,6 +102,8 @@ async def meets(server: RedisProcess, kind: type[Part], fault: Fault, phase: Pha
     if follows in PASSES and part.raised:
         complaints.append(f"was told {part.raised[:2]!r}, though it passes")
     told = any(isinstance(error, fault.raises) for error in part.raised)
-    if follows in (Follows.RAISED, Follows.FATAL) and not told and not isinstance(part, ReadingPart):
+    # What runs beside its callers may have been refused in their place: readers, and whoever moves what is delayed.
+    beside = isinstance(part, ReadingPart) or part.kind == "delays"
+    if follows in (Follows.RAISED, Follows.FATAL) and not told and not beside:
         complaints.append(f"was told {part.raised!r}, and not {fault.raises.__name__}")
     return "; ".join(complaints)
