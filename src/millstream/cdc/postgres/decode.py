@@ -1,0 +1,381 @@
+"""A segment of pgoutput messages into the frame of changes. No step for each row: one for each column of each table.
+
+Rows are grouped by table and by kind of change. In a group numpy finds where every column of every row begins, column
+after column; Arrow makes JSON of them; at the end the groups are put back into the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.cdc.errors import UnreadableMessage
+from millstream.cdc.frame import SCHEMA, constant, in_order
+from millstream.cdc.json_columns import NULL, UNCHANGED, UNTOLD, VALUE, NumericAs, Places, as_json, escaped, json_rows, quoted, texts
+from millstream.cdc.lanes import lane_of
+from millstream.cdc.postgres.pgoutput import (
+    BEGIN,
+    COMMIT,
+    DELETE,
+    INSERT,
+    TRUNCATE,
+    UPDATE,
+    Relation,
+    milliseconds,
+    parse_truncate,
+)
+from millstream.cdc.segments import Bytes, Numbers, Segment
+
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\x00"
+_NEW, _KEY, _OLD = b"NKO"
+_TEXT, _NOTHING, _TOAST = b"tnu"
+
+Keep = Callable[[Relation, Numbers, list[pa.Array]], npt.NDArray[np.bool_] | None]
+"""Which changes of a table are not in a snapshot already, by transaction and key; None: all of them are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How changes are told. ``unchanged`` stands for a value that Postgres did not send; None leaves the member out."""
+
+    source: str
+    database: str
+    numeric: NumericAs = NumericAs()
+    unchanged: str | None = None
+    left_out: frozenset[str] = frozenset()
+    """Columns, as ``schema.table.column``, that no event shows."""
+    lane: int = 0
+    lanes: int = 1
+    after: int = 0
+    upto: int = 1 << 62
+    keep: Keep | None = field(default=None, repr=False)
+
+    def shows(self, relation: Relation, column: str) -> bool:
+        return f"{relation.schema}.{relation.table}.{column}" not in self.left_out
+
+
+class _Transactions(NamedTuple):
+    """For each message of a segment: its transaction, and its number in it."""
+
+    lsn: Numbers
+    ts_ms: Numbers
+    xid: Numbers
+    number: Numbers
+
+
+class _Rows(NamedTuple):
+    """Rows of one table and one kind of change: which messages they come from, and where their columns lie."""
+
+    messages: Numbers
+    old: list[Places] | None
+    new: list[Places] | None
+
+    def at(self, rows: npt.NDArray[np.bool_]) -> _Rows:
+        picked = [None if side is None else [places.at(rows) for places in side] for side in (self.old, self.new)]
+        return _Rows(self.messages[rows], *picked)
+
+
+def decode_changes(segment: Segment, how: Decoding) -> pa.RecordBatch:
+    """The changes of the transactions that end in ``(how.after, how.upto]``, in the order of the log."""
+    body, starts = segment.body, segment.starts
+    kinds = body[starts] if len(starts) else np.empty(0, dtype=np.uint8)
+    transactions = _transactions(segment, kinds)
+    wanted = (transactions.lsn >= how.after) & (transactions.lsn < how.upto)
+    relations = {int(number): Relation.from_json(told) for number, told in segment.facts["relations"].items()}
+    rows = np.isin(kinds, (INSERT, UPDATE, DELETE)) & wanted
+    unsigned = _view(body, ">u4")
+    of_table = np.where(rows, unsigned[np.minimum(starts + 1, len(unsigned) - 1)], 0) if len(starts) else starts
+    pieces: list[pa.RecordBatch] = []
+    places: list[Numbers] = []
+    halves: list[Numbers] = []
+    for number in np.unique(of_table[rows]).tolist() if rows.any() else []:
+        if number not in relations:
+            raise UnreadableMessage(f"a change names table {number}, which no relation message described")
+        relation = relations[number]
+        mine = np.flatnonzero(rows & (of_table == number))
+        for op, half, some in _changes(body, starts, kinds, mine, relation):
+            piece, messages = _piece(body, some, relation, op, half, transactions, how)
+            if len(messages):
+                pieces.append(piece)
+                places.append(messages)
+                halves.append(np.full(len(messages), half, dtype=np.int64))
+    for at in np.flatnonzero((kinds == TRUNCATE) & wanted).tolist():
+        piece, count = _truncate(segment, at, relations, transactions, how)
+        if count:
+            pieces.append(piece)
+            places.append(np.full(count, at, dtype=np.int64))
+            halves.append(np.arange(count, dtype=np.int64))
+    return in_order(pieces, places, halves)
+
+
+def decode_rows(segment: Segment, relation: Relation, how: Decoding, name: str, position: int) -> pa.RecordBatch:
+    """The rows of a chunk, as they came from COPY in its binary form with every column as text: ``r`` events.
+
+    ``name`` is what stands for the transaction in their ids, ``position`` where the log was when the chunk was read.
+    """
+    body, starts, ends = segment.body, segment.starts, segment.ends
+    if len(starts) and bytes(body[: len(_COPY_HEADER)]) == _COPY_HEADER:
+        starts = starts.copy()
+        starts[0] += len(_COPY_HEADER) + 8
+    rows = np.flatnonzero(ends - starts > 2)  # the closing alone has two bytes
+    begins = starts[rows]
+    columns = list(_walk_copy(body, begins + 2, len(relation.columns)))
+    count = len(begins)
+    key = _object(body, columns, relation, how, only=relation.key)
+    ordinal = np.arange(count, dtype=np.int64)
+    identity = pc.binary_join_element_wise(f"{how.source}:{name}:", pa.array(ordinal).cast(pa.string()), "")
+    where = pa.StructArray.from_arrays(
+        [pa.repeat(position, count).cast(pa.int64()), constant(name, count), pa.array(ordinal)],
+        fields=list(SCHEMA.field("position").type),
+    )
+    after = _object(body, columns, relation, how)
+    read_ms = pa.repeat(pa.scalar(segment.facts["ts_ms"], pa.int64()), count)
+    return _batch(identity, key, relation, how, "r", None, after, read_ms, where)
+
+
+def _transactions(segment: Segment, kinds: Bytes) -> _Transactions:
+    """Transactions follow one another; the first of a segment may have begun in the one before it."""
+    body, starts = segment.body, segment.starts
+    begun = np.flatnonzero(kinds == BEGIN)
+    at = starts[begun]
+    before = segment.facts.get("open") or {"lsn": 0, "ts_ms": 0, "xid": 0, "number": 0}
+    lsn = np.concatenate([[before["lsn"]], _view(body, ">i8")[at + 1]]).astype(np.int64)
+    ts_ms = np.concatenate([[before["ts_ms"]], milliseconds(0) + _view(body, ">i8")[at + 9] // 1000]).astype(np.int64)
+    xid = np.concatenate([[before["xid"]], _view(body, ">u4")[at + 17]]).astype(np.int64)
+    which = np.cumsum(kinds == BEGIN)
+    counted = np.cumsum(np.isin(kinds, (INSERT, UPDATE, DELETE, TRUNCATE)))
+    first = np.concatenate([[-before["number"]], counted[begun]]).astype(np.int64)
+    return _Transactions(lsn[which], ts_ms[which], xid[which], counted - first[which])
+
+
+def _changes(
+    body: Bytes, starts: Numbers, kinds: Bytes, mine: Numbers, relation: Relation
+) -> Iterator[tuple[str, int, _Rows]]:
+    """The changes of one table as (op, which half of the message, rows)."""
+    count = len(relation.columns)
+    inserted = mine[kinds[mine] == INSERT]
+    if len(inserted):
+        new = list(_walk_tuple(body, starts[inserted] + 8, count))
+        yield "c", 0, _Rows(inserted, None, new)
+    deleted = mine[kinds[mine] == DELETE]
+    for mark in (_KEY, _OLD):
+        some = deleted[body[starts[deleted] + 5] == mark]
+        if len(some):
+            old = list(_walk_tuple(body, starts[some] + 8, count))
+            yield "d", 0, _Rows(some, _key_only(old, relation) if mark == _KEY else old, None)
+    updated = mine[kinds[mine] == UPDATE]
+    for mark in (_NEW, _KEY, _OLD):
+        some = updated[body[starts[updated] + 5] == mark]
+        if len(some):
+            yield from _updates(body, starts, some, mark, relation)
+
+
+def _updates(
+    body: Bytes, starts: Numbers, some: Numbers, mark: int, relation: Relation
+) -> Iterator[tuple[str, int, _Rows]]:
+    count = len(relation.columns)
+    if mark == _NEW:
+        yield "u", 0, _Rows(some, None, list(_walk_tuple(body, starts[some] + 8, count)))
+        return
+    old = list(_walk_tuple(body, starts[some] + 8, count))
+    behind = _end_of(old[-1], starts[some] + 8)
+    new = list(_walk_tuple(body, behind + 3, count))
+    # What was not sent because it did not change stands in the old row.
+    new = [_filled(fresh, stale, mark == _OLD or at in relation.key) for at, (fresh, stale) in enumerate(zip(new, old))]
+    moved = _key_changed(body, old, new, relation)
+    shown = _key_only(old, relation) if mark == _KEY else old
+    both = _Rows(some, shown, new)
+    if moved.any():
+        gone, come = both.at(moved), both.at(moved)
+        yield "d", 0, gone._replace(new=None)
+        yield "c", 1, come._replace(old=None)
+    if not moved.all():
+        stayed = both.at(~moved)
+        # The key alone is no row: an update that left its key alone has nothing to say about what was before.
+        yield "u", 0, stayed if mark == _OLD else stayed._replace(old=None)
+
+
+def _walk_tuple(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
+    """Column by column through pgoutput's tuples, of which ``at`` are the first columns."""
+    sizes = _view(body, ">i4")
+    for _ in range(count):
+        kind = body[at]
+        has = kind == _TEXT
+        lengths = np.where(has, sizes[at + 1], 0).astype(np.int64)
+        states = np.where(has, VALUE, np.where(kind == _TOAST, UNCHANGED, NULL)).astype(np.uint8)
+        if not np.isin(kind, (_TEXT, _NOTHING, _TOAST)).all():
+            raise UnreadableMessage("a column is neither text, nor null, nor unchanged: is the protocol version 1?")
+        begins = at + np.where(has, 5, 1)
+        yield Places(begins, lengths, states)
+        at = begins + lengths
+
+
+def _walk_copy(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
+    """Column by column through COPY's binary rows."""
+    sizes = _view(body, ">i4")
+    for _ in range(count):
+        size = sizes[at].astype(np.int64)
+        lengths = np.maximum(size, 0)
+        yield Places(at + 4, lengths, np.where(size < 0, NULL, VALUE).astype(np.uint8))
+        at = at + 4 + lengths
+
+
+def _end_of(last: Places | None, empty: Numbers) -> Numbers:
+    return empty if last is None else last.begins + last.lengths
+
+
+def _filled(fresh: Places, stale: Places, known: bool) -> Places:
+    """The old value where the new one was not sent. Beside a key the other old columns are empty, and say nothing."""
+    take = (fresh.states == UNCHANGED) & (stale.states != UNCHANGED) & known
+    if not take.any():
+        return fresh
+    return Places(*(np.where(take, old, new) for old, new in zip(stale, fresh, strict=True)))
+
+
+def _key_only(columns: Sequence[Places], relation: Relation) -> list[Places]:
+    """Beside a key the other columns are null in the message, whatever they are in the table: not told, so not shown."""
+    return [
+        places if at in relation.key else places._replace(states=np.full_like(places.states, UNTOLD))
+        for at, places in enumerate(columns)
+    ]
+
+
+def _key_changed(
+    body: Bytes, old: Sequence[Places], new: Sequence[Places], relation: Relation
+) -> npt.NDArray[np.bool_]:
+    changed = np.zeros(len(old[0].begins), dtype=np.bool_)
+    for at in relation.key:
+        same = pc.equal(_sorted_texts(body, old[at]), _sorted_texts(body, new[at])).fill_null(False)
+        changed |= ~same.to_numpy(zero_copy_only=False) & (new[at].states == VALUE)
+    return changed
+
+
+def _sorted_texts(body: Bytes, places: Places) -> pa.Array:
+    """``texts`` for places that need not ascend: an old and a new row's column may be mixed in them."""
+    if len(places.begins) < 2 or (np.diff(places.begins) > 0).all():
+        return texts(body, places)
+    order = np.argsort(places.begins, kind="stable")
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return texts(body, places.at(order)).take(pa.array(back))
+
+
+def _piece(
+    body: Bytes, rows: _Rows, relation: Relation, op: str, half: int, transactions: _Transactions, how: Decoding
+) -> tuple[pa.RecordBatch, Numbers]:
+    """Rows of one kind as events, without those that another lane takes or a snapshot has."""
+    side = rows.new if rows.new is not None else rows.old
+    assert side is not None, "a change has a row before it or after it"
+    kept = np.ones(len(rows.messages), dtype=np.bool_)
+    if how.keep is not None:
+        plain_keys = [_sorted_texts(body, side[at]) for at in relation.key]
+        fresh = how.keep(relation, transactions.xid[rows.messages], plain_keys)
+        kept &= True if fresh is None else fresh
+    if how.lanes > 1:
+        keys = _object(body, side, relation, how, only=relation.key)
+        kept &= lane_of(keys, how.lanes) == how.lane
+    if not kept.all():
+        rows = rows.at(kept)
+        side = rows.new if rows.new is not None else rows.old
+        assert side is not None
+    messages = rows.messages
+    lsn, number = pa.array(transactions.lsn[messages]), pa.array(transactions.number[messages] - 1)
+    parts = [f"{how.source}:", lsn.cast(pa.string()), ":", number.cast(pa.string())]
+    identity = pc.binary_join_element_wise(*parts, f".{half}" if half else "", "")
+    where = pa.StructArray.from_arrays(
+        [lsn, pa.array(transactions.xid[messages]).cast(pa.string()), number],
+        fields=list(SCHEMA.field("position").type),
+    )
+    before = None if rows.old is None else _object(body, rows.old, relation, how)
+    after = None if rows.new is None else _object(body, rows.new, relation, how)
+    key = _object(body, side, relation, how, only=relation.key)
+    ts_ms = pa.array(transactions.ts_ms[messages])
+    return _batch(identity, key, relation, how, op, before, after, ts_ms, where), messages
+
+
+def _truncate(
+    segment: Segment, at: int, relations: dict[int, Relation], transactions: _Transactions, how: Decoding
+) -> tuple[pa.RecordBatch, int]:
+    """One event for each table that was emptied. Few: a step for each does no harm. The first lane takes them."""
+    tables = parse_truncate(bytes(segment.body[segment.starts[at] : segment.ends[at]]))
+    rows: list[dict[str, Any]] = []
+    for half, number in enumerate(tables):
+        if number not in relations or how.lane:
+            continue
+        relation = relations[number]
+        xid = transactions.xid[at : at + 1]
+        fresh = None if how.keep is None else how.keep(relation, xid, [])
+        if fresh is not None and not fresh[0]:
+            continue
+        lsn, order = int(transactions.lsn[at]), int(transactions.number[at]) - 1
+        rows.append(
+            {
+                "id": f"{how.source}:{lsn}:{order}" + (f".{half}" if half else ""),
+                "db": how.database,
+                "schema": relation.schema,
+                "table": relation.table,
+                "op": "t",
+                "ts_ms": int(transactions.ts_ms[at]),
+                "position": {"lsn": lsn, "transaction": str(int(xid[0])), "order": order},
+            }
+        )
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA), len(rows)
+
+
+def _object(
+    body: Bytes, columns: Sequence[Places], relation: Relation, how: Decoding, only: Sequence[int] | None = None
+) -> pa.Array:
+    """A row's columns as a JSON object, those in ``only`` or all that may be shown."""
+    names, values, left_out = [], [], []
+    count = len(columns[0].begins) if columns else 0
+    for at in only if only is not None else range(len(columns)):
+        column, places = relation.columns[at], columns[at]
+        if only is None and not how.shows(relation, column.name):
+            continue
+        value = as_json(_sorted_texts(body, places), column.kind, how.numeric)
+        unsent = places.states >= UNCHANGED
+        mask = unsent if unsent.any() else None
+        if mask is not None and how.unchanged is not None:
+            stand_in = quoted(escaped(pa.array([how.unchanged])))[0]
+            value = pc.if_else(pa.array(places.states == UNCHANGED), stand_in, value)
+            untold = places.states == UNTOLD
+            mask = untold if untold.any() else None
+        if mask is not None and mask.all():
+            continue
+        names.append(column.name)
+        values.append(value)
+        left_out.append(mask)
+    return json_rows(names, values, left_out, count)
+
+
+def _batch(
+    identity: pa.Array,
+    key: pa.Array,
+    relation: Relation,
+    how: Decoding,
+    op: str,
+    before: pa.Array | None,
+    after: pa.Array | None,
+    ts_ms: pa.Array,
+    position: pa.Array,
+) -> pa.RecordBatch:
+    count = len(identity)
+    sides = [constant(None, count) if side is None else side for side in (before, after)]
+    names = (how.database, relation.schema, relation.table, op)
+    fixed = [constant(text, count) for text in names]
+    return pa.RecordBatch.from_arrays([identity, key, *fixed, *sides, ts_ms, position], schema=SCHEMA)
+
+
+def _view(body: Bytes, kind: str) -> npt.NDArray[Any]:
+    """The buffer as overlapping numbers, one beginning at every byte: an index picks those that are wanted."""
+    width = np.dtype(kind).itemsize
+    return np.ndarray((max(0, len(body) - width + 1),), dtype=kind, buffer=body, strides=(1,))
+
+
+__all__ = ["COMMIT", "Decoding", "Keep", "decode_changes", "decode_rows"]

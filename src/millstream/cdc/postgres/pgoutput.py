@@ -1,0 +1,157 @@
+"""The messages of Postgres's own output plugin, protocol version 1: what the session has to understand of them.
+
+The session looks at one byte of each message and spools it; it parses what steers (begin, commit, relation, truncate).
+Rows are decoded by the tasks, all of a segment at once (``decode``). Pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
+
+from millstream.cdc.errors import UnreadableMessage
+from millstream.cdc.json_columns import Kind
+
+BEGIN, COMMIT, RELATION, TYPE, ORIGIN, MESSAGE = b"BCRYOM"
+INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
+CHANGES = frozenset(b"IUDT")
+STEERING = frozenset(b"RYOM")
+"""Messages that are not spooled: a relation goes into a segment's facts, the others say nothing that a row needs."""
+
+_EPOCH_MS = 946_684_800_000  # 2000-01-01, from which Postgres counts
+_BEGIN = struct.Struct(">cQqI")
+_COMMIT = struct.Struct(">cBQQq")
+
+_KINDS: dict[int, Kind] = {
+    16: "boolean",
+    **dict.fromkeys((20, 21, 23, 26), "number"),
+    **dict.fromkeys((700, 701), "float"),
+    1700: "numeric",
+    # bytea in hex has a backslash and is a text; these have digits, letters, colons, dashes, blanks and dots alone.
+    **dict.fromkeys((28, 29, 27, 1082, 1083, 1114, 1184, 1186, 1266, 2950, 829, 774, 869, 650, 3220, 5069), "plain"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    lsn: int
+    """Where the commit's record begins: the transaction's place in the log."""
+    ts_ms: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    lsn: int
+    end: int
+    """The position behind it: what is acknowledged when the transaction is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: int
+    key: bool
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table as it was when its rows were written. ``identity`` is d (key), n (nothing), f (full) or i (index)."""
+
+    id: int
+    schema: str
+    table: str
+    identity: str
+    columns: tuple[Column, ...]
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return tuple(at for at, column in enumerate(self.columns) if column.key)
+
+    def known(self, key: frozenset[str], base_types: dict[int, int]) -> Relation:
+        """With what the catalog knows: under FULL the message marks every column as key, and of a domain it gives the
+        domain's own number."""
+        columns = tuple(
+            replace(
+                column,
+                key=column.name in key if self.identity == "f" and key else column.key,
+                kind=kind_of(base_types.get(column.type, column.type)),
+            )
+            for column in self.columns
+        )
+        return replace(self, columns=columns)
+
+    def to_json(self) -> dict[str, Any]:
+        columns = [[column.name, column.type, int(column.key), column.kind] for column in self.columns]
+        return {
+            "id": self.id,
+            "schema": self.schema,
+            "table": self.table,
+            "identity": self.identity,
+            "columns": columns,
+        }
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Relation:
+        columns = tuple(Column(name, type_, bool(key), kind) for name, type_, key, kind in told["columns"])
+        return cls(told["id"], told["schema"], told["table"], told["identity"], columns)
+
+
+def kind_of(type_oid: int) -> Kind:
+    return _KINDS.get(type_oid, "text")
+
+
+def milliseconds(postgres_us: int) -> int:
+    return _EPOCH_MS + postgres_us // 1000
+
+
+def parse_begin(message: bytes | memoryview) -> Begin:
+    _, lsn, when, xid = _BEGIN.unpack_from(message)
+    return Begin(lsn, milliseconds(when), xid)
+
+
+def parse_commit(message: bytes | memoryview) -> Commit:
+    _, _, lsn, end, _ = _COMMIT.unpack_from(message)
+    return Commit(lsn, end)
+
+
+def parse_relation(message: bytes | memoryview) -> Relation:
+    whole = bytes(message)
+    [number] = struct.unpack_from(">I", whole, 1)
+    schema, at = _name(whole, 5)
+    table, at = _name(whole, at)
+    identity = chr(whole[at])
+    [count] = struct.unpack_from(">H", whole, at + 1)
+    at += 3
+    columns = []
+    for _ in range(count):
+        flags = whole[at]
+        name, at = _name(whole, at + 1)
+        [type_oid] = struct.unpack_from(">I", whole, at)
+        at += 8  # the type and its modifier
+        columns.append(Column(name, type_oid, bool(flags & 1), kind_of(type_oid)))
+    if at != len(whole):
+        raise UnreadableMessage(f"the relation message of table {table!r} has {len(whole) - at} bytes too many")
+    return Relation(number, schema or "pg_catalog", table, identity, tuple(columns))
+
+
+def parse_truncate(message: bytes | memoryview) -> tuple[int, ...]:
+    """The tables that were emptied together."""
+    [count] = struct.unpack_from(">I", message, 1)
+    return struct.unpack_from(f">{count}I", message, 6)
+
+
+def _name(whole: bytes, at: int) -> tuple[str, int]:
+    end = whole.index(0, at)
+    return whole[at:end].decode(), end + 1
+
+
+def format_lsn(lsn: int) -> str:
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    high, _, low = text.partition("/")
+    return int(high, 16) << 32 | int(low, 16)
