@@ -87,7 +87,8 @@ def decode_changes(segment: Segment, how: Decoding) -> pa.RecordBatch:
     kinds = body[starts] if len(starts) else np.empty(0, dtype=np.uint8)
     transactions = _transactions(segment, kinds)
     wanted = (transactions.lsn >= how.after) & (transactions.lsn < how.upto)
-    relations = {int(number): Relation.from_json(told) for number, told in segment.facts["relations"].items()}
+    described = {int(number): told for number, told in segment.facts["relations"].items()}
+    relations = {number: Relation.from_json(told) for number, told in described.items() if told is not None}
     rows = np.isin(kinds, (INSERT, UPDATE, DELETE)) & wanted
     unsigned = _view(body, ">u4")
     of_table = np.where(rows, unsigned[np.minimum(starts + 1, len(unsigned) - 1)], 0) if len(starts) else starts
@@ -95,8 +96,10 @@ def decode_changes(segment: Segment, how: Decoding) -> pa.RecordBatch:
     places: list[Numbers] = []
     halves: list[Numbers] = []
     for number in np.unique(of_table[rows]).tolist() if rows.any() else []:
-        if number not in relations:
+        if number not in described:
             raise UnreadableMessage(f"a change names table {number}, which no relation message described")
+        if number not in relations:
+            continue  # in the publication, but not among those that are followed
         relation = relations[number]
         mine = np.flatnonzero(rows & (of_table == number))
         for op, half, some in _changes(body, starts, kinds, mine, relation):
