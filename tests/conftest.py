@@ -11,7 +11,16 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from millstream import Broker, open_blocking_broker, open_broker
-from millstream.testing import ClusterSetup, RedisProcess, SentinelSetup, ServedBroker, redis_server_installed
+from millstream.testing import (
+    ClusterSetup,
+    PostgresDatabase,
+    PostgresProcess,
+    RedisProcess,
+    SentinelSetup,
+    ServedBroker,
+    postgres_binaries,
+    redis_server_installed,
+)
 
 pytest.register_assert_rewrite("millstream.testing.conformance")
 # A busy machine makes no example wrong.
@@ -110,3 +119,22 @@ def cluster() -> Iterator[ClusterSetup]:
     need_redis_server()
     with ClusterSetup() as setup:
         yield setup
+
+
+@pytest.fixture(scope="session")
+def shared_postgres() -> Iterator[PostgresProcess]:
+    """One PostgreSQL for the whole run. Use ``postgres``, which is an empty database of it."""
+    if postgres_binaries() is None:
+        if os.environ.get("CI"):
+            pytest.fail("PostgreSQL is not installed, and in CI it must be: run `make setup`")
+        pytest.skip("PostgreSQL is not installed: run `make setup`")
+    with PostgresProcess() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(shared_postgres: PostgresProcess) -> Iterator[PostgresDatabase]:
+    """An empty database, whose slots go with it."""
+    database = shared_postgres.fresh_database()
+    yield database
+    database.drop()

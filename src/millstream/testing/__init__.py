@@ -9,6 +9,7 @@ from millstream.testing.fragile import FragileProxy
 from millstream.testing.handling_ledger import HandlingLedger
 from millstream.testing.ledger import DeliveryLedger
 from millstream.testing.loading import LoadingRedis
+from millstream.testing.postgres import PostgresDatabase, PostgresProcess, postgres_binaries
 from millstream.testing.proxy import CuttingProxy
 from millstream.testing.served import ServedBroker
 from millstream.testing.servers import RedisProcess, free_port, redis_server_installed, valkey_server
@@ -26,11 +27,14 @@ __all__ = [
     "FragileProxy",
     "HandlingLedger",
     "LoadingRedis",
+    "PostgresDatabase",
+    "PostgresProcess",
     "RedisProcess",
     "SentinelSetup",
     "ServedBroker",
     "eventually",
     "free_port",
+    "postgres_binaries",
     "redis_server_installed",
     "valkey_server",
     "wait_until",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -39,6 +41,42 @@ def postgres_binaries() -> Path | None:
     return Path(found).parent if found else None
 
 
+@dataclass(frozen=True)
+class PostgresDatabase:
+    """One database of a server."""
+
+    server: PostgresProcess
+    name: str
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.server.port}/{self.name}"
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        """A connection in autocommit, unless told otherwise."""
+        import psycopg
+
+        return psycopg.connect(self.dsn, **{"autocommit": True, **options})
+
+    def execute(self, *statements: str) -> list[Any]:
+        """Runs each statement by itself; the rows of the last, where it has any."""
+        with self.connect() as connection:
+            rows: list[Any] = []
+            for statement in statements:
+                cursor = connection.execute(statement)
+                rows = cursor.fetchall() if cursor.description else []
+            return rows
+
+    def drop(self) -> None:
+        """With its slots, and whoever is connected."""
+        slots = self.execute(f"SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = '{self.name}'")
+        for slot, pid in slots:
+            if pid is not None:
+                self.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
+            self.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        self.server.main.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+
+
 class PostgresProcess:
     """One PostgreSQL server. ``settings`` are lines of its configuration; they win over what is set here.
 
@@ -61,8 +99,14 @@ class PostgresProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def dsn(self) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+    def main(self) -> PostgresDatabase:
+        return PostgresDatabase(self, "postgres")
+
+    def fresh_database(self) -> PostgresDatabase:
+        """An empty one, with a name of its own."""
+        name = f"db_{secrets.token_hex(4)}"
+        self.main.execute(f"CREATE DATABASE {name}")
+        return PostgresDatabase(self, name)
 
     @property
     def pid(self) -> int:
@@ -101,7 +145,7 @@ class PostgresProcess:
         if self._process.poll() is not None:
             raise RuntimeError(f"postgres ended at once: {self.log[-2000:]}")
         try:
-            psycopg.connect(self.dsn, connect_timeout=2).close()
+            self.main.connect(connect_timeout=2).close()
         except psycopg.OperationalError:
             return False
         return True
@@ -113,21 +157,6 @@ class PostgresProcess:
         )
         if done.returncode:
             raise RuntimeError(f"{program} failed: {done.stderr[-2000:]}")
-
-    def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        """A connection in autocommit, unless told otherwise."""
-        import psycopg
-
-        return psycopg.connect(self.dsn, **{"autocommit": True, **options})
-
-    def execute(self, *statements: str) -> list[Any]:
-        """Runs each statement by itself; the rows of the last, where it has any."""
-        with self.connect() as connection:
-            rows: list[Any] = []
-            for statement in statements:
-                cursor = connection.execute(statement)
-                rows = cursor.fetchall() if cursor.description else []
-            return rows
 
     def kill(self) -> None:
         """As a crash does it. Its children would end by themselves soon; a restart needs them gone."""

@@ -1,0 +1,122 @@
+"""Spark's part, played by hand: plans a batch, logs its end, reads it, commits; and may die between any two of them.
+
+What it keeps over a death is what Spark keeps: the log of planned batches and the log of committed ones.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from millstream.cdc.postgres.options import change_options
+from millstream.cdc.postgres.reader import PostgresChangesReader
+from millstream.testing import PostgresDatabase
+
+Event = dict[str, Any]
+
+
+class Follower:
+    def __init__(self, database: PostgresDatabase, segments: Path, **options: str) -> None:
+        self.options = {
+            "dsn": database.dsn,
+            "tables": "public.*",
+            "slot": f"slot_{database.name}",
+            "publication": "pub",
+            "create": "true",
+            "segments": str(segments),
+            "sourceName": "s",
+            **options,
+        }
+        self.database = database
+        self.planned: list[Any] = []
+        self.committed = 0
+        self.start: Any = None
+        self.reader = self._new_reader()
+
+    def _new_reader(self) -> PostgresChangesReader:
+        return PostgresChangesReader(change_options(self.options), self.database.name)
+
+    def die(self) -> None:
+        """The process is gone, with all that it knew; both logs are on disk."""
+        self.reader.stop()
+        self.reader = self._new_reader()
+
+    def plan(self, limit: int | None = None) -> bool:
+        """Whether there is a batch to run. One that was planned before a death is run again, as it was planned."""
+        if len(self.planned) > self.committed:
+            return True
+        if self.start is None:
+            self.start = self.reader.initialOffset()
+        start = self.planned[-1] if self.planned else self.start
+        most: ReadLimit = ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        end = self.reader.latestOffset(start, most)
+        if end is start:
+            return False
+        assert end != start
+        self.planned.append(end)
+        return True
+
+    def read(self) -> list[Event]:
+        """The planned batch, partition by partition."""
+        start = self.planned[-2] if len(self.planned) > 1 else self.start
+        partitions = self.reader.partitions(start, self.planned[-1])
+        return [row for part in partitions for batch in self.reader.read(part) for row in batch.to_pylist()]
+
+    def commit(self) -> None:
+        self.committed = len(self.planned)
+
+    def batch(self, limit: int | None = None) -> list[Event] | None:
+        if not self.plan(limit):
+            return None
+        rows = self.read()
+        self.commit()
+        return rows
+
+    def drain(self, limit: int | None = None) -> list[Event]:
+        """Everything that is in the log now, as ``--once`` does it."""
+        self.reader.prepareForTriggerAvailableNow()
+        events: list[Event] = []
+        while (rows := self.batch(limit)) is not None:
+            events += rows
+        return events
+
+    def stop(self) -> None:
+        self.reader.stop()
+
+
+class DyingFollower(Follower):
+    """Dies at random: before a batch is read, and after it was read but not committed; its rows must come again."""
+
+    def __init__(self, *args: Any, chance: random.Random, **options: str) -> None:
+        super().__init__(*args, **options)
+        self._chance = chance
+        self.deaths = 0
+
+    def batch(self, limit: int | None = None) -> list[Event] | None:
+        if not self.plan(limit):
+            return None
+        rows: list[Event] | None = None
+        for _ in range(3):
+            if self._chance.random() < 0.3:
+                self._die()
+            again = self.read()
+            assert rows is None or again == rows, "a batch that is read again has the same rows, in the same order"
+            rows = again
+            if self._chance.random() < 0.6:
+                break
+            self._die()
+        self.commit()
+        return rows
+
+    def _die(self) -> None:
+        self.deaths += 1
+        ending = self.reader._planner is not None and self.reader._planner._target is not None
+        self.die()
+        if self._chance.random() < 0.3:
+            for path in Path(self.options["segments"]).glob("0*.seg"):
+                path.unlink()  # what was read ahead can be had from the slot again
+        if ending:
+            self.reader.prepareForTriggerAvailableNow()

@@ -1,0 +1,107 @@
+"""Writers that do everything that an application does to its tables, at random, until they are told to stop."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import psycopg
+
+from millstream.testing import PostgresDatabase
+
+TABLES = (
+    # Keys in an order that is not that of bytes; the whole old row in the log.
+    'CREATE TABLE words (word text COLLATE "en-x-icu" PRIMARY KEY, n int, note text)',
+    "ALTER TABLE words REPLICA IDENTITY FULL",
+    "CREATE TABLE pairs (a int, b text, n int, PRIMARY KEY (b, a))",
+)
+LETTERS = "aAbBcCéÉzZ_9"
+
+
+class Writers:
+    """``ddl``: columns and whole tables come and go, too."""
+
+    def __init__(self, database: PostgresDatabase, seed: int, *, count: int = 3, truncate: bool = True) -> None:
+        self._database = database
+        self._stop = threading.Event()
+        self._truncate = truncate
+        self.transactions = 0
+        self.errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(f"{seed}-{number}"), number), daemon=True)
+            for number in range(count)
+        ]
+
+    def start(self) -> Writers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        if self.errors:
+            raise self.errors[0]
+
+    def _run(self, chance: random.Random, number: int) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._database.connect(autocommit=False) as connection:
+                    while not self._stop.is_set():
+                        self._transaction(connection, chance, number)
+            except psycopg.OperationalError:
+                time.sleep(0.1)  # the server is being killed; what was not confirmed may have happened or not
+            except BaseException as error:
+                self.errors.append(error)
+                return
+
+    def _transaction(self, connection: psycopg.Connection[Any], chance: random.Random, number: int) -> None:
+        try:
+            for _ in range(chance.choice([1, 1, 2, 5, 20])):
+                if chance.random() < 0.15:
+                    connection.execute("SAVEPOINT here")
+                    self._change(connection, chance)
+                    connection.execute(chance.choice(["ROLLBACK TO here", "RELEASE here"]))
+                else:
+                    self._change(connection, chance)
+            if self._truncate and chance.random() < 0.01:
+                connection.execute(chance.choice(["TRUNCATE words", "TRUNCATE pairs", "TRUNCATE words, pairs"]))
+            if number == 0 and chance.random() < 0.02:
+                connection.execute("ALTER TABLE pairs ADD COLUMN IF NOT EXISTS extra text DEFAULT 'x'")
+            elif number == 0 and chance.random() < 0.02:
+                connection.execute("ALTER TABLE pairs DROP COLUMN IF EXISTS extra")
+            if chance.random() < 0.1:
+                time.sleep(chance.random() * 0.05)
+            if chance.random() < 0.1:
+                connection.rollback()
+            else:
+                connection.commit()
+                self.transactions += 1
+        except (
+            psycopg.errors.UniqueViolation,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.FeatureNotSupported,
+            psycopg.errors.InFailedSqlTransaction,
+        ):
+            connection.rollback()
+
+    def _change(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
+        word = "".join(chance.choice(LETTERS) for _ in range(2))
+        a, b, n = chance.randrange(12), chance.choice(LETTERS), chance.randrange(1000)
+        note = chance.choice(["", "x" * chance.randrange(20), '"\\\n', None])
+        statements: list[tuple[str, tuple[Any, ...]]] = [
+            ("INSERT INTO words VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (word, n, note)),
+            ("INSERT INTO words VALUES (%s, %s, %s) ON CONFLICT (word) DO UPDATE SET n = excluded.n", (word, n, note)),
+            ("UPDATE words SET n = n + 1, note = %s WHERE word = %s", (note, word)),
+            ("UPDATE words SET word = %s WHERE word = (SELECT min(word) FROM words)", (word,)),
+            ("DELETE FROM words WHERE word = %s", (word,)),
+            ("INSERT INTO pairs (a, b, n) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (a, b, n)),
+            ("UPDATE pairs SET n = %s WHERE a = %s AND b = %s", (n, a, b)),
+            ("UPDATE pairs SET a = (a + %s) %% 12 WHERE b = %s AND n %% 7 = 0 AND a = %s", (n, b, a)),
+            ("DELETE FROM pairs WHERE a = %s AND b = %s", (a, b)),
+        ]
+        statement, values = chance.choice(statements)
+        connection.execute(statement, values)

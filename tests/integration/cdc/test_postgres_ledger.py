@@ -1,0 +1,64 @@
+"""A snapshot beside random writers, then their changes; the follower dies again and again. The ledger is strict."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.testing import PostgresDatabase
+from tests.integration.cdc.following import DyingFollower, Follower
+from tests.integration.cdc.random_writers import TABLES, Writers
+from tests.integration.cdc.strict_ledger import StrictLedger
+
+TRIALS = int(os.environ.get("TRIALS", "3"))
+SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
+
+pytestmark = pytest.mark.timeout(120 + 60 * TRIALS)
+
+
+def rows_of(database: PostgresDatabase, table: str) -> list[dict[str, Any]]:
+    return [row for (row,) in database.execute(f"SELECT to_jsonb(t) FROM {table} t")]
+
+
+def run(database: PostgresDatabase, follower: Follower, seed: int, *, batches: int = 20) -> StrictLedger:
+    database.execute(*TABLES)
+    before = Writers(database, seed, truncate=False).start()
+    time.sleep(0.5)
+    before.stop()
+    writers = Writers(database, seed + 1).start()
+    ledger = StrictLedger()
+    try:
+        while ledger.batch < batches:
+            rows = follower.batch(limit=20)
+            if rows is None:
+                time.sleep(0.01)
+            else:
+                ledger.apply(rows)
+    finally:
+        writers.stop()
+    follower.reader.prepareForTriggerAvailableNow()
+    while (rows := follower.batch(limit=1000)) is not None:
+        ledger.apply(rows)
+    follower.stop()
+    ledger.compare("words", rows_of(database, "words"), ("word",))
+    ledger.compare("pairs", rows_of(database, "pairs"), ("a", "b"))
+    return ledger
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_every_change_comes_exactly_once_and_fits_the_row_before_it(
+    postgres: PostgresDatabase, tmp_path: Path, trial: int
+) -> None:
+    print(f"SEED={SEED}")
+    chance = random.Random(f"{SEED}-{trial}")
+    follower = DyingFollower(postgres, tmp_path / "segments", chance=chance, chunkRows="7")
+    ledger = run(postgres, follower, SEED + 10 * trial)
+    assert ledger.verdict() == []
+    assert follower.deaths > 3
+    assert sum(ledger.ids.values()) > 300
