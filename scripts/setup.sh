@@ -17,14 +17,17 @@ command -v redis-server >/dev/null || missing+=(redis-server)
 java_major() { java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1; }
 if ! command -v java >/dev/null || [ "$(java_major)" -lt 17 ] 2>/dev/null; then missing+=(openjdk-17-jre-headless); fi
 
+# Debian's tools find the servers of every version under this directory; on other systems the path leads to initdb.
+{ ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/dev/null 2>&1 || missing+=(postgresql)
+
 if [ ${#missing[@]} -gt 0 ]; then
   say "setup: installing ${missing[*]} with apt-get ..."
-  # Debian starts redis-server on install; the tests start their own, so nothing may run by itself.
+  # Debian starts servers on install; the tests start their own, so nothing may run by itself.
   if ! { command -v apt-get >/dev/null \
       && as_root apt-get update -qq \
       && as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; }; then
     say "setup: could not install: ${missing[*]}."
-    say "       Install redis-server 7.0 or newer and Java 17 or newer by hand, then run make again."
+    say "       Install redis-server 7.0, PostgreSQL 13 and Java 17, each or newer, by hand, then run make again."
     exit 1
   fi
 fi

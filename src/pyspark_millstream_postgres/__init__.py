@@ -10,4 +10,6 @@ try:
 except Exception as error:
     import logging
 
-    logging.getLogger("millstream.cdc").warning("postgres_changes is not available: %s: %s", type(error).__name__, error)
+    logging.getLogger("millstream.cdc").warning(
+        "postgres_changes is not available: %s: %s", type(error).__name__, error
+    )

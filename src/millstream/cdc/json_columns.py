@@ -23,7 +23,7 @@ Kind = Literal["number", "float", "boolean", "numeric", "plain", "text"]
 """How a column's text becomes JSON. ``plain``: a text that never needs escaping, whatever the value."""
 
 VALUE, NULL, UNCHANGED, UNTOLD = 0, 1, 2, 3
-"""Unchanged: the database kept a value to itself because it is the old one. Untold: nobody knows it, as beside a key."""
+"""Unchanged: the database did not send a value because it is the old one. Untold: nobody knows it, as beside a key."""
 
 _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 _DECIMAL = re.compile(r"decimal\((\d{1,2})\)")
@@ -54,6 +54,9 @@ class NumericAs:
             return cls(text)  # type: ignore[arg-type]  # one of the two
         match = _DECIMAL.fullmatch(text)
         return cls("decimal", int(match[1])) if match and int(match[1]) <= 38 else None
+
+
+NUMERIC_AS_TEXT = NumericAs()
 
 
 def texts(body: Bytes, places: Places) -> pa.Array:
@@ -114,7 +117,7 @@ _ESCAPES = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 
 
 def escaped(values: pa.Array) -> pa.Array:
-    """As JSON asks, and as Python's json writes it. One look at all bytes tells what has to be replaced, if anything."""
+    """As JSON asks, and as Python's json writes it. One look at all bytes tells what has to be replaced."""
     data = values.buffers()[2]
     if data is None or not len(values):
         return values

@@ -27,4 +27,5 @@ def lane_of(keys: pa.Array, lanes: int) -> Numbers:
     hashed ^= hashed >> np.uint64(29)
     hashed *= _PRIME
     hashed ^= hashed >> np.uint64(32)
-    return (hashed % np.uint64(lanes)).astype(np.int64)
+    found: Numbers = (hashed % np.uint64(lanes)).astype(np.int64)
+    return found

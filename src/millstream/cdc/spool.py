@@ -96,7 +96,8 @@ class Spool:
         builder.counted += change
 
     def describe(self, number: int, relation: dict[str, Any] | None, open_transaction: dict[str, Any] | None) -> None:
-        """What a table looks like from here on; None: nobody follows it. A file knows one look of each table: a new one begins another file."""
+        """What a table looks like from here on; None: nobody follows it. A file knows one look of each table, so that a
+        new look begins another file."""
         if self._relations.get(str(number), relation) != relation:
             self.seal()
             self.part(open_transaction)

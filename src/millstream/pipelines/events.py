@@ -26,6 +26,8 @@ COLUMNS: dict[str, str] = {
     "before": "string",
     "after": "string",
     "ts_ms": "bigint",  # when the change happened, as the source says
+    # Where it stands in a database's log: the transaction's place, the transaction, and which change of it this is.
+    "position": "struct<lsn: bigint, transaction: string, order: bigint>",
     "stream": "string",  # where a route processor sends it; null: wherever the sink says
     "payload": "string",  # the input as it came, where it could not be understood
     "error": "string",  # why it cannot be processed; null: it can

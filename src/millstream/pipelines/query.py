@@ -264,7 +264,15 @@ class PipelineRun:
 
     def _opening(self) -> Opening:
         batch, parallel = self.plan.pipeline.spec.batch, self._session.sparkContext.defaultParallelism
-        return Opening(self.name, self.plan.pipeline.tenant, batch.max_events, batch.max_bytes, parallel, self._secrets)
+        return Opening(
+            self.name,
+            self.plan.pipeline.tenant,
+            batch.max_events,
+            batch.max_bytes,
+            parallel,
+            self._secrets,
+            str(self.checkpoint.path.absolute()),
+        )
 
 
 class _SourceOutage:

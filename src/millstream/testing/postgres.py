@@ -69,7 +69,9 @@ class PostgresDatabase:
 
     def drop(self) -> None:
         """With its slots, and whoever is connected."""
-        slots = self.execute(f"SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = '{self.name}'")
+        slots = self.execute(
+            "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = current_database()"
+        )
         for slot, pid in slots:
             if pid is not None:
                 self.execute(f"SELECT pg_terminate_backend({pid}, 10000)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from following import DyingFollower, Follower
+from random_writers import TABLES, Writers
+from strict_ledger import StrictLedger
 
 from millstream.testing import PostgresDatabase
-from tests.integration.cdc.following import DyingFollower, Follower
-from tests.integration.cdc.random_writers import TABLES, Writers
-from tests.integration.cdc.strict_ledger import StrictLedger
 
 TRIALS = int(os.environ.get("TRIALS", "3"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))

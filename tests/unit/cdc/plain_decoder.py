@@ -1,4 +1,4 @@
-"""The decoder as one would write it first: a loop over messages, a loop over columns. The model that ours must equal."""
+"""The decoder as one would write it first: a loop over messages, a loop over columns. Ours must equal it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from millstream.cdc.postgres.pgoutput import Relation
 
 
-def _tuple(message: bytes, at: int) -> tuple[list[str | None | bytes], int]:
+def _tuple(message: bytes, at: int) -> tuple[list[str | bytes | None], int]:
     [count] = struct.unpack_from(">H", message, at)
     at += 2
-    values: list[str | None | bytes] = []
+    values: list[str | bytes | None] = []
     for _ in range(count):
         kind = message[at : at + 1]
         at += 1

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plain_decoder import decode_plainly
 
 from millstream.cdc.postgres.decode import Decoding, decode_changes
 from millstream.cdc.postgres.pgoutput import Column, Relation
 from millstream.cdc.segments import read_segment, write_segment
-from tests.unit.cdc.plain_decoder import decode_plainly
 
 PEOPLE = Relation(
     7,

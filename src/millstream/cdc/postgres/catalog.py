@@ -194,7 +194,9 @@ def refuse_gap(slot: str, found: Slot | None, position: int) -> None:
     """Pure. A slot that is ahead was acknowledged by another reader, or dropped and made anew: the same to us."""
     anew = "What lies between is lost to this pipeline. Begin anew, with a snapshot: `millstream pipeline reset`."
     if found is None:
-        raise PositionLost(f"slot {slot!r} does not exist any more; the checkpoint needs it from {format_lsn(position)}. {anew}")
+        raise PositionLost(
+            f"slot {slot!r} does not exist any more; the checkpoint needs it from {format_lsn(position)}. {anew}"
+        )
     if found.wal_status == "lost":
         why = "the server has removed log that it needed (max_slot_wal_keep_size)"
         raise PositionLost(f"slot {slot!r} is lost: {why}. {anew}")

@@ -56,7 +56,7 @@ class Login:
             return found
 
         try:
-            given = conninfo.conninfo_to_dict(_VARIABLE.sub(value, self.dsn))
+            given: dict[str, Any] = conninfo.conninfo_to_dict(_VARIABLE.sub(value, self.dsn))
         except psycopg.ProgrammingError:
             raise InvalidChangeOption("dsn", "***", "postgresql://user@host:5432/database") from None
         password = self._password(environment)

@@ -17,11 +17,20 @@ import pyarrow.compute as pc
 
 from millstream.cdc.errors import UnreadableMessage
 from millstream.cdc.frame import SCHEMA, constant, in_order
-from millstream.cdc.json_columns import NULL, UNCHANGED, UNTOLD, VALUE, NumericAs, Places, as_json, escaped, json_rows, quoted, texts
+from millstream.cdc.json_columns import (
+    NUMERIC_AS_TEXT,
+    UNCHANGED,
+    UNTOLD,
+    NumericAs,
+    Places,
+    as_json,
+    escaped,
+    json_rows,
+    quoted,
+)
 from millstream.cdc.lanes import lane_of
 from millstream.cdc.postgres.pgoutput import (
     BEGIN,
-    COMMIT,
     DELETE,
     INSERT,
     TRUNCATE,
@@ -30,11 +39,11 @@ from millstream.cdc.postgres.pgoutput import (
     milliseconds,
     parse_truncate,
 )
+from millstream.cdc.postgres.tuples import filled, key_changed, key_only, texts_at, view, walk_copied_rows, walk_tuples
 from millstream.cdc.segments import Bytes, Numbers, Segment
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\x00"
 _NEW, _KEY, _OLD = b"NKO"
-_TEXT, _NOTHING, _TOAST = b"tnu"
 
 Keep = Callable[[Relation, Numbers, list[pa.Array]], npt.NDArray[np.bool_] | None]
 """Which changes of a table are not in a snapshot already, by transaction and key; None: all of them are kept."""
@@ -46,7 +55,7 @@ class Decoding:
 
     source: str
     database: str
-    numeric: NumericAs = NumericAs()
+    numeric: NumericAs = NUMERIC_AS_TEXT
     unchanged: str | None = None
     left_out: frozenset[str] = frozenset()
     """Columns, as ``schema.table.column``, that no event shows."""
@@ -90,7 +99,7 @@ def decode_changes(segment: Segment, how: Decoding) -> pa.RecordBatch:
     described = {int(number): told for number, told in segment.facts["relations"].items()}
     relations = {number: Relation.from_json(told) for number, told in described.items() if told is not None}
     rows = np.isin(kinds, (INSERT, UPDATE, DELETE)) & wanted
-    unsigned = _view(body, ">u4")
+    unsigned = view(body, ">u4")
     of_table = np.where(rows, unsigned[np.minimum(starts + 1, len(unsigned) - 1)], 0) if len(starts) else starts
     pieces: list[pa.RecordBatch] = []
     places: list[Numbers] = []
@@ -128,7 +137,7 @@ def decode_rows(segment: Segment, relation: Relation, how: Decoding, name: str, 
         starts[0] += len(_COPY_HEADER) + 8
     rows = np.flatnonzero(ends - starts > 2)  # the closing alone has two bytes
     begins = starts[rows]
-    columns = list(_walk_copy(body, begins + 2, len(relation.columns)))
+    columns = list(walk_copied_rows(body, begins + 2, len(relation.columns)))
     count = len(begins)
     key = _object(body, columns, relation, how, only=relation.key)
     ordinal = np.arange(count, dtype=np.int64)
@@ -139,7 +148,9 @@ def decode_rows(segment: Segment, relation: Relation, how: Decoding, name: str, 
     )
     after = _object(body, columns, relation, how)
     read_ms = pa.repeat(pa.scalar(segment.facts["ts_ms"], pa.int64()), count)
-    return _batch(identity, key, relation, how, "r", None, after, read_ms, where)
+    return _batch(
+        relation, how, "r", identity=identity, key=key, before=None, after=after, ts_ms=read_ms, position=where
+    )
 
 
 def _transactions(segment: Segment, kinds: Bytes) -> _Transactions:
@@ -148,9 +159,9 @@ def _transactions(segment: Segment, kinds: Bytes) -> _Transactions:
     begun = np.flatnonzero(kinds == BEGIN)
     at = starts[begun]
     before = segment.facts.get("open") or {"lsn": 0, "ts_ms": 0, "xid": 0, "number": 0}
-    lsn = np.concatenate([[before["lsn"]], _view(body, ">i8")[at + 1]]).astype(np.int64)
-    ts_ms = np.concatenate([[before["ts_ms"]], milliseconds(0) + _view(body, ">i8")[at + 9] // 1000]).astype(np.int64)
-    xid = np.concatenate([[before["xid"]], _view(body, ">u4")[at + 17]]).astype(np.int64)
+    lsn = np.concatenate([[before["lsn"]], view(body, ">i8")[at + 1]]).astype(np.int64)
+    ts_ms = np.concatenate([[before["ts_ms"]], milliseconds(0) + view(body, ">i8")[at + 9] // 1000]).astype(np.int64)
+    xid = np.concatenate([[before["xid"]], view(body, ">u4")[at + 17]]).astype(np.int64)
     which = np.cumsum(kinds == BEGIN)
     counted = np.cumsum(np.isin(kinds, (INSERT, UPDATE, DELETE, TRUNCATE)))
     first = np.concatenate([[-before["number"]], counted[begun]]).astype(np.int64)
@@ -164,14 +175,14 @@ def _changes(
     count = len(relation.columns)
     inserted = mine[kinds[mine] == INSERT]
     if len(inserted):
-        new = list(_walk_tuple(body, starts[inserted] + 8, count))
+        new = list(walk_tuples(body, starts[inserted] + 8, count))
         yield "c", 0, _Rows(inserted, None, new)
     deleted = mine[kinds[mine] == DELETE]
     for mark in (_KEY, _OLD):
         some = deleted[body[starts[deleted] + 5] == mark]
         if len(some):
-            old = list(_walk_tuple(body, starts[some] + 8, count))
-            yield "d", 0, _Rows(some, _key_only(old, relation) if mark == _KEY else old, None)
+            old = list(walk_tuples(body, starts[some] + 8, count))
+            yield "d", 0, _Rows(some, key_only(old, relation) if mark == _KEY else old, None)
     updated = mine[kinds[mine] == UPDATE]
     for mark in (_NEW, _KEY, _OLD):
         some = updated[body[starts[updated] + 5] == mark]
@@ -184,15 +195,18 @@ def _updates(
 ) -> Iterator[tuple[str, int, _Rows]]:
     count = len(relation.columns)
     if mark == _NEW:
-        yield "u", 0, _Rows(some, None, list(_walk_tuple(body, starts[some] + 8, count)))
+        yield "u", 0, _Rows(some, None, list(walk_tuples(body, starts[some] + 8, count)))
         return
-    old = list(_walk_tuple(body, starts[some] + 8, count))
-    behind = _end_of(old[-1], starts[some] + 8)
-    new = list(_walk_tuple(body, behind + 3, count))
+    old = list(walk_tuples(body, starts[some] + 8, count))
+    behind = old[-1].begins + old[-1].lengths
+    new = list(walk_tuples(body, behind + 3, count))
     # What was not sent because it did not change stands in the old row.
-    new = [_filled(fresh, stale, mark == _OLD or at in relation.key) for at, (fresh, stale) in enumerate(zip(new, old))]
-    moved = _key_changed(body, old, new, relation)
-    shown = _key_only(old, relation) if mark == _KEY else old
+    new = [
+        filled(fresh, stale, mark == _OLD or at in relation.key)
+        for at, (fresh, stale) in enumerate(zip(new, old, strict=False))
+    ]
+    moved = key_changed(body, old, new, relation)
+    shown = key_only(old, relation) if mark == _KEY else old
     both = _Rows(some, shown, new)
     if moved.any():
         gone, come = both.at(moved), both.at(moved)
@@ -204,71 +218,6 @@ def _updates(
         yield "u", 0, stayed if mark == _OLD else stayed._replace(old=None)
 
 
-def _walk_tuple(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
-    """Column by column through pgoutput's tuples, of which ``at`` are the first columns."""
-    sizes = _view(body, ">i4")
-    for _ in range(count):
-        kind = body[at]
-        has = kind == _TEXT
-        lengths = np.where(has, sizes[at + 1], 0).astype(np.int64)
-        states = np.where(has, VALUE, np.where(kind == _TOAST, UNCHANGED, NULL)).astype(np.uint8)
-        if not np.isin(kind, (_TEXT, _NOTHING, _TOAST)).all():
-            raise UnreadableMessage("a column is neither text, nor null, nor unchanged: is the protocol version 1?")
-        begins = at + np.where(has, 5, 1)
-        yield Places(begins, lengths, states)
-        at = begins + lengths
-
-
-def _walk_copy(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
-    """Column by column through COPY's binary rows."""
-    sizes = _view(body, ">i4")
-    for _ in range(count):
-        size = sizes[at].astype(np.int64)
-        lengths = np.maximum(size, 0)
-        yield Places(at + 4, lengths, np.where(size < 0, NULL, VALUE).astype(np.uint8))
-        at = at + 4 + lengths
-
-
-def _end_of(last: Places | None, empty: Numbers) -> Numbers:
-    return empty if last is None else last.begins + last.lengths
-
-
-def _filled(fresh: Places, stale: Places, known: bool) -> Places:
-    """The old value where the new one was not sent. Beside a key the other old columns are empty, and say nothing."""
-    take = (fresh.states == UNCHANGED) & (stale.states != UNCHANGED) & known
-    if not take.any():
-        return fresh
-    return Places(*(np.where(take, old, new) for old, new in zip(stale, fresh, strict=True)))
-
-
-def _key_only(columns: Sequence[Places], relation: Relation) -> list[Places]:
-    """Beside a key the other columns are null in the message, whatever they are in the table: not told, so not shown."""
-    return [
-        places if at in relation.key else places._replace(states=np.full_like(places.states, UNTOLD))
-        for at, places in enumerate(columns)
-    ]
-
-
-def _key_changed(
-    body: Bytes, old: Sequence[Places], new: Sequence[Places], relation: Relation
-) -> npt.NDArray[np.bool_]:
-    changed = np.zeros(len(old[0].begins), dtype=np.bool_)
-    for at in relation.key:
-        same = pc.equal(_sorted_texts(body, old[at]), _sorted_texts(body, new[at])).fill_null(False)
-        changed |= ~same.to_numpy(zero_copy_only=False) & (new[at].states == VALUE)
-    return changed
-
-
-def _sorted_texts(body: Bytes, places: Places) -> pa.Array:
-    """``texts`` for places that need not ascend: an old and a new row's column may be mixed in them."""
-    if len(places.begins) < 2 or (np.diff(places.begins) > 0).all():
-        return texts(body, places)
-    order = np.argsort(places.begins, kind="stable")
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return texts(body, places.at(order)).take(pa.array(back))
-
-
 def _piece(
     body: Bytes, rows: _Rows, relation: Relation, op: str, half: int, transactions: _Transactions, how: Decoding
 ) -> tuple[pa.RecordBatch, Numbers]:
@@ -277,7 +226,7 @@ def _piece(
     assert side is not None, "a change has a row before it or after it"
     kept = np.ones(len(rows.messages), dtype=np.bool_)
     if how.keep is not None:
-        plain_keys = [_sorted_texts(body, side[at]) for at in relation.key]
+        plain_keys = [texts_at(body, side[at]) for at in relation.key]
         fresh = how.keep(relation, transactions.xid[rows.messages], plain_keys)
         kept &= True if fresh is None else fresh
     if how.lanes > 1:
@@ -299,7 +248,10 @@ def _piece(
     after = None if rows.new is None else _object(body, rows.new, relation, how)
     key = _object(body, side, relation, how, only=relation.key)
     ts_ms = pa.array(transactions.ts_ms[messages])
-    return _batch(identity, key, relation, how, op, before, after, ts_ms, where), messages
+    made = _batch(
+        relation, how, op, identity=identity, key=key, before=before, after=after, ts_ms=ts_ms, position=where
+    )
+    return made, messages
 
 
 def _truncate(
@@ -341,7 +293,7 @@ def _object(
         column, places = relation.columns[at], columns[at]
         if only is None and not how.shows(relation, column.name):
             continue
-        value = as_json(_sorted_texts(body, places), column.kind, how.numeric)
+        value = as_json(texts_at(body, places), column.kind, how.numeric)
         unsent = places.states >= UNCHANGED
         mask = unsent if unsent.any() else None
         if mask is not None and how.unchanged is not None:
@@ -358,11 +310,12 @@ def _object(
 
 
 def _batch(
-    identity: pa.Array,
-    key: pa.Array,
     relation: Relation,
     how: Decoding,
     op: str,
+    *,
+    identity: pa.Array,
+    key: pa.Array,
     before: pa.Array | None,
     after: pa.Array | None,
     ts_ms: pa.Array,
@@ -375,10 +328,4 @@ def _batch(
     return pa.RecordBatch.from_arrays([identity, key, *fixed, *sides, ts_ms, position], schema=SCHEMA)
 
 
-def _view(body: Bytes, kind: str) -> npt.NDArray[Any]:
-    """The buffer as overlapping numbers, one beginning at every byte: an index picks those that are wanted."""
-    width = np.dtype(kind).itemsize
-    return np.ndarray((max(0, len(body) - width + 1),), dtype=kind, buffer=body, strides=(1,))
-
-
-__all__ = ["COMMIT", "Decoding", "Keep", "decode_changes", "decode_rows"]
+__all__ = ["Decoding", "Keep", "decode_changes", "decode_rows"]

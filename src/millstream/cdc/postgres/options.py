@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from millstream.cdc.errors import InvalidChangeOption
-from millstream.cdc.json_columns import NumericAs
+from millstream.cdc.json_columns import NUMERIC_AS_TEXT, NumericAs
 from millstream.cdc.postgres.connection import Login
 from millstream.cdc.postgres.preparation import Wanted
 
@@ -58,7 +58,7 @@ class ChangeOptions:
     source: str
     snapshot: SnapshotMode = "initial"
     lanes: int = 1
-    numeric: NumericAs = NumericAs()
+    numeric: NumericAs = NUMERIC_AS_TEXT
     unchanged: str | None = None
     exclude: frozenset[str] = frozenset()
     max_bytes: int = 1 << 30

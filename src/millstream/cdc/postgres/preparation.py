@@ -14,6 +14,7 @@ from millstream.cdc.errors import SourceRefused
 from millstream.cdc.postgres import catalog
 from millstream.cdc.postgres.catalog import Connection, Slot, Table
 from millstream.cdc.postgres.connection import Login, quoted
+from millstream.cdc.postgres.pgoutput import parse_lsn
 
 _OLDEST = 130_000
 
@@ -71,14 +72,18 @@ def _look(connection: Connection, wanted: Wanted, *, begun: bool) -> tuple[Found
         problems.append(f"the user has no right to replicate. Run: ALTER ROLE {user} REPLICATION")
     tables = catalog.followed_tables(connection, wanted.tables)
     if not tables:
-        problems.append(f"no table is called {', '.join(wanted.tables)}. Write schema.table; * and ? stand for anything.")
+        problems.append(
+            f"no table is called {', '.join(wanted.tables)}. Write schema.table; * and ? stand for anything."
+        )
     problems += _without_key(connection, tables)
     shown = catalog.published(connection, wanted.publication)
     problems += _publication_problems(wanted, tables, shown)
     slot = catalog.slot_of(connection, wanted.slot)
     database: str
     [(database,)] = connection.execute("SELECT current_database()::text").fetchall()
-    problems += _slot_problems(connection, wanted, slot, database, begun=begun, sound=not problems and shown is not None)
+    problems += _slot_problems(
+        connection, wanted, slot, database, begun=begun, sound=not problems and shown is not None
+    )
     system, _ = catalog.server_of(connection)
     return Found(catalog.server_name(system, database), database, tables, shown, slot), problems
 
@@ -165,7 +170,7 @@ def make(login: Login, wanted: Wanted, found: Found) -> int:
             [(position,)] = connection.execute(
                 "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", (wanted.slot,)
             ).fetchall()
-            return catalog.parse_lsn(position)
+            return parse_lsn(position)
         if slot.confirmed is None:
             raise SourceRefused(f"slot {wanted.slot!r} has no position yet: somebody is making it. Try again.")
         return slot.confirmed

@@ -110,9 +110,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         batch = partition.batch
         order = snapshot.ServersOrder(self._options.login)
         unseen = None if batch.seen is None else Unseen(snapshot.read_seen(Path(batch.seen)), order)
-        how = self._decoding(
-            lane=partition.lane, lanes=batch.lanes, after=batch.after, upto=batch.upto, keep=unseen
-        )
+        how = self._decoding(lane=partition.lane, lanes=batch.lanes, after=batch.after, upto=batch.upto, keep=unseen)
         try:
             for file in batch.files:
                 yield decode_changes(_opened(Path(file)), how)

@@ -142,7 +142,7 @@ class Session(threading.Thread):
                 if time.monotonic() > until or self._ending.is_set():
                     raise SourceRefused(
                         f"slot {self._slot!r} is in use: {error}. It was waited for during wal_sender_timeout "
-                        f"({patience:.0f} s). A slot has one reader: stop the other, or give this pipeline its own slot."
+                        f"({patience:.0f} s). A slot has one reader: stop the other, or name another slot."
                     ) from error
                 self._ending.wait(0.2)
             except BaseException:
@@ -258,7 +258,7 @@ class Session(threading.Thread):
             relation = parse_relation(message)
             known = self._describe(relation)
             self._followed[relation.id] = known
-            self._spool.describe(relation.id, known and known.to_json(), self._open())
+            self._spool.describe(relation.id, None if known is None else known.to_json(), self._open())
         elif kind not in STEERING:
             raise SourceRefused(
                 f"the server sent a message of kind {chr(kind)!r}, which protocol version 1 does not have. "

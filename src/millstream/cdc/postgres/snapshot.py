@@ -13,7 +13,7 @@ import json
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from millstream.cdc.postgres.visibility import SeenTable, Snapshot, widened
 from millstream.cdc.segments import Numbers, pin_json, read_facts, write_segment
 
 # Types whose cast to text prints what the type itself prints. Of others (boolean, char(n), inet, ...) it may not.
-_CASTS_LIKE_OUTPUT = frozenset((17, 20, 21, 23, 26, 114, 700, 701, 1082, 1083, 1114, 1184, 1186, 1266, 1700, 2950, 3802))
+_CASTS_LIKE_OUTPUT = frozenset(
+    (17, 20, 21, 23, 26, 114, 700, 701, 1082, 1083, 1114, 1184, 1186, 1266, 1700, 2950, 3802)
+)
 _TEXTS = frozenset((25, 1043))
 _UNSEEN_S = 60.0
 
@@ -178,7 +180,7 @@ def _read_chunk(login: Login, path: Path, chunk: ChunkPlan) -> None:
             except psycopg.errors.UndefinedTable:
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                table = Table(0, *(getattr(table, name) for name in ("schema", "name", "identity")), False, False)
+                table = replace(table, oid=0)  # dropped meanwhile: no rows, seen by everybody
             [(shown, position, ts_ms)] = connection.execute(
                 "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, "
                 "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -324,7 +326,8 @@ class ServersOrder:
         sql = (
             f"SELECT place - 1, bounds FROM (SELECT place, is_bound, count(*) FILTER (WHERE is_bound) "  # noqa: S608
             f"OVER (ORDER BY {names}, is_bound ROWS UNBOUNDED PRECEDING) AS bounds FROM ("
-            f"SELECT {typed}, place, true AS is_bound FROM unnest({lists}) WITH ORDINALITY AS b({names}, place) UNION ALL "
+            f"SELECT {typed}, place, true AS is_bound FROM unnest({lists}) WITH ORDINALITY AS b({names}, place) "
+            "UNION ALL "
             f"SELECT {typed}, place, false FROM unnest({lists}) WITH ORDINALITY AS c({names}, place)) AS both_sides) "
             "AS counted WHERE NOT is_bound ORDER BY place"
         )
@@ -335,5 +338,3 @@ class ServersOrder:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-

@@ -25,7 +25,7 @@ Locate = Callable[["SeenTable", list[pa.Array]], Numbers]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``pg_current_snapshot()``: all below ``xmin`` is done, nothing from ``xmax`` on; of the rest all but ``running``."""
+    """``pg_current_snapshot()``: all below ``xmin`` is seen, nothing from ``xmax`` on; between, all but ``running``."""
 
     xmin: int
     xmax: int
@@ -103,8 +103,9 @@ class Unseen:
         seen = table.judge(several)
         if not seen.any():
             return None
-        by_all = seen.all(axis=0)
-        disputed = (seen.any(axis=0) & ~by_all)[which]
+        by_all: npt.NDArray[np.bool_] = np.all(seen, axis=0)
+        by_some: npt.NDArray[np.bool_] = np.any(seen, axis=0)
+        disputed = (by_some & ~by_all)[which]
         kept: npt.NDArray[np.bool_] = ~by_all[which]
         if disputed.any():
             if not keys:

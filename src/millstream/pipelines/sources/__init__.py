@@ -9,6 +9,7 @@ SOURCES = classes(
     __name__,
     (
         "redis.RedisSource",
+        "postgres.PostgresSource",
         "files.FilesSource",
         "generator.GeneratorSource",
         "spark.SparkSource",

@@ -31,6 +31,8 @@ class Opening:
     max_bytes: int | None = None
     partitions: int = 2
     secrets: SecretFiles = field(default_factory=SecretFiles)
+    checkpoint: str = "checkpoint"
+    """The pipeline's directory, for a source that keeps files of its own beside Spark's."""
 
 
 class SourceConfig(Part):

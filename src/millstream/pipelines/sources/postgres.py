@@ -1,0 +1,139 @@
+"""PostgreSQL as a source, through Spark's ``postgres_changes`` format: the rows that are there, then every change.
+
+An event's id is the source's name, the transaction's place in the log, and the change's number in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from millstream.pipelines.events import event_frame
+from millstream.pipelines.sources.source import Opening, Source, SourceConfig
+from millstream.pipelines.spec.part import Duration, NonEmpty, Size
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from millstream.cdc.postgres.connection import Login
+    from millstream.cdc.postgres.preparation import Wanted
+
+log = logging.getLogger("millstream.pipelines")
+
+_FORMAT = "postgres_changes"
+_SLOT = r"^[a-z0-9_]{1,63}$"
+_NUMERIC = r"^(text|double|decimal\(([0-9]|[12][0-9]|3[0-8])\))$"
+
+
+def _dsn(text: str) -> str:
+    """libpq's own two forms. Its parser says the rest when the pipeline starts."""
+    if not text.startswith(("postgresql://", "postgres://")) and not re.search(
+        r"(^|\s)(host|dbname|service)\s*=", text
+    ):
+        raise PydanticCustomError("dsn", "write postgresql://user@host:5432/database")
+    return text
+
+
+def _column(text: str) -> str:
+    if text.count(".") != 2:
+        raise PydanticCustomError("column", "write schema.table.column")
+    return text
+
+
+class PostgresConfig(SourceConfig):
+    """``tables`` are names or globs, of the schema ``public`` where they name none. ``slot`` and ``publication`` are
+    named after the pipeline unless told otherwise; ``create`` makes them where they are absent. ``lanes: 1`` keeps the
+    order of commits, more keep the order of each key. ``unchanged`` stands for a value that Postgres did not send;
+    without it the value is left out. ``segments`` is where the log is read ahead to, by default under the
+    checkpoint."""
+
+    dsn: Annotated[str, AfterValidator(_dsn)] = Field(repr=False)
+    password_file: NonEmpty | None = None
+    tables: Annotated[list[NonEmpty], Field(min_length=1)]
+    slot: Annotated[str, Field(pattern=_SLOT)] | None = None
+    publication: NonEmpty | None = None
+    create: bool = False
+    snapshot: Literal["never", "initial", "always"] = "initial"
+    lanes: Annotated[int, Field(ge=1, le=64)] = 1
+    numeric: Annotated[str, Field(pattern=_NUMERIC)] = "text"
+    unchanged: NonEmpty | None = None
+    exclude: list[Annotated[str, AfterValidator(_column)]] = Field(default_factory=list)
+    max_bytes: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
+    chunk_rows: Annotated[int, Field(ge=1)] = 100_000
+    segments: NonEmpty | None = None
+    connect_timeout: Annotated[Duration, Field(ge=1000)] = 10_000
+
+    @model_validator(mode="after")
+    def _no_comma(self) -> PostgresConfig:
+        for name in (*self.tables, *self.exclude):
+            if "," in name:
+                raise PydanticCustomError("tables", "a name with a comma cannot be given; a glob can: ? stands for it")
+        return self
+
+
+class PostgresSource(Source):
+    type: Literal["postgres"]
+    config: PostgresConfig
+
+    def open(self, session: SparkSession, opening: Opening) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        changes = session.readStream.format(_FORMAT).options(**self._options(opening)).load()
+        columns = {name: F.col(f"`{name}`") for name in changes.columns}
+        columns["name"] = F.lit(self._name(opening.pipeline))
+        # Digits and a name of a closed alphabet; ours; one letter.
+        return event_frame(changes, columns, plain=("id", "name", "op"))
+
+    def can_fail(self) -> bool:
+        return False
+
+    def identity(self) -> dict[str, Any]:
+        c = self.config
+        return {"server": self._where(), "slot": c.slot, "publication": c.publication}
+
+    def _options(self, opening: Opening) -> dict[str, str]:
+        c = self.config
+        options = {
+            "dsn": c.dsn,
+            "tables": ",".join(c.tables),
+            "slot": self.slot(opening.pipeline),
+            "publication": c.publication or self.slot(opening.pipeline),
+            "create": str(c.create).lower(),
+            "snapshot": c.snapshot,
+            "segments": c.segments or f"{opening.checkpoint}/segments",
+            "sourceName": self._name(opening.pipeline),
+            "lanes": str(c.lanes),
+            "numeric": c.numeric,
+            "exclude": ",".join(c.exclude),
+            "maxBytes": str(c.max_bytes),
+            "maxChangesPerTrigger": str(opening.max_events),
+            "chunkRows": str(min(c.chunk_rows, opening.max_events)),
+        }
+        given = {"passwordFile": c.password_file, "unchanged": c.unchanged, "maxBytesPerTrigger": opening.max_bytes}
+        return options | {name: str(value) for name, value in given.items() if value is not None}
+
+    def slot(self, pipeline: str) -> str:
+        """Its name: a slot's alphabet is narrower than a pipeline's."""
+        return self.config.slot or "millstream_" + re.sub(r"[^a-z0-9_]", "_", pipeline.lower())[:50]
+
+    def _name(self, pipeline: str) -> str:
+        return self.config.id or pipeline
+
+    def _where(self) -> str:
+        return self.login().shown
+
+    def login(self) -> Login:
+        from millstream.cdc.postgres.connection import Login
+
+        c = self.config
+        return Login(c.dsn, c.password_file, None, max(1, c.connect_timeout // 1000))
+
+    def wanted(self, pipeline: str) -> Wanted:
+        from millstream.cdc.postgres.preparation import Wanted
+
+        c, slot = self.config, self.slot(pipeline)
+        return Wanted(tuple(c.tables), slot, c.publication or slot, c.create)
