@@ -237,7 +237,8 @@ def _as_text(column: TableColumn) -> str:
         return name
     if column.type in _CASTS_LIKE_OUTPUT:
         return f"{name}::text"
-    return f"CASE WHEN {name} IS NOT NULL THEN format('%s', {name}) END"
+    # A composite value of nulls alone IS NULL, and yet is a value.
+    return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN format('%s', {name}) END"
 
 
 def _copy(connection: Connection, command: str, body: bytearray, lengths: array[int]) -> None:

@@ -1,0 +1,255 @@
+"""What cannot work is refused before anything is made, in words that say what to do. Against a real PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from following import Follower
+
+from millstream.cdc.errors import InvalidChangeOption, PositionLost, SnapshotLost, SourceRefused, SourceUnreachable
+from millstream.cdc.postgres.connection import ReplicationConnection
+from millstream.cdc.postgres.options import change_options
+from millstream.cdc.postgres.preparation import drop
+from millstream.testing import PostgresDatabase, PostgresProcess, wait_until
+
+ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, note text)"
+
+
+def slots(database: PostgresDatabase) -> list[tuple[str]]:
+    return database.execute("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
+
+
+def refused(follower: Follower) -> str:
+    """The refusal's words, and that nothing was made."""
+    before = slots(follower.database), follower.database.execute("SELECT pubname FROM pg_publication")
+    with pytest.raises(SourceRefused) as caught:
+        follower.plan()
+    assert (slots(follower.database), follower.database.execute("SELECT pubname FROM pg_publication")) == before
+    return str(caught.value)
+
+
+def test_a_server_without_logical_log_is_refused_with_the_setting(tmp_path: Path) -> None:
+    with PostgresProcess({"wal_level": "replica"}) as server:
+        server.main.execute(ORDERS)
+        assert "wal_level = logical" in refused(Follower(server.main, tmp_path))
+
+
+def test_a_user_without_the_right_to_replicate_is_told_the_command(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    role = f"plain_{postgres.name}"
+    postgres.execute(ORDERS, f"CREATE ROLE {role} LOGIN", f"GRANT ALL ON SCHEMA public TO {role}")
+    follower = Follower(postgres, tmp_path, dsn=postgres.dsn.replace("//postgres@", f"//{role}@"))
+    assert f"ALTER ROLE {role} REPLICATION" in refused(follower)
+
+
+def test_a_table_without_a_key_is_refused_before_its_updates_fail(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    postgres.execute("CREATE TABLE log (line text)", "CREATE TABLE none (id int PRIMARY KEY)")
+    postgres.execute("ALTER TABLE none REPLICA IDENTITY NOTHING")
+    words = refused(Follower(postgres, tmp_path))
+    assert "public.log: it has no primary key" in words
+    assert "public.none: its replica identity is NOTHING" in words
+    postgres.execute("INSERT INTO log VALUES ('a')", "UPDATE log SET line = 'b'")
+
+
+def test_no_such_table_publication_or_slot_is_told_with_what_to_run(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    assert "no table is called public.*" in refused(Follower(postgres, tmp_path))
+    postgres.execute(ORDERS)
+    words = refused(Follower(postgres, tmp_path, create="false"))
+    assert 'CREATE PUBLICATION "pub" FOR TABLE "public"."orders"' in words
+    assert "pg_create_logical_replication_slot" in words
+    postgres.execute('CREATE PUBLICATION "pub"')
+    assert 'ALTER PUBLICATION "pub" ADD TABLE "public"."orders"' in refused(
+        Follower(postgres, tmp_path, create="false")
+    )
+
+
+def test_a_publication_younger_than_the_slot_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    follower = Follower(postgres, tmp_path, create="false")
+    postgres.execute(ORDERS, f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'pgoutput')")
+    postgres.execute("INSERT INTO orders VALUES (1, 'between')", "CREATE PUBLICATION pub FOR TABLE orders")
+    assert "younger than slot" in refused(follower)
+
+
+def test_a_slot_of_another_plugin_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    follower = Follower(postgres, tmp_path)
+    postgres.execute(
+        ORDERS, f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'test_decoding')"
+    )
+    assert "pgoutput is needed" in refused(follower)
+
+
+def test_a_wrong_password_is_a_refusal_and_shows_no_secret(tmp_path: Path) -> None:
+    with PostgresProcess() as server:
+        server.main.execute("CREATE ROLE locked LOGIN PASSWORD 'right' REPLICATION")
+        access = server.directory / "data" / "pg_hba.conf"
+        access.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + access.read_text())
+        server.main.execute("SELECT pg_reload_conf()")
+        dsn = f"postgresql://locked:hunter2@127.0.0.1:{server.port}/postgres"
+        words = []
+
+        def refusal() -> bool:
+            with pytest.raises(SourceRefused) as caught:
+                Follower(server.main, tmp_path, dsn=dsn).plan()
+            words.append(str(caught.value))
+            return "refused the login" in words[-1]
+
+        wait_until(refusal, what="the new rules of access")
+        assert "hunter2" not in "".join(words)
+
+
+def test_a_server_that_is_away_is_no_refusal(tmp_path: Path, postgres: PostgresDatabase) -> None:
+    follower = Follower(postgres, tmp_path, dsn="postgresql://postgres@127.0.0.1:1/postgres")
+    with pytest.raises(SourceUnreachable):
+        follower.plan()
+
+
+# --- after a checkpoint was made -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def begun(postgres: PostgresDatabase, tmp_path: Path) -> Iterator[Follower]:
+    """A follower that has finished a batch, and has stopped."""
+    postgres.execute(ORDERS, "INSERT INTO orders VALUES (1, 'a')")
+    follower = Follower(postgres, tmp_path / "segments")
+    assert len(follower.drain()) == 1
+    postgres.execute("INSERT INTO orders VALUES (2, 'b')")
+    assert len(follower.drain()) == 1
+    follower.die()
+    yield follower
+    follower.stop()
+
+
+def lost(follower: Follower) -> str:
+    with pytest.raises(PositionLost) as caught:
+        follower.drain()
+    follower.die()
+    return str(caught.value)
+
+
+def test_a_slot_that_is_gone_is_a_loss(begun: Follower) -> None:
+    assert drop(begun.reader._options.login, begun.options["slot"])
+    assert "does not exist any more" in lost(begun)
+    assert slots(begun.database) == [], "it is not quietly made anew, either"
+
+
+def test_a_slot_made_anew_is_a_loss_and_not_a_gap(begun: Follower) -> None:
+    drop(begun.reader._options.login, begun.options["slot"])
+    begun.database.execute("INSERT INTO orders VALUES (3, 'lost')")
+    begun.database.execute(f"SELECT pg_create_logical_replication_slot('{begun.options['slot']}', 'pgoutput')")
+    begun.database.execute("INSERT INTO orders VALUES (4, 'seen')")
+    assert "ahead of the checkpoint" in lost(begun)
+
+
+def test_a_slot_that_another_reader_moved_is_a_loss(begun: Follower) -> None:
+    begun.database.execute("INSERT INTO orders VALUES (3, 'taken')")
+    begun.database.execute(f"SELECT pg_replication_slot_advance('{begun.options['slot']}', pg_current_wal_lsn())")
+    assert "ahead of the checkpoint" in lost(begun)
+
+
+def test_a_slot_that_is_moved_while_the_server_is_away_from_us_is_a_loss(begun: Follower) -> None:
+    """The session connects again by itself; then, too, it asks where the slot stands."""
+    begun.database.execute("INSERT INTO orders VALUES (3, 'c')")
+    assert len(begun.drain()) == 1
+    slot = begun.options["slot"]
+
+    def taken() -> bool:
+        try:
+            begun.database.execute(
+                f"SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = '{slot}'",
+                "INSERT INTO orders SELECT max(id) + 1 FROM orders",
+                f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())",
+            )
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
+
+    wait_until(taken, what="the slot between two sessions")
+    with pytest.raises(PositionLost):
+        begun.drain()
+
+
+def test_another_server_than_before_is_a_loss(begun: Follower) -> None:
+    with PostgresProcess() as other:
+        other.main.execute(f"CREATE DATABASE {begun.database.name}")
+        there = PostgresDatabase(other, begun.database.name)
+        there.execute(ORDERS)
+        begun.options["dsn"] = there.dsn
+        begun.die()
+        assert "another server or database" in lost(begun)
+
+
+def test_a_slot_whose_log_the_server_removed_is_a_loss(tmp_path: Path) -> None:
+    settings = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
+    with PostgresProcess(settings) as server:
+        server.main.execute(ORDERS)
+        follower = Follower(server.main, tmp_path)
+        follower.drain()
+        follower.die()
+        for _ in range(4):
+            server.main.execute(
+                "INSERT INTO orders SELECT i, repeat('x', 1000) FROM generate_series(1, 20000) i",
+                "DELETE FROM orders",
+                "SELECT pg_switch_wal()",
+                "CHECKPOINT",
+            )
+        assert "is lost" in lost(follower)
+
+
+def test_a_slot_in_use_is_waited_for_and_then_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    postgres.execute(ORDERS)
+    follower = Follower(postgres, tmp_path)
+    follower.drain()
+    follower.die()
+    held = ReplicationConnection(follower.reader._options.login)
+    held.start(
+        f"START_REPLICATION SLOT {follower.options['slot']} LOGICAL 0/0 (proto_version '1', publication_names 'pub')"
+    )
+    postgres.execute(
+        f"ALTER DATABASE {postgres.name} SET wal_sender_timeout = '1s'", "INSERT INTO orders VALUES (1, 'a')"
+    )
+    with pytest.raises(SourceRefused, match=r"is in use.*wal_sender_timeout"):
+        follower.drain()
+    follower.die()
+    held.close()
+    assert len(follower.drain()) == 1, "once it is free, all is well"
+    follower.stop()
+
+
+def test_what_a_snapshot_saw_must_not_be_lost(begun: Follower) -> None:
+    for path in Path(begun.options["segments"]).glob("*.json"):
+        path.unlink()
+    with pytest.raises(SnapshotLost, match="pipeline reset"):
+        begun.drain()
+
+
+# --- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("slot", "Has-Capitals"),
+        ("slot", ""),
+        ("tables", ""),
+        ("dsn", ""),
+        ("publication", ""),
+        ("segments", ""),
+        ("snapshot", "sometimes"),
+        ("lanes", "0"),
+        ("lanes", "65"),
+        ("numeric", "decimal(39)"),
+        ("numeric", "float"),
+        ("maxBytes", "much"),
+        ("chunkRows", "-1"),
+        ("create", "perhaps"),
+        ("exclude", "note"),
+        ("tabels", "orders"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_it_may_be(option: str, value: str) -> None:
+    good = {"dsn": "postgresql://h/d", "tables": "t", "slot": "s", "publication": "p", "segments": "/nowhere"}
+    change_options(good)
+    with pytest.raises(InvalidChangeOption, match=option):
+        change_options({**good, option: value})
