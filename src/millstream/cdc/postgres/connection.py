@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,19 @@ class Login:
         port, name = given.get("port") or 5432, given.get("dbname") or given.get("user") or ""
         return f"{given.get('host') or 'localhost'}:{port}/{name}"
 
-    def connect(self) -> psycopg.Connection[Any]:
-        """For SQL, in autocommit."""
+    @contextmanager
+    def connect(self) -> Iterator[psycopg.Connection[Any]]:
+        """For SQL, in autocommit. What the driver raises while it is open leaves as an error of ours."""
         try:
-            return psycopg.connect(self.resolve(), autocommit=True)
+            with psycopg.connect(self.resolve(), autocommit=True) as connection:
+                yield connection
         except psycopg.OperationalError as error:
             raise self.failure(error) from error
+        except psycopg.Error as error:
+            text = " ".join(str(error).split())
+            raise SourceRefused(
+                f"{self.shown} says: {text}. Give the user what it lacks, or correct it there."
+            ) from error
 
     def failure(self, error: psycopg.Error | str) -> SourceUnreachable | SourceRefused:
         """A refusal where the same login can never succeed; else something that may pass."""

@@ -55,7 +55,6 @@ class Planner:
         self._directory = Path(options.segments)
         self._spool: Spool | None = None
         self._session: Session | None = None
-        self._catalog: catalog.Connection | None = None
         self._target: int | None = None
         self._again = options.snapshot == "always"
         self._known: set[str] | None = None
@@ -124,8 +123,6 @@ class Planner:
     def close(self) -> None:
         if self._session is not None:
             self._session.stop()
-        if self._catalog is not None:
-            self._catalog.close()
 
     # --- the session ----------------------------------------------------------------------------------------------
 

@@ -111,11 +111,8 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         order = snapshot.ServersOrder(self._options.login)
         unseen = None if batch.seen is None else Unseen(snapshot.read_seen(Path(batch.seen)), order)
         how = self._decoding(lane=partition.lane, lanes=batch.lanes, after=batch.after, upto=batch.upto, keep=unseen)
-        try:
-            for file in batch.files:
-                yield decode_changes(_opened(Path(file)), how)
-        finally:
-            order.close()
+        for file in batch.files:
+            yield decode_changes(_opened(Path(file)), how)
 
     def _chunk(self, partition: ChunkPartition) -> Iterator[pa.RecordBatch]:
         directory = Path(self._options.segments)

@@ -307,13 +307,10 @@ class ServersOrder:
 
     def __init__(self, login: Login) -> None:
         self._login = login
-        self._connection: Connection | None = None
 
     def __call__(self, table: SeenTable, keys: list[pa.Array]) -> Numbers:
         if not table.bounds:
             return np.zeros(len(keys[0]), dtype=np.int64)
-        if self._connection is None:
-            self._connection = self._login.connect()
         arrays: list[Any] = [[bound[at] for bound in table.bounds] for at in range(len(table.key))]
         arrays += [key.to_pylist() for key in keys]
         count = len(table.key)
@@ -332,10 +329,6 @@ class ServersOrder:
             f"SELECT {typed}, place, false FROM unnest({lists}) WITH ORDINALITY AS c({names}, place)) AS both_sides) "
             "AS counted WHERE NOT is_bound ORDER BY place"
         )
-        rows = self._connection.execute(sql, arrays).fetchall()
+        with self._login.connect() as connection:
+            rows = connection.execute(sql, arrays).fetchall()
         return np.array([bounds for _, bounds in rows], dtype=np.int64)
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
