@@ -20,6 +20,7 @@ class Suite(StrEnum):
     assignment = "assignment"
     spark = "spark"
     pipeline = "pipeline"
+    cdc = "cdc"
 
 
 def command(

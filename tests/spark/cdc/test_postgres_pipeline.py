@@ -34,7 +34,7 @@ def run_once(
 ) -> None:
     text = SPEC.replace("DSN", postgres.dsn).replace("URL", url).replace("CHECKPOINT", str(path / "checkpoint"))
     text = text.replace("MORE", more).replace("ENVELOPE", envelope)
-    with Runner([parse_pipeline(text, "shop.yaml")], once=True, session=spark) as runner:
+    with Runner([parse_pipeline(text)], once=True, session=spark) as runner:
         assert runner.wait(), runner.named("shop").error
 
 

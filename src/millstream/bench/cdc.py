@@ -1,0 +1,288 @@
+"""Change data capture from PostgreSQL: to Redis through a pipeline, decoding alone, a snapshot, and batch after batch.
+
+``MILLSTREAM_BENCH_CHANGES`` sets the length of the backlog: the goals are for one so long that starting a query does not
+count (5,000,000, the default).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.bench.result import Progress, Result, interleaved
+from millstream.cdc.postgres.decode import Decoding, decode_changes
+from millstream.cdc.postgres.options import change_options
+from millstream.cdc.postgres.pgoutput import Relation
+from millstream.cdc.postgres.reader import PostgresChangesReader
+from millstream.cdc.segments import read_segment
+from millstream.pipelines.plan import plan
+from millstream.pipelines.runner import Runner
+from millstream.pipelines.session import start_session
+from millstream.pipelines.spec.pipeline import Pipeline
+from millstream.testing import PostgresProcess, RedisProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHANGES = int(os.environ.get("MILLSTREAM_BENCH_CHANGES", "5000000"))
+BATCH = 500_000
+PER_TRANSACTION = 1_000
+FLAT_BATCHES = 50
+DECODED_BYTES = 64 << 20
+"""Of the backlog, for decoding alone: the peer takes seconds for it."""
+_runs = itertools.count()
+
+
+def run(rounds: int, progress: Progress) -> list[Result]:
+    settings = {"max_replication_slots": "64", "max_wal_size": "8GB", "synchronous_commit": "off"}
+    with (
+        tempfile.TemporaryDirectory(prefix="millstream-bench-") as scratch,
+        PostgresProcess(settings) as postgres,
+        RedisProcess() as redis,
+    ):
+        slots = _slots(postgres, 2 * (rounds + 1) + 3)
+        progress(f"writing a backlog of {CHANGES:,} changes, in transactions of {PER_TRANSACTION:,}")
+        _write_backlog(postgres)
+        session = start_session([plan(_pipeline(postgres, redis, scratch, "warm", "never"))], {}, "local[2]")
+        try:
+            ours = partial(_through_pipeline, session, postgres, redis, scratch, slots)
+            peer = partial(_recvlogical, postgres, slots)
+            progress("warming up")
+            ours()
+            progress("Postgres to Redis, and pg_recvlogical to /dev/null")
+            stream, received = interleaved(rounds, ours, peer)
+            progress("decoding alone")
+            segments = _spooled(postgres, next(slots), Path(scratch, "decode"))
+            decoded, plain = interleaved(rounds, partial(_decode, segments), partial(_decode_plainly, segments))
+            progress("a snapshot to Redis, and COPY to /dev/null")
+            snapshot, copied = interleaved(
+                rounds, partial(_snapshot, session, postgres, redis, scratch), partial(_copied, postgres)
+            )
+        finally:
+            session.stop()
+        progress(f"{FLAT_BATCHES} batches, and again beside an open transaction")
+        growth = _growth(postgres, next(slots), Path(scratch, "flat"))
+        with postgres.main.connect(autocommit=False) as other:
+            other.execute("INSERT INTO orders VALUES (-1, 1, 1, 'open', 'open')")
+            growth = max(growth, _growth(postgres, next(slots), Path(scratch, "flat-open")))
+            other.rollback()
+    return [
+        Result("cdc_postgres", stream, "changes/s", "pg_recvlogical to /dev/null", received, ">= 0.25 x"),
+        Result("cdc_decode", decoded, "changes/s", "a tight loop in Python", plain, ">= 3 x"),
+        Result("cdc_snapshot", snapshot, "rows/s", "COPY TO STDOUT", copied, ">= 0.15 x"),
+        Result("cdc_flat", growth, "x", None, None, "<= 1.2"),
+    ]
+
+
+def _slots(postgres: PostgresProcess, count: int) -> Iterator[str]:
+    postgres.main.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, customer int, amount numeric(10, 2), status text, note text)",
+        "CREATE PUBLICATION bench FOR TABLE orders",
+    )
+    names = [f"bench_{number}" for number in range(count)]
+    for name in names:
+        postgres.main.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    return iter(names)
+
+
+def _write_backlog(postgres: PostgresProcess) -> None:
+    """Half of it new rows, most of the rest updates, some deletes; what is left in the table is the snapshot's."""
+    half = CHANGES // 2
+    insert = (
+        "INSERT INTO orders SELECT i, i %% 1000, (i %% 9999) / 100.0, 'new', 'order number ' || i "
+        "FROM generate_series(%s::int, %s::int) AS i"
+    )
+    update = "UPDATE orders SET status = 'paid', amount = amount + 1 WHERE id BETWEEN %s AND %s"
+    delete = "DELETE FROM orders WHERE id BETWEEN %s AND %s"
+    with postgres.main.connect() as connection:
+        for statement, last in ((insert, half), (update, CHANGES * 2 // 5), (delete, CHANGES - half - CHANGES * 2 // 5)):
+            for first in range(1, last + 1, PER_TRANSACTION):
+                connection.execute(statement, (first, min(last, first + PER_TRANSACTION - 1)))
+        connection.execute("CHECKPOINT")
+
+
+def _pipeline(
+    postgres: PostgresProcess, redis: RedisProcess, scratch: str, slot: str, snapshot: str, **more: Any
+) -> Pipeline:
+    name = f"bench-{next(_runs)}"
+    source = {
+        "dsn": postgres.main.dsn,
+        "tables": ["orders"],
+        "slot": slot,
+        "publication": "bench",
+        "snapshot": snapshot,
+        **more,
+    }
+    return Pipeline.model_validate(
+        {
+            "apiVersion": "millstream/v1",
+            "kind": "Pipeline",
+            "metadata": {"name": name},
+            "spec": {
+                "source": {"type": "postgres", "config": source},
+                "sinks": [{"type": "redis", "config": {"id": "out", "uri": redis.url, "stream": "changes"}}],
+                "batch": {"max_events": BATCH},
+                "checkpoint": {"path": f"{scratch}/{name}"},
+            },
+        }
+    )
+
+
+def _run(session: SparkSession, redis: RedisProcess, pipeline: Pipeline) -> tuple[int, float]:
+    """How many entries reached Redis, and in how many seconds."""
+    import redis as client_library
+
+    client = client_library.Redis(port=redis.port)
+    client.flushall()
+    runner = Runner([pipeline], once=True, session=session)
+    began = time.perf_counter()
+    runner.start()
+    [made] = runner.runs.values()
+    while made.check() == "running":
+        time.sleep(0.05)
+    took = time.perf_counter() - began
+    assert made.state == "finished", made.error
+    count = int(client.xlen("changes"))
+    client.flushall()
+    return count, took
+
+
+def _through_pipeline(
+    session: SparkSession, postgres: PostgresProcess, redis: RedisProcess, scratch: str, slots: Iterator[str]
+) -> float:
+    count, took = _run(session, redis, _pipeline(postgres, redis, scratch, next(slots), "never"))
+    assert count == CHANGES, f"{count} of {CHANGES} changes reached Redis"
+    return count / took
+
+
+def _recvlogical(postgres: PostgresProcess, slots: Iterator[str]) -> float:
+    [(end,)] = postgres.main.execute("SELECT pg_current_wal_lsn()")
+    words = [str(postgres.binaries / "pg_recvlogical"), "-d", postgres.main.dsn, "--slot", next(slots), "--start"]
+    words += ["-o", "proto_version=1", "-o", "publication_names=bench", "-f", "/dev/null", "--endpos", end, "--no-loop"]
+    began = time.perf_counter()
+    subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
+    return CHANGES / (time.perf_counter() - began)
+
+
+def _snapshot(session: SparkSession, postgres: PostgresProcess, redis: RedisProcess, scratch: str) -> float:
+    slot = f"snapshot_{next(_runs)}"
+    count, took = _run(session, redis, _pipeline(postgres, redis, scratch, slot, "initial", create=True))
+    postgres.main.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    [(rows,)] = postgres.main.execute("SELECT count(*) FROM orders")
+    assert count == rows, f"{count} of {rows} rows reached Redis"
+    return count / took
+
+
+def _copied(postgres: PostgresProcess) -> float:
+    [(rows,)] = postgres.main.execute("SELECT count(*) FROM orders")
+    words = [str(postgres.binaries / "psql"), "-d", postgres.main.dsn, "-c", "COPY orders TO STDOUT"]
+    began = time.perf_counter()
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return float(rows) / (time.perf_counter() - began)
+
+
+@contextmanager
+def _reader(postgres: PostgresProcess, slot: str, directory: Path) -> Iterator[PostgresChangesReader]:
+    options = {"dsn": postgres.main.dsn, "tables": "orders", "slot": slot, "publication": "bench", "snapshot": "never"}
+    made = PostgresChangesReader(change_options({**options, "segments": str(directory)}), "postgres")
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def _spooled(postgres: PostgresProcess, slot: str, directory: Path) -> list[Path]:
+    """Some segments of the backlog, as a session leaves them."""
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    with _reader(postgres, slot, directory) as reader:
+        reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadMaxRows(CHANGES))
+        reader.partitions(start, end)
+    found, size = [], 0
+    for path in sorted(directory.glob("0*.seg")):
+        found.append(path)
+        size += path.stat().st_size
+        if size > DECODED_BYTES:
+            break
+    return found
+
+
+def _decode(segments: list[Path]) -> float:
+    how = Decoding("bench", "postgres")
+    began = time.perf_counter()
+    rows: int = sum(decode_changes(read_segment(path), how).num_rows for path in segments)
+    return rows / (time.perf_counter() - began)
+
+
+def _decode_plainly(segments: list[Path]) -> float:
+    began = time.perf_counter()
+    rows = sum(_plain_rows(path) for path in segments)
+    return rows / (time.perf_counter() - began)
+
+
+def _plain_rows(path: Path) -> int:
+    """What one writes first, as tight as Python gets: one row after the other, the same JSON at the end."""
+    segment = read_segment(path)
+    body = bytes(segment.body)
+    tables = {int(number): Relation.from_json(told) for number, told in segment.facts["relations"].items()}
+    length_at, dumps = struct.Struct(">I").unpack_from, json.dumps
+    events: list[tuple[str, str]] = []
+    lsn = 0
+    for at in segment.starts.tolist():
+        kind = body[at]
+        if kind == 66:  # begin
+            lsn = int.from_bytes(body[at + 1 : at + 9])
+        elif kind in (73, 85, 68):  # insert, update, delete
+            relation = tables[length_at(body, at + 1)[0]]
+            key_alone = body[at + 5] == 75
+            at += 8
+            members = []
+            for column in relation.columns:
+                what = body[at]
+                if what == 116:
+                    [size] = length_at(body, at + 1)
+                    text = body[at + 5 : at + 5 + size].decode()
+                    members.append(f'"{column.name}":{text if column.kind == "number" else dumps(text)}')
+                    at += 5 + size
+                else:
+                    at += 1
+                    if what == 110 and not key_alone:
+                        members.append(f'"{column.name}":null')
+            events.append((f"bench:{lsn}:{len(events)}", "{" + ",".join(members) + "}"))
+    return len(events)
+
+
+def _growth(postgres: PostgresProcess, slot: str, directory: Path) -> float:
+    """How many times the last batches of a backlog cost what the first did: planning, reading ahead, decoding."""
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    costs: list[float] = []
+    with _reader(postgres, slot, directory) as reader:
+        reader.prepareForTriggerAvailableNow()
+        start, most = reader.initialOffset(), ReadMaxRows(max(1, CHANGES // FLAT_BATCHES))
+        while True:
+            began = time.perf_counter()
+            end = reader.latestOffset(start, most)
+            if end is start:
+                break
+            for partition in reader.partitions(start, end):
+                for _ in reader.read(partition):
+                    pass
+            costs.append(time.perf_counter() - began)
+            start = end
+    few: Callable[[list[float]], float] = statistics.median
+    # The first of all opens the slot and waits for the server, which no other batch does.
+    return few(costs[-6:-1]) / few(costs[1:6])
