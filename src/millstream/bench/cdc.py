@@ -1,7 +1,7 @@
 """Change data capture from PostgreSQL: to Redis through a pipeline, decoding alone, a snapshot, and batch after batch.
 
-``MILLSTREAM_BENCH_CHANGES`` sets the length of the backlog: the goals are for one so long that starting a query does not
-count (5,000,000, the default).
+``MILLSTREAM_BENCH_CHANGES`` sets the length of the backlog: the goals are for one so long that starting a query does
+not count (5,000,000, the default).
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ from millstream.cdc.postgres.options import change_options
 from millstream.cdc.postgres.pgoutput import Relation
 from millstream.cdc.postgres.reader import PostgresChangesReader
 from millstream.cdc.segments import read_segment
-from millstream.pipelines.plan import plan
-from millstream.pipelines.runner import Runner
-from millstream.pipelines.session import start_session
-from millstream.pipelines.spec.pipeline import Pipeline
+from millstream.pipelines import Pipeline, Runner, make_plan, start_session
 from millstream.testing import PostgresProcess, RedisProcess
 
 if TYPE_CHECKING:
@@ -54,7 +51,7 @@ def run(rounds: int, progress: Progress) -> list[Result]:
         slots = _slots(postgres, 2 * (rounds + 1) + 3)
         progress(f"writing a backlog of {CHANGES:,} changes, in transactions of {PER_TRANSACTION:,}")
         _write_backlog(postgres)
-        session = start_session([plan(_pipeline(postgres, redis, scratch, "warm", "never"))], {}, "local[2]")
+        session = start_session([make_plan(_pipeline(postgres, redis, scratch, "warm", "never"))], "local[2]")
         try:
             ours = partial(_through_pipeline, session, postgres, redis, scratch, slots)
             peer = partial(_recvlogical, postgres, slots)
@@ -106,7 +103,11 @@ def _write_backlog(postgres: PostgresProcess) -> None:
     update = "UPDATE orders SET status = 'paid', amount = amount + 1 WHERE id BETWEEN %s AND %s"
     delete = "DELETE FROM orders WHERE id BETWEEN %s AND %s"
     with postgres.main.connect() as connection:
-        for statement, last in ((insert, half), (update, CHANGES * 2 // 5), (delete, CHANGES - half - CHANGES * 2 // 5)):
+        for statement, last in (
+            (insert, half),
+            (update, CHANGES * 2 // 5),
+            (delete, CHANGES - half - CHANGES * 2 // 5),
+        ):
             for first in range(1, last + 1, PER_TRANSACTION):
                 connection.execute(statement, (first, min(last, first + PER_TRANSACTION - 1)))
         connection.execute("CHECKPOINT")
@@ -241,7 +242,8 @@ def _plain_rows(path: Path) -> int:
     length_at, dumps = struct.Struct(">I").unpack_from, json.dumps
     events: list[tuple[str, str]] = []
     lsn = 0
-    for at in segment.starts.tolist():
+    for start in segment.starts.tolist():
+        at = start
         kind = body[at]
         if kind == 66:  # begin
             lsn = int.from_bytes(body[at + 1 : at + 9])

@@ -10,6 +10,34 @@ the frame; positions as whole numbers that grow along the log; chunks of a snaps
 which changes they saw; a reader and a source for Spark.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millstream.cdc.postgres.connection import Login
+    from millstream.cdc.postgres.operation import SlotStatus, acknowledge_end, refusal, slot_status
+    from millstream.cdc.postgres.preparation import Wanted, drop
+
 POSTGRES_FORMAT = "postgres_changes"
 
-__all__ = ["POSTGRES_FORMAT"]
+_WHERE = {
+    "Login": "connection",
+    "SlotStatus": "operation",
+    "Wanted": "preparation",
+    "acknowledge_end": "operation",
+    "drop": "preparation",
+    "refusal": "operation",
+    "slot_status": "operation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: Spark's workers load one small module of this room, and must not wait for the rest."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.postgres.{_WHERE[name]}"), name)
+
+
+__all__ = ["POSTGRES_FORMAT", "Login", "SlotStatus", "Wanted", "acknowledge_end", "drop", "refusal", "slot_status"]

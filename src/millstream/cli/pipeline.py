@@ -261,6 +261,12 @@ def reset(file: File, yes: Yes = False) -> None:
         confirm("Remove it? The next start reads from the source's beginning, and writes everything again.", yes=yes)
     checkpoint.reset(made)
     typer.secho("removed", fg="green")
+    left = made.pipeline.spec.source.leftover(made.pipeline.name)
+    if left is not None:
+        typer.echo(left.what)
+        if yes or typer.confirm("Remove that, too?"):
+            left.remove()
+            typer.secho("removed", fg="green")
 
 
 @app.command()

@@ -132,6 +132,9 @@ class Checkpoint:
     def last_committed(self) -> int | None:
         return max(self._numbers("commits"), default=None)
 
+    def last_planned(self) -> int | None:
+        return max(self._numbers("offsets"), default=None)
+
     def batches(self, last: int = 20) -> list[BatchRecord]:
         return [self._batch(number) for number in sorted(self._numbers("offsets"))[-last:]]
 

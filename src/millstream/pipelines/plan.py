@@ -11,7 +11,7 @@ from typing import Literal
 from millstream.pipelines.processors import Processor
 from millstream.pipelines.sinks import Delivery, Sink
 from millstream.pipelines.spec.pipeline import Pipeline
-from millstream.pipelines.spec.uri import RedisAddress
+from millstream.pipelines.spec.uri import RedisAddress, has_secret
 
 Numbering = Literal["none", "in the batch", "by the batch"]
 
@@ -60,6 +60,11 @@ class PipelinePlan:
                 yield f"sink {sink.config.id}", address
         if self.dead_letters is not None:
             yield "dlq", self.dead_letters.address
+
+    def secrets(self) -> Iterator[str]:
+        """Addresses with a password in them."""
+        yield from (address.uri for _, address in self.addresses() if has_secret(address.uri))
+        yield from self.pipeline.spec.source.secrets()
 
     @property
     def passes(self) -> tuple[tuple[Sink, ...], ...]:

@@ -34,6 +34,9 @@ def _problems(made: PipelinePlan, once: bool, master: str) -> Iterator[tuple[str
         yield "checkpoint", str(error)
     if once and source.endless():
         yield "source", "the generator never ends: --once needs rows or rate"
+    begun = Checkpoint(made.pipeline.checkpoint_path).last_planned() is not None
+    for why in source.problems_before_start(name, begun=begun, master=master):
+        yield "source", why
     for placed in (*made.streaming, *made.per_batch):
         for why in placed.processor.problems_before_start():
             yield placed.name, why

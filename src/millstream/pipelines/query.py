@@ -247,7 +247,17 @@ class PipelineRun:
             self._lag.stop()
         for deliverer in self._deliverers:
             deliverer.stop(drain_s=drain_s)
+        self._tell_source()
         self._become(to)
+
+    def _tell_source(self) -> None:
+        last = self.checkpoint.last_committed()
+        ends = None if last is None else self.checkpoint.ends(last)
+        if ends:
+            try:
+                self.plan.pipeline.spec.source.finished(self._opening(), ends[0])
+            except Exception as error:  # the next start tells it again, so that nothing is lost
+                log.warning("pipeline %s: its source was not told where it ended: %s", self.name, short(error))
 
     def _become(self, state: State) -> None:
         self._state = state

@@ -32,14 +32,15 @@ class SecretFiles:
         own = {} if address.password_file is None else {"passwordFile": address.password_file}
         if not has_secret(address.uri):
             return {"url": address.uri, **own}
-        return {"urlFile": self._path(address.uri), **own}
+        return {"urlFile": self.file(address.uri), **own}
 
     def close(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self._directory, self._paths = None, {}
 
-    def _path(self, uri: str) -> str:
+    def file(self, uri: str) -> str:
+        """The path of a file that holds this text."""
         if self._directory is None:
             _sweep()
             self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))  # mode 0700
@@ -75,9 +76,8 @@ def unreachable(addresses: Iterable[tuple[str, RedisAddress]], master: str) -> I
 
 
 @contextmanager
-def without_secret_variables(addresses: Sequence[RedisAddress]) -> Iterator[None]:
+def without_secret_variables(uris: Sequence[str]) -> Iterator[None]:
     """While it lasts, children inherit no variable that holds one of these URIs, or its password alone."""
-    uris = [address.uri for address in addresses if has_secret(address.uri)]
     passwords = {unquote(found) for uri in uris if (found := urlsplit(uri).password)}
     hidden = {
         name: value for name, value in os.environ.items() if value in passwords or any(uri in value for uri in uris)

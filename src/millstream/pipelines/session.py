@@ -59,7 +59,7 @@ def start_session(plans: Sequence[PipelinePlan], master: str | None = None) -> S
     for name, value in settings.items():
         if not any(word in name.lower() for word in SECRET_WORDS):
             open_ones.set(name, value)
-    with without_secret_variables([address for made in plans for _, address in made.addresses()]):
+    with without_secret_variables([text for made in plans for text in made.secrets()]):
         SparkContext._ensure_initialized(conf=open_ones)
     builder = SparkSession.builder
     for name, value in settings.items():

@@ -70,7 +70,7 @@ def test_children_inherit_no_variable_with_a_password(monkeypatch: pytest.Monkey
     monkeypatch.setenv("REDIS_URI", SECRET.uri)
     monkeypatch.setenv("ONLY_THE_WORD", "s3cret")
     monkeypatch.setenv("OTHER", "s3cretly")
-    with without_secret_variables([SECRET]):
+    with without_secret_variables([SECRET.uri]):
         assert {"REDIS_URI", "ONLY_THE_WORD"} & set(os.environ) == set()
         assert os.environ["OTHER"] == "s3cretly"
     assert os.environ["REDIS_URI"] == SECRET.uri

@@ -40,10 +40,12 @@ _REFUSALS = ("28", "3D", "42501")
 class Login:
     """Where the database is and who connects. Pickles as it was written: secrets are looked up by each process."""
 
-    dsn: str
+    dsn: str | None
     password_file: str | None = None
     password_env: str | None = None
     connect_s: int = 10
+    dsn_file: str | None = None
+    """Holds the whole dsn, where a password is in it."""
 
     def resolve(self, environment: Mapping[str, str] = os.environ, **more: str) -> str:
         """What libpq connects with, secrets included. Never log it."""
@@ -57,7 +59,7 @@ class Login:
             return found
 
         try:
-            given: dict[str, Any] = conninfo.conninfo_to_dict(_VARIABLE.sub(value, self.dsn))
+            given: dict[str, Any] = conninfo.conninfo_to_dict(_VARIABLE.sub(value, self._whole()))
         except psycopg.ProgrammingError:
             raise InvalidChangeOption("dsn", "***", "postgresql://user@host:5432/database") from None
         password = self._password(environment)
@@ -70,6 +72,9 @@ class Login:
         given.setdefault("tcp_user_timeout", "30000")
         return conninfo.make_conninfo(**given)
 
+    def _whole(self) -> str:
+        return self.dsn if self.dsn is not None else _content("dsnFile", self.dsn_file or "")
+
     def _password(self, environment: Mapping[str, str]) -> str | None:
         if self.password_env is not None:
             found = environment.get(self.password_env)
@@ -77,20 +82,14 @@ class Login:
                 allowed = "an environment variable that is set, on the driver and on every executor"
                 raise InvalidChangeOption("passwordEnv", self.password_env, allowed)
             return found
-        if self.password_file is None:
-            return None
-        try:
-            return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            allowed = f"a file that driver and executors can read ({error})"
-            raise InvalidChangeOption("passwordFile", self.password_file, allowed) from None
+        return None if self.password_file is None else _content("passwordFile", self.password_file)
 
     @property
     def shown(self) -> str:
         """Host, port and database, for messages."""
         try:
-            given = conninfo.conninfo_to_dict(self.dsn)
-        except psycopg.ProgrammingError:
+            given = conninfo.conninfo_to_dict(self._whole())
+        except (psycopg.ProgrammingError, InvalidChangeOption):
             return "the database"
         port, name = given.get("port") or 5432, given.get("dbname") or given.get("user") or ""
         return f"{given.get('host') or 'localhost'}:{port}/{name}"
@@ -120,6 +119,13 @@ class Login:
 
     def __repr__(self) -> str:
         return f"Login({self.shown!r})"
+
+
+def _content(option: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        raise InvalidChangeOption(option, path, f"a file that driver and executors can read ({error})") from None
 
 
 class ServerError(Exception):

@@ -4,6 +4,7 @@ Names are case-insensitive. An unknown name is an error, so that a typo cannot p
 
     dsn             postgresql://user@host:5432/database, or libpq's key=value form; ``${NAME}`` in it is replaced from
                     the environment of each process that connects.
+    dsnFile         or a file that holds it, for one with a password in it.
     passwordFile, passwordEnv
                     the file or the environment variable that holds the password, read where it is used: so no secret
                     lies in a plan, in a checkpoint or in a log.
@@ -42,7 +43,18 @@ from millstream.cdc.postgres.preparation import Wanted
 
 SnapshotMode = Literal["never", "initial", "always"]
 _NAMES = (
-    *("dsn", "passwordFile", "passwordEnv", "tables", "slot", "publication", "create", "snapshot", "segments"),
+    *(
+        "dsn",
+        "dsnFile",
+        "passwordFile",
+        "passwordEnv",
+        "tables",
+        "slot",
+        "publication",
+        "create",
+        "snapshot",
+        "segments",
+    ),
     *("sourceName", "lanes", "numeric", "unchanged", "exclude", "maxBytes", "maxChangesPerTrigger"),
     *("maxBytesPerTrigger", "chunkRows", "deadlineMs"),
 )
@@ -93,9 +105,10 @@ def change_options(given: Mapping[str, str]) -> ChangeOptions:
         raise InvalidChangeOption("exclude", values["exclude"], "columns as schema.table.column")
     return ChangeOptions(
         login=Login(
-            _needed(values, "dsn", "postgresql://user@host:5432/database"),
+            None if "dsnFile" in values else _needed(values, "dsn", "postgresql://user@host:5432/database"),
             values.get("passwordFile"),
             values.get("passwordEnv"),
+            dsn_file=values.get("dsnFile"),
         ),
         wanted=Wanted(
             tuple(tables), slot, _needed(values, "publication", "the publication's name"), _truth(values, "create")

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from millstream.cdc import POSTGRES_FORMAT
 from millstream.pipelines.events import event_frame
-from millstream.pipelines.sources.source import Opening, Source, SourceConfig
+from millstream.pipelines.sources.source import Leftover, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, Size
+from millstream.pipelines.spec.uri import has_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from millstream.cdc.postgres.connection import Login
-    from millstream.cdc.postgres.preparation import Wanted
+    from millstream.cdc import Login, Wanted
 
 log = logging.getLogger("millstream.pipelines")
 
-_FORMAT = "postgres_changes"
 _SLOT = r"^[a-z0-9_]{1,63}$"
 _NUMERIC = r"^(text|double|decimal\(([0-9]|[12][0-9]|3[0-8])\))$"
 
@@ -78,30 +79,85 @@ class PostgresConfig(SourceConfig):
 class PostgresSource(Source):
     type: Literal["postgres"]
     config: PostgresConfig
+    bounds = frozenset({"max_events", "max_bytes"})
 
     def open(self, session: SparkSession, opening: Opening) -> DataFrame:
         from pyspark.sql import functions as F
 
-        changes = session.readStream.format(_FORMAT).options(**self._options(opening)).load()
+        changes = session.readStream.format(POSTGRES_FORMAT).options(**self._options(opening)).load()
         columns = {name: F.col(f"`{name}`") for name in changes.columns}
         columns["name"] = F.lit(self._name(opening.pipeline))
-        # Digits and a name of a closed alphabet; ours; one letter.
+        # A name of a closed alphabet with digits behind it; the name itself; one letter.
         return event_frame(changes, columns, plain=("id", "name", "op"))
+
+    def secrets(self) -> Iterator[str]:
+        if self._has_password():
+            yield self.config.dsn
+
+    def problems_before_start(self, pipeline: str, *, begun: bool, master: str) -> Iterator[str]:
+        from millstream.cdc import refusal
+
+        if not master.startswith("local") and self.config.segments is None:
+            yield (
+                f"the executors of {master} are other hosts, and must see the segments that the driver writes. "
+                "Give config.segments: a directory on storage that all of them share"
+            )
+        if not master.startswith("local") and self._has_password():
+            yield (
+                f"the executors of {master} are other hosts, and the password in the dsn may stand on no command line. "
+                "Write it into a file of mode 0600 at the same path on every host, and give password_file: /the/path"
+            )
+        why = refusal(self.login(), self.wanted(pipeline), begun=begun)
+        if why is not None:
+            yield why
+
+    def finished(self, opening: Opening, end: Any) -> None:
+        from millstream.cdc import acknowledge_end
+
+        acknowledge_end(self.login(), self.slot(opening.pipeline), end)
+
+    def leftover(self, pipeline: str) -> Leftover | None:
+        from millstream.cdc import drop, slot_status
+
+        name = self.slot(pipeline)
+        found = slot_status(self.login(), name)
+        if found is None:
+            return None
+        what = f"slot {name} at {self.login().shown} stays, and makes the server keep {found.held_bytes:,} bytes of log"
+        return Leftover(what, lambda: _dropped(drop(self.login(), name)))
+
+    def order(self) -> str | None:
+        return "that of commits" if self.config.lanes == 1 else "that of each key's changes (lanes)"
 
     def can_fail(self) -> bool:
         return False
 
     def identity(self) -> dict[str, Any]:
         c = self.config
-        return {"server": self._where(), "slot": c.slot, "publication": c.publication}
+        return {"server": self.login().shown, "slot": c.slot, "publication": c.publication}
+
+    def slot(self, pipeline: str) -> str:
+        """Its name: a slot's alphabet is narrower than a pipeline's."""
+        return self.config.slot or "millstream_" + re.sub(r"[^a-z0-9_]", "_", pipeline.lower())[:50]
+
+    def login(self) -> Login:
+        from millstream.cdc import Login
+
+        return Login(self.config.dsn, self.config.password_file, None, max(1, self.config.connect_timeout // 1000))
+
+    def wanted(self, pipeline: str) -> Wanted:
+        from millstream.cdc import Wanted
+
+        c, slot = self.config, self.slot(pipeline)
+        return Wanted(tuple(c.tables), slot, c.publication or slot, c.create)
 
     def _options(self, opening: Opening) -> dict[str, str]:
         c = self.config
         options = {
-            "dsn": c.dsn,
+            "dsnFile" if self._has_password() else "dsn": self._address(opening),
             "tables": ",".join(c.tables),
             "slot": self.slot(opening.pipeline),
-            "publication": c.publication or self.slot(opening.pipeline),
+            "publication": self.wanted(opening.pipeline).publication,
             "create": str(c.create).lower(),
             "snapshot": c.snapshot,
             "segments": c.segments or f"{opening.checkpoint}/segments",
@@ -116,24 +172,16 @@ class PostgresSource(Source):
         given = {"passwordFile": c.password_file, "unchanged": c.unchanged, "maxBytesPerTrigger": opening.max_bytes}
         return options | {name: str(value) for name, value in given.items() if value is not None}
 
-    def slot(self, pipeline: str) -> str:
-        """Its name: a slot's alphabet is narrower than a pipeline's."""
-        return self.config.slot or "millstream_" + re.sub(r"[^a-z0-9_]", "_", pipeline.lower())[:50]
+    def _address(self, opening: Opening) -> str:
+        return opening.secrets.file(self.config.dsn) if self._has_password() else self.config.dsn
+
+    def _has_password(self) -> bool:
+        return has_secret(self.config.dsn) or re.search(r"\bpassword\s*=", self.config.dsn) is not None
 
     def _name(self, pipeline: str) -> str:
         return self.config.id or pipeline
 
-    def _where(self) -> str:
-        return self.login().shown
 
-    def login(self) -> Login:
-        from millstream.cdc.postgres.connection import Login
-
-        c = self.config
-        return Login(c.dsn, c.password_file, None, max(1, c.connect_timeout // 1000))
-
-    def wanted(self, pipeline: str) -> Wanted:
-        from millstream.cdc.postgres.preparation import Wanted
-
-        c, slot = self.config, self.slot(pipeline)
-        return Wanted(tuple(c.tables), slot, c.publication or slot, c.create)
+def _dropped(found: bool) -> None:
+    if not found:
+        log.warning("the slot was gone already")

@@ -5,7 +5,7 @@ Here database change sources will come in: one more class with these methods, li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -35,6 +35,14 @@ class Opening:
     """The pipeline's directory, for a source that keeps files of its own beside Spark's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something in the source that only this pipeline needs: what it is, and how to be rid of it."""
+
+    what: str
+    remove: Callable[[], None]
+
+
 class SourceConfig(Part):
     """``id`` is what events call their source; by default what it reads from."""
 
@@ -53,6 +61,21 @@ class Source(Part):
     def addresses(self) -> Iterator[RedisAddress]:
         """The Redis servers that it connects to: their passwords are kept from Spark, and dead letters may go there."""
         yield from ()
+
+    def secrets(self) -> Iterator[str]:
+        """Other addresses of its own that hold a password: no process of Spark's may inherit them."""
+        yield from ()
+
+    def problems_before_start(self, pipeline: str, *, begun: bool, master: str) -> Iterator[str]:
+        """What stands in the way, said before Spark starts. ``begun``: it goes on from a checkpoint."""
+        yield from ()
+
+    def finished(self, opening: Opening, end: Any) -> None:
+        """The query has ended, and ``end`` is where its last committed batch did: Spark itself does not say so."""
+
+    def leftover(self, pipeline: str) -> Leftover | None:
+        """What a pipeline that is reset leaves in its source, at somebody's cost; None: nothing."""
+        return None
 
     def misfits(self, spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """What of the spec this source cannot honour: where it stands, and why."""
