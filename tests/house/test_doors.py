@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "millstream"
-DOORS = ["assignment", "broker", "cqrs", "engine", "engine.journal", "messaging", "pipelines", "server", "spark"]
+DOORS = ["assignment", "broker", "cdc", "cqrs", "engine", "engine.journal", "messaging", "pipelines", "server", "spark"]
 """The rooms that are entered through their doors alone."""
 FOR_USERS = {
     "broker": {"Appended", "Fields", "Id", "OnceWriter", "together"},

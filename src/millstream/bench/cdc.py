@@ -21,11 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.bench.result import Progress, Result, interleaved
-from millstream.cdc.postgres.decode import Decoding, decode_changes
-from millstream.cdc.postgres.options import change_options
-from millstream.cdc.postgres.pgoutput import Relation
-from millstream.cdc.postgres.reader import PostgresChangesReader
-from millstream.cdc.segments import read_segment
+from millstream.cdc import Decoding, PostgresChangesReader, Relation, change_options, decode_changes, read_segment
 from millstream.pipelines import Pipeline, Runner, make_plan, start_session
 from millstream.testing import PostgresProcess, RedisProcess
 

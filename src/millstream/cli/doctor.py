@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +18,12 @@ _STYLE = {Severity.ok: "green", Severity.note: "cyan", Severity.warning: "yellow
 
 
 def command(
-    stream: Annotated[str | None, typer.Argument(help="Look at this stream; at the server by default.")] = None,
+    stream: Annotated[
+        str | None,
+        typer.Argument(
+            help="Look at this stream, or at the database of this pipeline's file; by default at the server."
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
@@ -25,8 +31,11 @@ def command(
     from millstream.observe.diagnose_server import examine_server
     from millstream.observe.diagnose_stream import examine_stream
 
-    with opened(url) as broker:
-        findings = examine_stream(broker, stream) if stream else [*examine_server(broker), *examine_machine()]
+    if stream and stream.endswith((".yaml", ".yml")):
+        findings = _examine_pipeline(Path(stream))
+    else:
+        with opened(url) as broker:
+            findings = examine_stream(broker, stream) if stream else [*examine_server(broker), *examine_machine()]
     if output is OutputKind.json:
         show.as_json([finding._asdict() for finding in findings])
     else:
@@ -34,6 +43,17 @@ def command(
             _print(finding)
     if any(finding.level in (Severity.warning, Severity.problem) for finding in findings):
         raise typer.Exit(FINDINGS)
+
+
+def _examine_pipeline(file: Path) -> list[Finding]:
+    from millstream.observe.diagnose_slot import examine_slot
+    from millstream.pipelines import load_pipeline
+
+    pipeline = load_pipeline(file)
+    source = pipeline.spec.source
+    if not source.has_slot:
+        return [Finding(Severity.ok, pipeline.name, f"a source of type {source.type} holds nothing in a database")]
+    return examine_slot(source.slot_standing(pipeline.name))
 
 
 def _print(finding: Finding) -> None:

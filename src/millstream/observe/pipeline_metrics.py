@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from millstream.observe.metrics import LATENCY_BUCKETS
 
 _STATES = ("new", "running", "paused", "stopped", "finished", "failed")
+_WAL_STATES = ("reserved", "extended", "unreserved", "lost")
 _STAGES = {"latestOffset": "source", "addBatch": "batch", "walCommit": "plan", "commitOffsets": "commit"}
 
 
@@ -35,6 +36,13 @@ class PipelineMetrics:
         )
         self._source_lag_entries = gauge("source_lag_entries", "Entries beyond the last finished batch.", one)
         self._source_errors = counter("source_errors_total", "Attempts to read the source that failed.", one)
+        self._slot_held = gauge("slot_held_bytes", "Log that a database keeps for its slot.", ["pipeline", "slot"])
+        self._slot_status = gauge(
+            "slot_wal_status", "1 for the state of the slot's log.", ["pipeline", "slot", "wal_status"]
+        )
+        self._slot_silent = gauge(
+            "slot_unacknowledged_seconds", "Since the slot's position last moved.", ["pipeline", "slot"]
+        )
         self._late = counter("late_events_total", "Events that came after their watermark.", one)
         self._batch_events = Histogram(
             "millstream_batch_events",
@@ -81,6 +89,7 @@ class PipelineMetrics:
             "pipeline.dead_letters_rejected": lambda f: self._dlq_rejected.labels(f["pipeline"]).inc(f["events"]),
             "pipeline.progress": self._progress,
             "pipeline.lag": self._lag,
+            "pipeline.slot": self._slot,
             "pipeline.status": self._state,
         }
 
@@ -105,6 +114,13 @@ class PipelineMetrics:
             self._source_lag.labels(facts["pipeline"]).set(max(0.0, facts["newest_age_ms"] / 1000))
         if facts.get("entries") is not None:
             self._source_lag_entries.labels(facts["pipeline"]).set(facts["entries"])
+
+    def _slot(self, facts: Mapping[str, Any]) -> None:
+        labels = (facts["pipeline"], facts["slot"])
+        self._slot_held.labels(*labels).set(facts["held_bytes"])
+        self._slot_silent.labels(*labels).set(facts["unacknowledged_s"])
+        for status in {*_WAL_STATES, facts["wal_status"]}:
+            self._slot_status.labels(*labels, status).set(1 if status == facts["wal_status"] else 0)
 
     def _sink(self, facts: Mapping[str, Any]) -> None:
         labels = (facts["pipeline"], facts["sink"])

@@ -18,6 +18,7 @@ from millstream.pipelines.errors import QueryVanished, SinkUnknown, SourceFailed
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.run_context import Gate, RunContext
 from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.slot_watch import SlotWatch
 from millstream.pipelines.sources import Opening
 from millstream.pipelines.spool import Deliverer, Spool
 from millstream.pipelines.stages import before_the_batch
@@ -64,6 +65,7 @@ class PipelineRun:
         self._gate = Gate()
         self._deliverers: list[Deliverer] = []
         self._lag: LagWatch | None = None
+        self._slot: SlotWatch | None = None
         self._outage: _SourceOutage | None = None
         self._counted: tuple[int, int] | None = None
 
@@ -98,6 +100,7 @@ class PipelineRun:
             behind = partial(self.plan.pipeline.spec.source.behind, self._opening())
             self._lag = LagWatch(self.name, behind, self.checkpoint, self._gate, context)
             self._lag.start()
+            self._watch_slot()
             self._become("running")
 
     def stop(self) -> None:
@@ -245,10 +248,18 @@ class PipelineRun:
     def _end(self, to: State, *, drain_s: float = 0.0) -> None:
         if self._lag is not None:
             self._lag.stop()
+        if self._slot is not None:
+            self._slot.stop()
         for deliverer in self._deliverers:
             deliverer.stop(drain_s=drain_s)
         self._tell_source()
         self._become(to)
+
+    def _watch_slot(self) -> None:
+        source = self.plan.pipeline.spec.source
+        if source.has_slot:
+            self._slot = SlotWatch(self.name, partial(source.slot_standing, self.name), self._observer)
+            self._slot.start()
 
     def _tell_source(self) -> None:
         last = self.checkpoint.last_committed()

@@ -47,11 +47,16 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+_NO_KEY = "default"
+"""What Debezium Server writes for an event without a key, such as a truncate."""
+
+
 class RedisSinkConfig(SinkConfig):
     """``stream`` is a template, strict: an event without its fields is a dead letter. ``key`` and ``headers`` are
     templates too, lenient. Without ``stream``, a route processor must name one. ``maxlen`` is a hard cap; ``~`` before
     the number trims whole nodes only, which is cheaper. ``password_file`` is read where it is used: by the driver, and
-    by every executor."""
+    by every executor. ``fields: debezium`` names an entry's fields as Debezium Server's Redis sink does (``key`` and
+    ``value``, with the id beside them), so that its consumers go on."""
 
     uri: RedisUri = Field(repr=False)
     password_file: NonEmpty | None = None
@@ -59,6 +64,7 @@ class RedisSinkConfig(SinkConfig):
     envelope: AnyEnvelope = Native()
     key: TemplateText | None = None
     headers: dict[NonEmpty, TemplateText] = Field(default_factory=dict)
+    fields: Literal["native", "debezium"] = "native"
     maxlen: Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^~?[0-9]{1,18}$")] | None = None
     durability: Annotated[str, AfterValidator(_durability)] | None = None
     event_id_window: Duration = 86_400_000
@@ -100,14 +106,16 @@ class RedisSink(Sink):
             )
 
     def prepare(self, events: DataFrame, tenant: str, keep: Sequence[Column] = ()) -> DataFrame:
+        from pyspark.sql import functions as F
+
         stream = self._stream(tenant)
         rows = self.matching(events, tenant)
-        columns = [
-            self.config.envelope.column(rows).alias("event"),
-            rows["id"],
-            self._key(tenant).alias("key"),
-            self._headers(rows, tenant).alias("headers"),
-        ]
+        document, key = self.config.envelope.column(rows), self._key(tenant)
+        if self.config.fields == "debezium":
+            columns = [F.coalesce(key, F.lit(_NO_KEY)).alias("key"), document.alias("value"), rows["id"]]
+        else:
+            headers = self._headers(rows, tenant).alias("headers")
+            columns = [document.alias("event"), rows["id"], key.alias("key"), headers]
         constant = self._constant()
         if constant is not None:
             return rows.select(*columns, *keep)
@@ -134,7 +142,8 @@ class RedisSink(Sink):
     def shape(self) -> str | None:
         """Of the settings of a stream only whether they are given: those of the first hold for whom says nothing."""
         given = {name: getattr(self.config, name) is not None for name in ("maxlen", "durability")}
-        made = self.model_dump(include={"filter": True, "config": {"envelope", "key", "headers"}}, mode="json")
+        told = {"envelope", "key", "headers", "fields"}
+        made = self.model_dump(include={"filter": True, "config": told}, mode="json")
         return json.dumps([made, given, None if self._constant() is not None else self.config.stream], sort_keys=True)
 
     def write_beside(self, rows: DataFrame, write: Write, others: Sequence[tuple[Sink, Write]]) -> Delivered:
@@ -205,6 +214,7 @@ class RedisSink(Sink):
         """What sinks that are written together have in common."""
         options = {
             "content": "columns",
+            "valueField": "value" if self.config.fields == "debezium" else "event",
             "delivery": write.delivery,
             "txnAppId": write.application,
             "txnVersion": str(write.version),

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from millstream.cdc import POSTGRES_FORMAT
 from millstream.pipelines.events import event_frame
-from millstream.pipelines.sources.source import Leftover, Opening, Source, SourceConfig
+from millstream.pipelines.sources.source import Leftover, Opening, SlotStanding, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, Size
 from millstream.pipelines.spec.uri import has_secret
 
@@ -80,6 +80,7 @@ class PostgresSource(Source):
     type: Literal["postgres"]
     config: PostgresConfig
     bounds = frozenset({"max_events", "max_bytes"})
+    has_slot = True
 
     def open(self, session: SparkSession, opening: Opening) -> DataFrame:
         from pyspark.sql import functions as F
@@ -116,11 +117,18 @@ class PostgresSource(Source):
 
         acknowledge_end(self.login(), self.slot(opening.pipeline), end)
 
-    def leftover(self, pipeline: str) -> Leftover | None:
-        from millstream.cdc import drop, slot_status
+    def slot_standing(self, pipeline: str) -> SlotStanding | None:
+        from millstream.cdc import slot_status
 
-        name = self.slot(pipeline)
-        found = slot_status(self.login(), name)
+        found = slot_status(self.login(), self.slot(pipeline))
+        if found is None:
+            return None
+        return SlotStanding(found.slot, found.active, found.confirmed, found.held_bytes, found.wal_status)
+
+    def leftover(self, pipeline: str) -> Leftover | None:
+        from millstream.cdc import drop
+
+        name, found = self.slot(pipeline), self.slot_standing(pipeline)
         if found is None:
             return None
         what = f"slot {name} at {self.login().shown} stays, and makes the server keep {found.held_bytes:,} bytes of log"

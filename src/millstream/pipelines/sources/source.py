@@ -36,6 +36,18 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotStanding:
+    """``held_bytes`` of log are kept for the slot; ``wal_status`` is the server's own word (reserved, extended,
+    unreserved, lost); ``acknowledged`` is the position up to which it may forget."""
+
+    slot: str
+    active: bool
+    acknowledged: int
+    held_bytes: int
+    wal_status: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leftover:
     """Something in the source that only this pipeline needs: what it is, and how to be rid of it."""
 
@@ -51,9 +63,11 @@ class SourceConfig(Part):
 
 class Source(Part):
     """``reorders``: a replay, or a restart on another cluster, may cut or order rows differently. ``bounds``: which of
-    the settings ``batch.max_events`` and ``batch.max_bytes`` it can honour."""
+    the settings ``batch.max_events`` and ``batch.max_bytes`` it can honour. ``has_slot``: a database keeps log for it,
+    which somebody should watch."""
 
     reorders: ClassVar[bool] = False
+    has_slot: ClassVar[bool] = False
     bounds: ClassVar[frozenset[str]] = frozenset({"max_events"})
     type: str
     config: SourceConfig
@@ -72,6 +86,10 @@ class Source(Part):
 
     def finished(self, opening: Opening, end: Any) -> None:
         """The query has ended, and ``end`` is where its last committed batch did: Spark itself does not say so."""
+
+    def slot_standing(self, pipeline: str) -> SlotStanding | None:
+        """How the slot stands that the database keeps log for. May raise; asked from a thread of its own."""
+        return None
 
     def leftover(self, pipeline: str) -> Leftover | None:
         """What a pipeline that is reset leaves in its source, at somebody's cost; None: nothing."""

@@ -1,0 +1,64 @@
+"""How the slot of a database source stands: a slot that nobody acknowledges fills the database's disk.
+
+Asked by a thread of its own, whether batches run or not: the worst case is a pipeline that stands still."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from millstream.model import Observer
+from millstream.pipelines.error_origin import short
+from millstream.pipelines.sources import SlotStanding
+
+log = logging.getLogger("millstream.pipelines")
+_TICK_S = 5.0
+
+
+class SlotWatch:
+    """Tells ``pipeline.slot`` once a tick. ``ask`` answers None where there is no slot (yet)."""
+
+    def __init__(
+        self, pipeline: str, ask: Callable[[], SlotStanding | None], observer: Observer, *, tick_s: float = _TICK_S
+    ) -> None:
+        self._pipeline = pipeline
+        self._ask = ask
+        self._observer = observer
+        self._tick_s = tick_s
+        self._acknowledged: tuple[int, float] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="millstream-slot", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self._tick_s):
+            try:
+                self.look()
+            except Exception as error:  # the database is away, perhaps: the source says that itself
+                log.debug("pipeline %s: its slot cannot be looked at: %s", self._pipeline, short(error))
+
+    def look(self) -> None:
+        found = self._ask()
+        if found is None:
+            return
+        now = time.monotonic()
+        if self._acknowledged is None or self._acknowledged[0] != found.acknowledged:
+            self._acknowledged = found.acknowledged, now
+        self._observer(
+            "pipeline.slot",
+            pipeline=self._pipeline,
+            slot=found.slot,
+            active=found.active,
+            held_bytes=found.held_bytes,
+            wal_status=found.wal_status,
+            unacknowledged_s=now - self._acknowledged[1],
+        )

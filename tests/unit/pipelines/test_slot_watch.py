@@ -1,0 +1,53 @@
+"""What a slot costs its database is told again and again, and judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream.observe.diagnose_slot import MUCH, examine_slot
+from millstream.observe.findings import Severity
+from millstream.pipelines.slot_watch import SlotWatch
+from millstream.pipelines.sources import SlotStanding
+
+
+def standing(**facts: Any) -> SlotStanding:
+    plain = {"slot": "s", "active": True, "acknowledged": 7, "held_bytes": 100, "wal_status": "reserved"}
+    return SlotStanding(**{**plain, **facts})
+
+
+def test_the_time_since_the_last_acknowledgement_grows_until_the_position_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[dict[str, Any]] = []
+    answers = [None, standing(), standing(), standing(acknowledged=8, held_bytes=5)]
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    watch = SlotWatch("p", lambda: answers.pop(0), lambda name, **facts: told.append({"name": name, **facts}))
+    for _ in range(4):
+        watch.look()
+        now[0] += 10
+    assert [facts["unacknowledged_s"] for facts in told] == [0, 10, 0]
+    assert [facts["held_bytes"] for facts in told] == [100, 100, 5]
+    assert {(facts["name"], facts["pipeline"], facts["slot"], facts["wal_status"]) for facts in told} == {
+        ("pipeline.slot", "p", "s", "reserved")
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "worst"),
+    [
+        (None, Severity.note),
+        (standing(), Severity.ok),
+        (standing(active=False), Severity.note),
+        (standing(held_bytes=MUCH + 1), Severity.warning),
+        (standing(wal_status="unreserved"), Severity.problem),
+        (standing(wal_status="lost"), Severity.problem),
+    ],
+)
+def test_a_doctors_findings_say_how_bad_it_is_and_what_to_do(found: SlotStanding | None, worst: Severity) -> None:
+    findings = examine_slot(found)
+    order = list(Severity)
+    assert max((finding.level for finding in findings), key=order.index) == worst
+    assert all(finding.remedy for finding in findings if finding.level != Severity.ok)
