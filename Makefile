@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 TRIALS ?= 20
 URL ?=
+SOURCE ?=
 export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 
@@ -17,8 +18,8 @@ setup: .setup-stamp  ## make .venv, install pinned packages, redis-server and Ja
 	@bash scripts/setup.sh
 	@touch $@
 
-demo: setup  ## the whole product in under two minutes; URL=redis://... runs it on Redis
-	@$(PY) -m millstream demo $(if $(URL),--url $(URL))
+demo: setup  ## the whole product in under two minutes; URL=redis://... runs it on Redis, SOURCE=postgres on a database
+	@$(PY) -m millstream demo $(if $(URL),--url $(URL)) $(if $(SOURCE),--source $(SOURCE))
 
 test: setup  ## everything, with a few trials of each fault
 	@bash scripts/spark42.sh

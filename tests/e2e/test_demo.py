@@ -48,3 +48,9 @@ def test_the_demo_on_an_embedded_broker_can_be_counted_again(tmp_path: Path) -> 
 def test_the_demo_on_redis(tmp_path: Path, redis_server: RedisProcess) -> None:
     produced, handled = demo(tmp_path / "run", "--url", redis_server.url)
     assert produced == handled + 1
+
+
+def test_the_demo_on_a_real_postgres(tmp_path: Path) -> None:
+    produced, handled = demo(tmp_path / "run", "--source", "postgres")
+    assert produced == 1001, "every row and every change, once, and the poison"
+    assert handled == 1000

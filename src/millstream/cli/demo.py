@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,17 +13,25 @@ from millstream.cli.exit_codes import FAILED
 from millstream.cli.show import console
 
 
+class Source(StrEnum):
+    generator = "generator"
+    postgres = "postgres"
+
+
 def command(
     url: Annotated[
         str | None, typer.Option("--url", help="Run on this Redis; by default on an embedded broker of its own.")
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1000, help="How many changes the pipeline makes up.")] = 3_000,
+    source: Annotated[
+        Source, typer.Option("--source", help="Made-up changes, or a real PostgreSQL's.")
+    ] = Source.generator,
     data: Annotated[Path | None, typer.Option("--data", help="Where to keep everything.")] = None,
 ) -> None:
     from millstream.demo.run import run
 
     directory = data or Path("demo-data") / datetime.now().strftime("%Y%m%d-%H%M%S")
-    ledger = run(url, directory, rows, console())
+    ledger = run(url, directory, rows, console(), source=source)
     typer.echo()
     typer.echo(f"Everything is kept in {directory}")
     typer.echo(ledger.line())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from millstream.broker import BlockingBroker, beside, open_blocking_broker
 from millstream.demo.ledger import Ledger, count
+from millstream.demo.shop_database import ShopDatabase
 from millstream.demo.stage import GROUP, POISON, Stage, results, topics
 from millstream.errors import MillstreamError
 
@@ -37,8 +39,9 @@ class Timeline:
         return [(what, at - before) for (what, at), before in zip(self.marks, ends, strict=False)]
 
 
-def run(url: str | None, data: Path, rows: int, console: Console) -> Ledger:
-    """``url``: an existing Redis; None starts an embedded broker of its own."""
+def run(url: str | None, data: Path, rows: int, console: Console, *, source: str = "generator") -> Ledger:
+    """``url``: an existing Redis; None starts an embedded broker of its own. ``source``: made-up changes, or those of a
+    real PostgreSQL (``postgres``), which is started for it."""
     data.mkdir(parents=True, exist_ok=True)
     tag = f"{{demo-{data.name}}}"
     timeline = Timeline()
@@ -58,10 +61,17 @@ def run(url: str | None, data: Path, rows: int, console: Console) -> Ledger:
         else:
             stage.url = url
         timeline.mark("broker")
-        with open_blocking_broker(stage.url) as broker, bars:
+        with ExitStack() as opened:
+            shop = opened.enter_context(ShopDatabase(rows)) if source == "postgres" else None
+            if shop is not None:
+                console.print("Starting a PostgreSQL with a shop in it ...")
+                shop.start()
+                timeline.mark("PostgreSQL")
+            broker = opened.enter_context(open_blocking_broker(stage.url))
+            opened.enter_context(bars)
             stage.start_workers(WORKERS)
-            stage.start_pipeline()
-            _watch(stage, broker, bars, timeline)
+            stage.start_pipeline(None if shop is None else shop.dsn)
+            _watch(stage, broker, bars, timeline, shop)
             ledger = count(broker, tag, [stage.book(name) for name in stage.workers])
             timeline.mark("counting")
     _show(console, ledger, timeline)
@@ -69,7 +79,7 @@ def run(url: str | None, data: Path, rows: int, console: Console) -> Ledger:
     return ledger
 
 
-def _watch(stage: Stage, broker: BlockingBroker, bars: Progress, timeline: Timeline) -> None:
+def _watch(stage: Stage, broker: BlockingBroker, bars: Progress, timeline: Timeline, shop: ShopDatabase | None) -> None:
     """Until everything that was produced is done or buried; kills one worker on the way."""
     produced_bar = bars.add_task("Spark starts, then the pipeline runs", total=stage.rows + 1)
     handled_bar = bars.add_task(f"{WORKERS} workers handle", total=stage.rows + 1)
@@ -77,6 +87,8 @@ def _watch(stage: Stage, broker: BlockingBroker, bars: Progress, timeline: Timel
     deadline = time.monotonic() + PATIENCE_S
     while True:
         produced, handled, buried = _counts(broker, stage.tag)
+        if shop is not None and shop.look(produced - 1):  # the poison is nobody's row
+            stage.end_pipeline()
         bars.update(produced_bar, completed=produced)
         bars.update(handled_bar, completed=handled + buried)
         if steps.advance(produced) and handled + buried >= produced and _nothing_left(broker, stage.tag):

@@ -44,19 +44,23 @@ class Stage:
             environment = {**os.environ, "MILLSTREAM_URL": self.url}
             self.workers[name] = subprocess.Popen(words, env=environment, stderr=self._log(name))
 
-    def start_pipeline(self) -> None:
+    def start_pipeline(self, dsn: str | None = None) -> None:
+        """With ``dsn`` it follows that database until it is told to stop; else it makes its rows up, and ends."""
         spec = self.data / "shop.yaml"
-        spec.write_bytes((files("millstream.demo") / "shop.yaml").read_bytes())
+        name = "shop.yaml" if dsn is None else "shop-postgres.yaml"
+        spec.write_bytes((files("millstream.demo") / name).read_bytes())
         environment = {
             **os.environ,
             "DEMO_URL": self.url,
             "DEMO_TAG": self.tag,
             "DEMO_ROWS": str(self.rows),
             "DEMO_DATA": str(self.data),
+            "DEMO_DSN": dsn or "",
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         }
-        words = [sys.executable, "-m", "millstream", "pipeline", "run", str(spec), "--once"]
+        words = [sys.executable, "-m", "millstream", "pipeline", "run", str(spec), "--http-port", "0"]
+        words += ["--once"] if dsn is None else []
         log = self._log("pipeline")
         self.pipeline = subprocess.Popen(words, cwd=self.data, env=environment, stdout=log, stderr=log)
 
@@ -70,6 +74,11 @@ class Stage:
                 f"the pipeline ended with {code}. Its log, {self.data / 'pipeline.log'}, ends:\n{tail}"
             )
         return code == 0
+
+    def end_pipeline(self) -> None:
+        """After the batch at hand."""
+        if self.pipeline is not None and self.pipeline.poll() is None:
+            self.pipeline.terminate()
 
     def book(self, worker: str) -> Path:
         return self.data / f"{worker}.starts"
