@@ -17,7 +17,7 @@ _TABLES = (
     "CREATE TABLE payments (id int PRIMARY KEY, order_id int, amount numeric(10, 2))",
 )
 _FILL = (
-    "INSERT INTO customers SELECT i, 'Customer ' || i, 'customer' || i || '@shop.example' FROM generate_series(1, {n}) i",
+    "INSERT INTO customers SELECT i, 'Customer ' || i, i || '@shop.example' FROM generate_series(1, {n}) i",
     "INSERT INTO orders SELECT i, i, i * 1.25, 'new' FROM generate_series(1, {n}) i",
     "INSERT INTO payments SELECT i, i, i * 1.25 FROM generate_series(1, {n}) i",
 )
@@ -25,8 +25,8 @@ _RESTS_S = 0.01
 
 
 class ShopDatabase:
-    """``rows`` events in all: half of them rows of the snapshot, the others changes by a thread of its own, which begins
-    when those rows have arrived. So every change is one event, and what must arrive is known."""
+    """``rows`` events in all: half of them rows of the snapshot, the others changes by a thread of its own, which
+    begins when those rows have arrived. So every change is one event, and what must arrive is known."""
 
     def __init__(self, rows: int) -> None:
         if postgres_binaries() is None:

@@ -183,11 +183,13 @@ class Planner:
         if target is not None:
             if finished.position >= target:
                 return None
-            # A full batch, or all that there will be.
-            self._await(
-                session,
-                lambda: spool.position >= target or spool.full() or spool.ahead(finished.position) >= most,
-            )
+
+            def enough() -> bool:
+                """All that there will be; or a full batch, or a full spool, with a whole transaction in it."""
+                ahead = spool.ahead(finished.position)
+                return spool.position >= target or (ahead > 0 and (ahead >= most or spool.full()))
+
+            self._await(session, enough)
         with spool.lock:
             if spool.error is not None:
                 raise spool.error
