@@ -39,7 +39,7 @@ def _may_be_secret(document: Document, path: Path, got: str) -> bool:
     """Whether a wrong value is better not repeated: it came from the environment, its field's name says so, or it looks
     like an address, whose password may stand anywhere in it when the address is wrong."""
     name = str(path[-1]).lower() if path else ""
-    named = name == "uri" or any(word in name for word in SECRET_WORDS)
+    named = name in ("uri", "dsn") or any(word in name for word in SECRET_WORDS)
     return named or path in document.from_environment or "://" in got or "@" in got
 
 

@@ -1,0 +1,115 @@
+"""A Postgres source in a spec: what it accepts, what it tells Spark, and what it never tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.pipelines import SpecRefused, parse_pipeline
+from millstream.pipelines.plan import describe, make_plan
+from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.sources import Opening
+from millstream.pipelines.sources.postgres import PostgresSource
+
+SPEC = """\
+apiVersion: millstream/v1
+kind: Pipeline
+metadata: {name: My.Shop}
+spec:
+  source: {type: postgres, config: {CONFIG}}
+  sinks: [{type: redis, config: {id: out, uri: "redis://127.0.0.1:1", stream: s}}]
+"""
+GOOD = 'dsn: "postgresql://me@127.0.0.1:1/shop", tables: [orders, "billing.*"]'
+
+
+def source(config: str = GOOD) -> PostgresSource:
+    found = parse_pipeline(SPEC.replace("CONFIG", config)).spec.source
+    assert isinstance(found, PostgresSource)
+    return found
+
+
+def options(made: PostgresSource, **opening: Any) -> dict[str, str]:
+    return made._options(Opening("My.Shop", "t", 500, checkpoint="/checkpoint", **opening))
+
+
+def test_names_come_from_the_pipeline_and_segments_lie_under_its_checkpoint() -> None:
+    told = options(source())
+    assert (told["slot"], told["publication"], told["sourceName"]) == (
+        "millstream_my_shop",
+        "millstream_my_shop",
+        "My.Shop",
+    )
+    assert told["segments"] == "/checkpoint/segments"
+    assert (told["tables"], told["create"], told["snapshot"], told["lanes"]) == (
+        "orders,billing.*",
+        "false",
+        "initial",
+        "1",
+    )
+    assert (told["maxChangesPerTrigger"], told["chunkRows"]) == ("500", "500")
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://me:s3cret@127.0.0.1:1/shop",
+        "host=127.0.0.1 port=1 dbname=shop password=s3cret",
+        "postgresql://127.0.0.1:1/shop?password=s3cret",
+    ],
+)
+def test_a_password_is_in_a_file_and_in_nothing_else(dsn: str) -> None:
+    made, secrets = source(f'dsn: "{dsn}", tables: [t]'), SecretFiles()
+    told = options(made, secrets=secrets)
+    assert "dsn" not in told
+    assert Path(told["dsnFile"]).read_text() == dsn
+    assert Path(told["dsnFile"]).stat().st_mode & 0o777 == 0o600
+    assert list(made.secrets()) == [dsn]
+    shown = f"{told} {made!r} {made.identity()} {made.login()!r}"
+    assert "s3cret" not in shown
+    secrets.close()
+
+
+def test_on_a_cluster_segments_and_passwords_need_a_place_that_all_hosts_see() -> None:
+    made = source('dsn: "postgresql://me:s3cret@127.0.0.1:1/shop", tables: [t]')
+    problems = list(made.problems_before_start("p", begun=False, master="spark://host:7077"))
+    assert any("config.segments" in problem for problem in problems)
+    assert any("password_file" in problem for problem in problems)
+    assert "s3cret" not in "".join(problems)
+    assert list(source().problems_before_start("p", begun=False, master="local[2]")) == [], "a server may yet come"
+
+
+def test_plan_says_which_order_is_kept() -> None:
+    def order(config: str) -> str:
+        return dict(describe(make_plan(parse_pipeline(SPEC.replace("CONFIG", config)))))["order"]
+
+    assert "that of commits" in order(GOOD)
+    assert "each key" in order(GOOD + ", lanes: 4")
+
+
+def test_a_wrong_dsn_is_not_repeated() -> None:
+    with pytest.raises(SpecRefused) as caught:
+        source('dsn: "hots=h pasword=s3cret", tables: [t]')
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ("tables: [t]", "dsn"),
+        ('dsn: "mysql://h/d", tables: [t]', "dsn"),
+        ('dsn: "postgresql://h/d"', "tables"),
+        ('dsn: "postgresql://h/d", tables: []', "tables"),
+        (GOOD + ", slot: Capital", "slot"),
+        (GOOD + ", snapshot: sometimes", "snapshot"),
+        (GOOD + ", lanes: 0", "lanes"),
+        (GOOD + ', numeric: "decimal(40)"', "numeric"),
+        (GOOD + ", exclude: [note]", "exclude"),
+        (GOOD + ", max_bytes: 10", "max_bytes"),
+        (GOOD + ", typo: 1", "typo"),
+    ],
+)
+def test_a_wrong_option_is_refused_where_it_stands(config: str, where: str) -> None:
+    with pytest.raises(SpecRefused, match=where):
+        source(config)
