@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.cdc.postgres.connection import Login as Login
     from millstream.cdc.postgres.decode import Decoding as Decoding
     from millstream.cdc.postgres.decode import decode_changes as decode_changes
+    from millstream.cdc.postgres.operation import SlotStatus as SlotStatus
     from millstream.cdc.postgres.operation import acknowledge_end as acknowledge_end
     from millstream.cdc.postgres.operation import refusal as refusal
     from millstream.cdc.postgres.operation import slot_status as slot_status
@@ -36,6 +37,7 @@ _HOMES = {
     "Login": "postgres.connection",
     "PostgresChangesReader": "postgres.reader",
     "Relation": "postgres.pgoutput",
+    "SlotStatus": "postgres.operation",
     "Wanted": "postgres.preparation",
     "acknowledge_end": "postgres.operation",
     "change_options": "postgres.options",

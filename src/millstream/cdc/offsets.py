@@ -15,7 +15,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ChangeOffset:
     """The place behind everything up to ``position``, and behind the first ``chunks`` of snapshot ``generation``.
 
     A batch either moves the position or reads chunks, never both.
@@ -41,11 +41,11 @@ class Offset:
         }
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Offset:
+    def from_json(cls, told: dict[str, Any]) -> ChangeOffset:
         if told.get("version") != _VERSION:
             allowed = f"an offset of version {_VERSION}; this checkpoint is of another release"
             raise InvalidArgument("the checkpoint's offset", told, allowed)
         return cls(told["server"], told["position"], told["generation"], told["chunks"], told["lanes"])
 
-    def moved(self, **to: Any) -> Offset:
+    def moved(self, **to: Any) -> ChangeOffset:
         return replace(self, **to)

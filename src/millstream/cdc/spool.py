@@ -60,7 +60,7 @@ class _Builder:
     files: list[Path] = field(default_factory=list)
 
 
-class Spool:
+class LogSpool:
     """Thread-safe. ``position`` is how far the log is known: every transaction that ends there or before is in here,
     or was finished before."""
 

@@ -53,7 +53,7 @@ def _examine_pipeline(file: Path) -> list[Finding]:
     source = pipeline.spec.source
     if not source.has_slot:
         return [Finding(Severity.ok, pipeline.name, f"a source of type {source.type} holds nothing in a database")]
-    return examine_slot(source.slot_standing(pipeline.name))
+    return examine_slot(source.slot_status(pipeline.name))
 
 
 def _print(finding: Finding) -> None:

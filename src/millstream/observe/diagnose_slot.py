@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from millstream.cdc import SlotStatus
 from millstream.observe.findings import Finding, Severity
-from millstream.pipelines import SlotStanding
 
 MUCH = 1 << 30
 
 
-def examine_slot(found: SlotStanding | None) -> list[Finding]:
+def examine_slot(found: SlotStatus | None) -> list[Finding]:
     if found is None:
         return [Finding(Severity.note, "slot", "there is none (yet)", "start the pipeline; create: true makes it")]
     name = f"slot {found.slot}"

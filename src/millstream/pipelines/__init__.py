@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from millstream.pipelines.session import start_session as start_session
     from millstream.pipelines.session import wanted_master as wanted_master
     from millstream.pipelines.sources import Opening as Opening
-    from millstream.pipelines.sources import SlotStanding as SlotStanding
     from millstream.pipelines.spec.load import json_schema as json_schema
     from millstream.pipelines.spec.load import load_pipeline as load_pipeline
     from millstream.pipelines.spec.load import load_pipelines as load_pipelines
@@ -55,7 +54,6 @@ _HOMES = {
     "SecretFiles": "secret_files",
     "SinkFailed": "errors",
     "SinkUnknown": "errors",
-    "SlotStanding": "sources",
     "SourceFailed": "errors",
     "SpecRefused": "errors",
     "at_rest": "status",

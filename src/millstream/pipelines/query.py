@@ -258,7 +258,7 @@ class PipelineRun:
     def _watch_slot(self) -> None:
         source = self.plan.pipeline.spec.source
         if source.has_slot:
-            self._slot = SlotWatch(self.name, partial(source.slot_standing, self.name), self._observer)
+            self._slot = SlotWatch(self.name, partial(source.slot_status, self.name), self._observer)
             self._slot.start()
 
     def _tell_source(self) -> None:

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from millstream.cdc import SlotStatus
 from millstream.model import Observer
 from millstream.pipelines.error_origin import short
-from millstream.pipelines.sources import SlotStanding
 
 log = logging.getLogger("millstream.pipelines")
 _TICK_S = 5.0
@@ -21,7 +21,7 @@ class SlotWatch:
     """Tells ``pipeline.slot`` once a tick. ``ask`` answers None where there is no slot (yet)."""
 
     def __init__(
-        self, pipeline: str, ask: Callable[[], SlotStanding | None], observer: Observer, *, tick_s: float = _TICK_S
+        self, pipeline: str, ask: Callable[[], SlotStatus | None], observer: Observer, *, tick_s: float = _TICK_S
     ) -> None:
         self._pipeline = pipeline
         self._ask = ask
@@ -51,8 +51,8 @@ class SlotWatch:
         if found is None:
             return
         now = time.monotonic()
-        if self._acknowledged is None or self._acknowledged[0] != found.acknowledged:
-            self._acknowledged = found.acknowledged, now
+        if self._acknowledged is None or self._acknowledged[0] != found.confirmed:
+            self._acknowledged = found.confirmed, now
         self._observer(
             "pipeline.slot",
             pipeline=self._pipeline,

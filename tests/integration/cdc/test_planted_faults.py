@@ -14,7 +14,7 @@ from strict_ledger import StrictLedger
 from test_postgres_ledger import rows_of, run
 
 from millstream.cdc.errors import PositionLost
-from millstream.cdc.offsets import Offset
+from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.postgres.pgoutput import BEGIN, parse_begin
 from millstream.cdc.postgres.planner import Planner
 from millstream.cdc.postgres.visibility import SeenTable
@@ -90,7 +90,7 @@ def test_with_positions_acknowledged_early_the_ledger_complains(
 ) -> None:
     honest = Planner.next_offset
 
-    def hasty(self: Planner, finished: Offset, max_changes: int | None) -> Offset | None:
+    def hasty(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
         end = honest(self, finished, max_changes)
         if end is not None and self._session is not None:
             self._session.acknowledge(end.position)

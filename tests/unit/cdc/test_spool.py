@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from millstream.cdc.lanes import lane_of
-from millstream.cdc.offsets import Offset
+from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.postgres.visibility import Snapshot, widened
 from millstream.cdc.segments import read_segment
-from millstream.cdc.spool import Spool
+from millstream.cdc.spool import LogSpool
 from millstream.errors import InvalidArgument
 
 
-def transaction(spool: Spool, end: int, changes: int = 1) -> None:
+def transaction(spool: LogSpool, end: int, changes: int = 1) -> None:
     spool.add(b"B", change=False)
     for _ in range(changes):
         spool.add(b"change", change=True)
@@ -24,8 +24,8 @@ def transaction(spool: Spool, end: int, changes: int = 1) -> None:
     spool.commit(end)
 
 
-def filled(directory: Path, ends: list[int], changes: int = 1, max_bytes: int = 1 << 20) -> Spool:
-    spool = Spool(directory, 100, max_bytes)
+def filled(directory: Path, ends: list[int], changes: int = 1, max_bytes: int = 1 << 20) -> LogSpool:
+    spool = LogSpool(directory, 100, max_bytes)
     for end in ends:
         transaction(spool, end, changes)
     return spool
@@ -60,7 +60,7 @@ def test_what_is_sealed_survives_and_an_open_transaction_is_read_again(tmp_path:
     spool.seal()
     spool.add(b"B", change=False)
     spool.part(None)
-    again = Spool(tmp_path, 100, 1 << 20)
+    again = LogSpool(tmp_path, 100, 1 << 20)
     assert again.position == 130
     assert again.end(100, 1000, None, None) == 130
     assert len(list(tmp_path.iterdir())) == 3, "the part of a transaction without its end is gone"
@@ -70,12 +70,12 @@ def test_what_is_sealed_survives_and_an_open_transaction_is_read_again(tmp_path:
 
 
 def test_behind_a_gap_everything_is_read_again(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, 100, 1 << 20)
+    spool = LogSpool(tmp_path, 100, 1 << 20)
     for end in (110, 120, 130):
         transaction(spool, end)
         spool.seal()
     sorted(tmp_path.iterdir())[1].unlink()
-    again = Spool(tmp_path, 100, 1 << 20)
+    again = LogSpool(tmp_path, 100, 1 << 20)
     assert again.position == 110
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -85,7 +85,7 @@ def test_a_damaged_file_is_a_gap(tmp_path: Path) -> None:
     spool.seal()
     [path] = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-3])
-    assert Spool(tmp_path, 100, 1 << 20).position == 100
+    assert LogSpool(tmp_path, 100, 1 << 20).position == 100
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,7 +106,7 @@ def test_a_finished_batch_makes_room(tmp_path: Path) -> None:
 
 
 def test_a_table_that_looks_different_begins_another_file(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, 100, 1 << 20)
+    spool = LogSpool(tmp_path, 100, 1 << 20)
     spool.describe(7, {"columns": 1}, None)
     transaction(spool, 110)
     spool.add(b"B", change=False)
@@ -151,7 +151,7 @@ def test_a_key_takes_the_same_lane_in_every_slice_and_all_lanes_are_used() -> No
 
 
 def test_an_offset_of_another_release_is_refused() -> None:
-    offset = Offset("server/db", 7, 1, 2, 3)
-    assert Offset.from_json(offset.to_json()) == offset
+    offset = ChangeOffset("server/db", 7, 1, 2, 3)
+    assert ChangeOffset.from_json(offset.to_json()) == offset
     with pytest.raises(InvalidArgument):
-        Offset.from_json({**offset.to_json(), "version": 2})
+        ChangeOffset.from_json({**offset.to_json(), "version": 2})

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
+from millstream.cdc import SlotStatus
 from millstream.observe.diagnose_slot import MUCH, examine_slot
 from millstream.observe.findings import Severity
 from millstream.pipelines.slot_watch import SlotWatch
-from millstream.pipelines.sources import SlotStanding
 
 
-def standing(**facts: Any) -> SlotStanding:
-    plain = {"slot": "s", "active": True, "acknowledged": 7, "held_bytes": 100, "wal_status": "reserved"}
-    return SlotStanding(**{**plain, **facts})
+def standing(**facts: Any) -> SlotStatus:
+    plain = {"slot": "s", "active": True, "confirmed": 7, "held_bytes": 100, "wal_status": "reserved"}
+    return SlotStatus(**{**plain, **facts})
 
 
 def test_the_time_since_the_last_acknowledgement_grows_until_the_position_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[dict[str, Any]] = []
-    answers = [None, standing(), standing(), standing(acknowledged=8, held_bytes=5)]
+    answers = [None, standing(), standing(), standing(confirmed=8, held_bytes=5)]
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     watch = SlotWatch("p", lambda: answers.pop(0), lambda name, **facts: told.append({"name": name, **facts}))
@@ -46,7 +46,7 @@ def test_the_time_since_the_last_acknowledgement_grows_until_the_position_moves(
         (standing(wal_status="lost"), Severity.problem),
     ],
 )
-def test_a_doctors_findings_say_how_bad_it_is_and_what_to_do(found: SlotStanding | None, worst: Severity) -> None:
+def test_a_doctors_findings_say_how_bad_it_is_and_what_to_do(found: SlotStatus | None, worst: Severity) -> None:
     findings = examine_slot(found)
     order = list(Severity)
     assert max((finding.level for finding in findings), key=order.index) == worst

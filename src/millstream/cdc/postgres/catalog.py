@@ -56,7 +56,7 @@ FROM pg_replication_slots WHERE slot_name = %s
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FollowedTable:
     oid: int
     schema: str
     name: str
@@ -98,11 +98,11 @@ class Slot:
     """How much log the server keeps for it."""
 
 
-def followed_tables(connection: Connection, patterns: Sequence[str]) -> list[Table]:
+def followed_tables(connection: Connection, patterns: Sequence[str]) -> list[FollowedTable]:
     """The tables that the patterns mean. Partitions are followed through their root."""
     rows = connection.execute(_TABLES).fetchall()
     tables = [
-        Table(oid, schema, name, identity, kind == "p", partition)
+        FollowedTable(oid, schema, name, identity, kind == "p", partition)
         for oid, schema, name, identity, kind, partition in rows
     ]
     return [table for table in tables if not table.partition and matches(table.schema, table.name, patterns)]
@@ -141,7 +141,7 @@ def base_types(connection: Connection, types: Sequence[int]) -> dict[int, int]:
     return dict(connection.execute(_BASE_TYPES, (list(types),)).fetchall())
 
 
-def relation_of(connection: Connection, table: Table, columns: list[TableColumn]) -> Relation:
+def relation_of(connection: Connection, table: FollowedTable, columns: list[TableColumn]) -> Relation:
     """The table as a relation message would describe it, now."""
     key = frozenset(key_of(connection, table.oid))
     bases = base_types(connection, [column.type for column in columns])

@@ -128,7 +128,7 @@ def _content(option: str, path: str) -> str:
         raise InvalidChangeOption(option, path, f"a file that driver and executors can read ({error})") from None
 
 
-class ServerError(Exception):
+class ReplicationError(Exception):
     """What the server answered to a command of the replication protocol."""
 
     def __init__(self, state: str, message: str) -> None:
@@ -150,7 +150,7 @@ class ReplicationConnection:
         """``get(1)``: (length, memoryview) of the next message, (0, ...) where none is there, (-1, ...) at the end."""
 
     def ask(self, command: str) -> dict[str, str]:
-        """The first row of the answer. Raises ServerError."""
+        """The first row of the answer. Raises ReplicationError."""
         result = self._pg.exec_(command.encode())
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             raise _server_error(result)
@@ -181,19 +181,19 @@ class ReplicationConnection:
         except psycopg.OperationalError as error:
             raise ConnectionError(" ".join(str(error).split())) from error
 
-    def why_ended(self) -> ServerError:
+    def why_ended(self) -> ReplicationError:
         """After the end of the stream."""
         result = self._pg.get_result()
-        return ServerError("", "the server ended the stream") if result is None else _server_error(result)
+        return ReplicationError("", "the server ended the stream") if result is None else _server_error(result)
 
     def close(self) -> None:
         self._pg.finish()
 
 
-def _server_error(result: pq.abc.PGresult) -> ServerError:
+def _server_error(result: pq.abc.PGresult) -> ReplicationError:
     state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
     message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-    return ServerError(state.decode(), (message or b"").decode(errors="replace").strip())
+    return ReplicationError(state.decode(), (message or b"").decode(errors="replace").strip())
 
 
 def quoted(name: str) -> str:

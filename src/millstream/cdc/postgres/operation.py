@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from millstream.cdc.errors import SourceRefused, SourceUnreachable
-from millstream.cdc.offsets import Offset
+from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.postgres import catalog
 from millstream.cdc.postgres.connection import Login
 from millstream.cdc.postgres.pgoutput import format_lsn
@@ -53,7 +53,7 @@ def refusal(login: Login, wanted: Wanted, *, begun: bool) -> str | None:
 def acknowledge_end(login: Login, slot: str, logged: dict[str, Any]) -> None:
     """Tells the slot where the last committed batch ended, once its reader is gone: a run that has come to its end
     plans no further batch, and so never says so itself. Raises SourceUnreachable and SourceRefused."""
-    end, until = Offset.from_json(logged), time.monotonic() + _FREE_S
+    end, until = ChangeOffset.from_json(logged), time.monotonic() + _FREE_S
     with login.connect() as connection:
         while True:
             found = catalog.slot_of(connection, slot)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from millstream.cdc.errors import SourceUnreachable
-from millstream.cdc.offsets import Offset
+from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.postgres import catalog, preparation, snapshot
 from millstream.cdc.postgres.options import ChangeOptions
 from millstream.cdc.postgres.pgoutput import Relation
-from millstream.cdc.postgres.session import Session
+from millstream.cdc.postgres.session import ReplicationSession
 from millstream.cdc.postgres.visibility import SeenTable
-from millstream.cdc.spool import Spool
+from millstream.cdc.spool import LogSpool
 
 log = logging.getLogger("millstream.cdc")
 
@@ -53,15 +53,15 @@ class Planner:
     def __init__(self, options: ChangeOptions) -> None:
         self._options = options
         self._directory = Path(options.segments)
-        self._spool: Spool | None = None
-        self._session: Session | None = None
+        self._spool: LogSpool | None = None
+        self._session: ReplicationSession | None = None
         self._target: int | None = None
         self._again = options.snapshot == "always"
         self._known: set[str] | None = None
         self._strangers: set[str] = set()
         self._seen: tuple[int, list[SeenTable]] = (0, [])
 
-    def first_offset(self) -> Offset:
+    def first_offset(self) -> ChangeOffset:
         """Looks at the database, makes what was asked for, and begins where the slot does."""
         o = self._options
         found = preparation.look(o.login, o.wanted, begun=False)
@@ -70,14 +70,14 @@ class Planner:
         for pattern in ("*.seg", "plan-*.json", "seen-*.json"):  # of a query whose first batch was never logged
             for stale in self._directory.glob(pattern):
                 stale.unlink()
-        return Offset(found.server, position, lanes=o.lanes)
+        return ChangeOffset(found.server, position, lanes=o.lanes)
 
     def end_now(self) -> None:
         """From now on there is a last batch: what is in the log at this moment, and no more."""
         with self._options.login.connect() as connection:
             self._target = catalog.flushed_position(connection)
 
-    def next_offset(self, finished: Offset, max_changes: int | None) -> Offset | None:
+    def next_offset(self, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
         """The end of the next batch; None where nothing is new. What ends at ``finished`` is acknowledged."""
         spool, session = self._open(finished)
         session.acknowledge(finished.position)
@@ -93,7 +93,7 @@ class Planner:
             return self._more_chunks(finished.moved(generation=fresh.generation, chunks=0), fresh, max_changes)
         return self._along_the_log(finished, spool, session, max_changes)
 
-    def batch(self, start: Offset, end: Offset) -> LogBatch | ChunkBatch | None:
+    def batch(self, start: ChangeOffset, end: ChangeOffset) -> LogBatch | ChunkBatch | None:
         """What lies between two offsets, for the tasks. Segments that are missing are read again first."""
         if (end.generation, end.chunks) != (start.generation, start.chunks):
             first = start.chunks if end.generation == start.generation else 0
@@ -126,7 +126,7 @@ class Planner:
 
     # --- the session ----------------------------------------------------------------------------------------------
 
-    def _open(self, start: Offset) -> tuple[Spool, Session]:
+    def _open(self, start: ChangeOffset) -> tuple[LogSpool, ReplicationSession]:
         if self._spool is None or self._session is None:
             o = self._options
             found = preparation.look(o.login, o.wanted, begun=True)
@@ -137,8 +137,8 @@ class Planner:
                 with o.login.connect() as connection:
                     preparation.publish(connection, o.wanted, found)
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._spool = Spool(self._directory, start.position, o.max_bytes)
-            self._session = Session(
+            self._spool = LogSpool(self._directory, start.position, o.max_bytes)
+            self._session = ReplicationSession(
                 o.login,
                 o.wanted.slot,
                 o.wanted.publication,
@@ -158,7 +158,7 @@ class Planner:
         with self._options.login.connect() as connection:
             return catalog.completed(connection, relation)
 
-    def _await(self, session: Session, enough: Callable[[], bool]) -> None:
+    def _await(self, session: ReplicationSession, enough: Callable[[], bool]) -> None:
         """Until the session has read enough. Raises what stopped it, and SourceUnreachable where the server is away for
         longer than the deadline: to take that for the end would be to call what is missing finished."""
         assert self._spool is not None
@@ -177,8 +177,8 @@ class Planner:
     # --- the log ----------------------------------------------------------------------------------------------------
 
     def _along_the_log(
-        self, finished: Offset, spool: Spool, session: Session, max_changes: int | None
-    ) -> Offset | None:
+        self, finished: ChangeOffset, spool: LogSpool, session: ReplicationSession, max_changes: int | None
+    ) -> ChangeOffset | None:
         target, most = self._target, max_changes or 1 << 62
         if target is not None:
             if finished.position >= target:
@@ -214,13 +214,13 @@ class Planner:
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
-    def _more_chunks(self, at: Offset, plan: snapshot.SnapshotPlan, max_changes: int | None) -> Offset:
+    def _more_chunks(self, at: ChangeOffset, plan: snapshot.SnapshotPlan, max_changes: int | None) -> ChangeOffset:
         if at.chunks < plan.opening:
             return at.moved(chunks=plan.opening)
         most = MOST_CHUNKS if max_changes is None else max(1, min(MOST_CHUNKS, max_changes // self._options.chunk_rows))
         return at.moved(chunks=min(plan.count, at.chunks + most))
 
-    def _new_tables(self, finished: Offset) -> set[str]:
+    def _new_tables(self, finished: ChangeOffset) -> set[str]:
         if self._options.snapshot == "never":
             return set()
         if self._known is None:
@@ -230,7 +230,7 @@ class Planner:
             self._known = set(known)
         return self._strangers - self._known
 
-    def _snapshot_needed(self, finished: Offset) -> snapshot.SnapshotPlan | None:
+    def _snapshot_needed(self, finished: ChangeOffset) -> snapshot.SnapshotPlan | None:
         new = self._new_tables(finished)
         if not new and not self._again:
             return None
@@ -241,7 +241,7 @@ class Planner:
         self._again = False
         return self._make_plan(finished, tables, also_known=new)
 
-    def _begin_again(self, finished: Offset, turn: dict[str, Any]) -> snapshot.SnapshotPlan:
+    def _begin_again(self, finished: ChangeOffset, turn: dict[str, Any]) -> snapshot.SnapshotPlan:
         """A table was emptied while its snapshot was read: some chunks saw that and some did not."""
         log.warning("%s was emptied during its snapshot, which begins again", ", ".join(turn["tables"]))
         disputed = {f"{table.schema}.{table.table}" for table in self._seen_by(finished) if table.disputed(turn["xid"])}
@@ -256,8 +256,8 @@ class Planner:
 
     def _make_plan(
         self,
-        finished: Offset,
-        tables: Sequence[catalog.Table],
+        finished: ChangeOffset,
+        tables: Sequence[catalog.FollowedTable],
         *,
         emptied: Sequence[dict[str, Any]] = (),
         also_known: set[str] | None = None,
@@ -279,7 +279,7 @@ class Planner:
         self._known = set(made.known)
         return made
 
-    def _note_seen(self, finished: Offset, plan: snapshot.SnapshotPlan) -> None:
+    def _note_seen(self, finished: ChangeOffset, plan: snapshot.SnapshotPlan) -> None:
         if self._seen[0] != finished.generation:
             earlier: list[SeenTable] = []
             if finished.generation > 1:
@@ -287,7 +287,7 @@ class Planner:
                 earlier = snapshot.read_seen(path) if path.exists() else []
             self._seen = finished.generation, snapshot.note_seen(self._directory, plan, earlier, finished.position)
 
-    def _seen_by(self, start: Offset) -> list[SeenTable]:
+    def _seen_by(self, start: ChangeOffset) -> list[SeenTable]:
         """What snapshots saw that may still come by in the log."""
         if not start.generation:
             return []
@@ -295,7 +295,7 @@ class Planner:
             self._note_seen(start, snapshot.read_plan(self._directory, start.generation))
         return self._seen[1]
 
-    def _disputed_turn(self, finished: Offset, spool: Spool) -> dict[str, Any] | None:
+    def _disputed_turn(self, finished: ChangeOffset, spool: LogSpool) -> dict[str, Any] | None:
         tables = {f"{table.schema}.{table.table}": table for table in self._seen_by(finished)}
         for turn in spool.turns(finished.position):
             for name in turn["tables"]:

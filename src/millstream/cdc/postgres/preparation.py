@@ -12,7 +12,7 @@ import psycopg
 
 from millstream.cdc.errors import SourceRefused
 from millstream.cdc.postgres import catalog
-from millstream.cdc.postgres.catalog import Connection, Slot, Table
+from millstream.cdc.postgres.catalog import Connection, FollowedTable, Slot
 from millstream.cdc.postgres.connection import Login, quoted
 from millstream.cdc.postgres.pgoutput import parse_lsn
 
@@ -30,17 +30,17 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DatabaseFacts:
     """The database as it is."""
 
     server: str
     database: str
-    tables: list[Table]
+    tables: list[FollowedTable]
     published: dict[str, catalog.Published] | None
     slot: Slot | None
 
 
-def look(login: Login, wanted: Wanted, *, begun: bool) -> Found:
+def look(login: Login, wanted: Wanted, *, begun: bool) -> DatabaseFacts:
     """Raises one SourceRefused with everything that stands in the way. Makes nothing.
 
     ``begun``: a checkpoint goes on, so that the slot must be there already; whether it fits is asked by whoever opens
@@ -54,7 +54,7 @@ def look(login: Login, wanted: Wanted, *, begun: bool) -> Found:
     return found
 
 
-def _look(connection: Connection, wanted: Wanted, *, begun: bool) -> tuple[Found, list[str]]:
+def _look(connection: Connection, wanted: Wanted, *, begun: bool) -> tuple[DatabaseFacts, list[str]]:
     problems: list[str] = []
     if connection.info.server_version < _OLDEST:
         problems.append("the server is older than 13, the oldest that has pg_current_snapshot(). Upgrade it.")
@@ -85,10 +85,10 @@ def _look(connection: Connection, wanted: Wanted, *, begun: bool) -> tuple[Found
         connection, wanted, slot, database, begun=begun, sound=not problems and shown is not None
     )
     system, _ = catalog.server_of(connection)
-    return Found(catalog.server_name(system, database), database, tables, shown, slot), problems
+    return DatabaseFacts(catalog.server_name(system, database), database, tables, shown, slot), problems
 
 
-def _without_key(connection: Connection, tables: Sequence[Table]) -> list[str]:
+def _without_key(connection: Connection, tables: Sequence[FollowedTable]) -> list[str]:
     problems = []
     for table in tables:
         if table.identity == "n":
@@ -102,7 +102,7 @@ def _without_key(connection: Connection, tables: Sequence[Table]) -> list[str]:
 
 
 def _publication_problems(
-    wanted: Wanted, tables: Sequence[Table], shown: dict[str, catalog.Published] | None
+    wanted: Wanted, tables: Sequence[FollowedTable], shown: dict[str, catalog.Published] | None
 ) -> list[str]:
     name = quoted(wanted.publication)
     if shown is None:
@@ -160,7 +160,7 @@ def _younger_publication(connection: Connection, wanted: Wanted) -> list[str]:
     return []
 
 
-def make(login: Login, wanted: Wanted, found: Found) -> int:
+def make(login: Login, wanted: Wanted, found: DatabaseFacts) -> int:
     """Makes what is absent, where that was asked for; answers where the slot begins."""
     with login.connect() as connection:
         if wanted.create:
@@ -176,7 +176,7 @@ def make(login: Login, wanted: Wanted, found: Found) -> int:
         return slot.confirmed
 
 
-def publish(connection: Connection, wanted: Wanted, found: Found) -> None:
+def publish(connection: Connection, wanted: Wanted, found: DatabaseFacts) -> None:
     name = quoted(wanted.publication)
     shown = found.published
     missing = [table for table in found.tables if shown is None or table.full_name not in shown]

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from millstream.cdc.errors import SegmentDamaged
 from millstream.cdc.frame import SCHEMA
-from millstream.cdc.offsets import Offset
+from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.postgres import snapshot
 from millstream.cdc.postgres.decode import Decoding, decode_changes, decode_rows
 from millstream.cdc.postgres.options import ChangeOptions
@@ -69,11 +69,11 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; with nothing new ``start`` itself, since any other byte would start a batch."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = self._plan().next_offset(Offset.from_json(start), most)
+        end = self._plan().next_offset(ChangeOffset.from_json(start), most)
         return start if end is None else end.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        batch = self._plan().batch(Offset.from_json(start), Offset.from_json(end))
+        batch = self._plan().batch(ChangeOffset.from_json(start), ChangeOffset.from_json(end))
         if isinstance(batch, ChunkBatch):
             return [ChunkPartition(batch.generation, index, batch.position) for index in batch.chunks]
         return [] if batch is None else [LanePartition(batch, lane) for lane in range(batch.lanes)]

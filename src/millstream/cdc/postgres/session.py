@@ -17,7 +17,7 @@ from random import random
 
 from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
 from millstream.cdc.postgres import catalog
-from millstream.cdc.postgres.connection import Login, ReplicationConnection, ServerError, literal, quoted
+from millstream.cdc.postgres.connection import Login, ReplicationConnection, ReplicationError, literal, quoted
 from millstream.cdc.postgres.pgoutput import (
     BEGIN,
     CHANGES,
@@ -33,7 +33,7 @@ from millstream.cdc.postgres.pgoutput import (
     parse_relation,
     parse_truncate,
 )
-from millstream.cdc.spool import Spool
+from millstream.cdc.spool import LogSpool
 from millstream.errors import MillstreamError
 
 log = logging.getLogger("millstream.cdc")
@@ -49,7 +49,7 @@ _STATUS = struct.Struct(">cQQQqB")
 _EPOCH_S = 946_684_800
 
 
-class Session(threading.Thread):
+class ReplicationSession(threading.Thread):
     """``describe`` turns a relation message into what the catalog knows of the table; None: the table is not followed.
 
     Whatever ends it for good is in ``spool.error``; a fault that may pass is in ``trouble`` until it has passed.
@@ -60,7 +60,7 @@ class Session(threading.Thread):
         login: Login,
         slot: str,
         publication: str,
-        spool: Spool,
+        spool: LogSpool,
         *,
         server: str,
         describe: Callable[[Relation], Relation | None],
@@ -133,7 +133,7 @@ class Session(threading.Thread):
             try:
                 self._start(connection)
                 return connection
-            except ServerError as error:
+            except ReplicationError as error:
                 connection.close()
                 if error.state != "55006":
                     raise self._explained(error) from error
@@ -159,7 +159,7 @@ class Session(threading.Thread):
         # would go on silently behind the gap.
         catalog.check_position(self._login, self._slot, start)
 
-    def _explained(self, error: ServerError) -> MillstreamError:
+    def _explained(self, error: ReplicationError) -> MillstreamError:
         text = str(error)
         if error.state == "55000":
             why = f"slot {self._slot!r} cannot be read any more: {text}. The server has dropped log that it needed. "

@@ -24,7 +24,7 @@ from psycopg import pq
 
 from millstream.cdc.errors import SnapshotLost, SourceRefused
 from millstream.cdc.postgres import catalog
-from millstream.cdc.postgres.catalog import Connection, Published, Table, TableColumn
+from millstream.cdc.postgres.catalog import Connection, FollowedTable, Published, TableColumn
 from millstream.cdc.postgres.connection import Login, literal, quoted
 from millstream.cdc.postgres.pgoutput import parse_lsn
 from millstream.cdc.postgres.visibility import SeenTable, Snapshot, widened
@@ -101,7 +101,7 @@ def make_plan(
     connection: Connection,
     directory: Path,
     generation: int,
-    tables: Sequence[Table],
+    tables: Sequence[FollowedTable],
     published: Mapping[str, Published],
     *,
     chunk_rows: int,
@@ -169,7 +169,7 @@ def pinned_chunk(login: Login, directory: Path, plan: SnapshotPlan, index: int) 
 
 def _read_chunk(login: Login, path: Path, chunk: ChunkPlan) -> None:
     told = chunk.table
-    table = Table(told["oid"], told["schema"], told["table"], told["identity"], told["partitioned"], False)
+    table = FollowedTable(told["oid"], told["schema"], told["table"], told["identity"], told["partitioned"], False)
     until = time.monotonic() + _UNSEEN_S
     with login.connect() as connection:
         while True:
@@ -215,7 +215,7 @@ def _saw(snapshot: str, xid: int | None) -> bool:
     return bool(found.saw(widened(np.array([xid], dtype=np.int64), found.xmax))[0])
 
 
-def _copy_command(table: Table, chunk: ChunkPlan, columns: Sequence[TableColumn]) -> str:
+def _copy_command(table: FollowedTable, chunk: ChunkPlan, columns: Sequence[TableColumn]) -> str:
     key = chunk.table["key"]
     names = ", ".join(quoted(name) for name, _, _ in key)
 
@@ -260,7 +260,7 @@ def _copy(connection: Connection, command: str, body: bytearray, lengths: array[
         ended = raw.get_result()
 
 
-def _from(table: Table) -> str:
+def _from(table: FollowedTable) -> str:
     """A partitioned table stands for its partitions; another one not for those that inherit from it."""
     only = "" if table.partitioned else "ONLY "
     return f"{only}{quoted(table.schema)}.{quoted(table.name)}"

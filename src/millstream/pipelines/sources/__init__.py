@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from millstream.pipelines.sources.source import Opening, SlotStanding, Source
+from millstream.pipelines.sources.source import Opening, Source
 from millstream.pipelines.spec.part import classes, one_of
 
 SOURCES = classes(
@@ -21,4 +21,4 @@ if TYPE_CHECKING:
 else:
     AnySource = one_of(SOURCES)
 
-__all__ = ["SOURCES", "AnySource", "Opening", "SlotStanding", "Source"]
+__all__ = ["SOURCES", "AnySource", "Opening", "Source"]

@@ -15,14 +15,14 @@ from pydantic_core import PydanticCustomError
 
 from millstream.cdc import POSTGRES_FORMAT
 from millstream.pipelines.events import event_frame
-from millstream.pipelines.sources.source import Leftover, Opening, SlotStanding, Source, SourceConfig
+from millstream.pipelines.sources.source import Leftover, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, Size
 from millstream.pipelines.spec.uri import has_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from millstream.cdc import Login, Wanted
+    from millstream.cdc import Login, SlotStatus, Wanted
 
 log = logging.getLogger("millstream.pipelines")
 
@@ -117,18 +117,15 @@ class PostgresSource(Source):
 
         acknowledge_end(self.login(), self.slot(opening.pipeline), end)
 
-    def slot_standing(self, pipeline: str) -> SlotStanding | None:
+    def slot_status(self, pipeline: str) -> SlotStatus | None:
         from millstream.cdc import slot_status
 
-        found = slot_status(self.login(), self.slot(pipeline))
-        if found is None:
-            return None
-        return SlotStanding(found.slot, found.active, found.confirmed, found.held_bytes, found.wal_status)
+        return slot_status(self.login(), self.slot(pipeline))
 
     def leftover(self, pipeline: str) -> Leftover | None:
         from millstream.cdc import drop
 
-        name, found = self.slot(pipeline), self.slot_standing(pipeline)
+        name, found = self.slot(pipeline), self.slot_status(pipeline)
         if found is None:
             return None
         what = f"slot {name} at {self.login().shown} stays, and makes the server keep {found.held_bytes:,} bytes of log"

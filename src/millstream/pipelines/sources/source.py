@@ -16,6 +16,7 @@ from millstream.pipelines.spec.uri import RedisAddress
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from millstream.cdc import SlotStatus
     from millstream.pipelines.spec.pipeline import PipelineSpec
 
 Ids = Literal["unique", "repeat in a batch", "repeat"]
@@ -33,18 +34,6 @@ class Opening:
     secrets: SecretFiles = field(default_factory=SecretFiles)
     checkpoint: str = "checkpoint"
     """The pipeline's directory, for a source that keeps files of its own beside Spark's."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotStanding:
-    """``held_bytes`` of log are kept for the slot; ``wal_status`` is the server's own word (reserved, extended,
-    unreserved, lost); ``acknowledged`` is the position up to which it may forget."""
-
-    slot: str
-    active: bool
-    acknowledged: int
-    held_bytes: int
-    wal_status: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +76,7 @@ class Source(Part):
     def finished(self, opening: Opening, end: Any) -> None:
         """The query has ended, and ``end`` is where its last committed batch did: Spark itself does not say so."""
 
-    def slot_standing(self, pipeline: str) -> SlotStanding | None:
+    def slot_status(self, pipeline: str) -> SlotStatus | None:
         """How the slot stands that the database keeps log for. May raise; asked from a thread of its own."""
         return None
 
