@@ -61,7 +61,8 @@ class Follower:
 
     def read(self) -> list[Event]:
         """The planned batch, partition by partition."""
-        start = self.planned[-2] if len(self.planned) > 1 else self.start
+        # Spark asks for the first offset again whenever it plans the first batch.
+        start = self.planned[-2] if len(self.planned) > 1 else self.reader.initialOffset()
         partitions = self.reader.partitions(start, self.planned[-1])
         return [row for part in partitions for batch in self.reader.read(part) for row in batch.to_pylist()]
 

@@ -6,6 +6,7 @@ changes follow from where the slot was, without what the chunks saw already.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from millstream.cdc.postgres.options import ChangeOptions
 from millstream.cdc.postgres.pgoutput import Relation
 from millstream.cdc.postgres.session import ReplicationSession
 from millstream.cdc.postgres.visibility import SeenTable
+from millstream.cdc.segments import pin_json
 from millstream.cdc.spool import LogSpool
 
 log = logging.getLogger("millstream.cdc")
@@ -27,6 +29,8 @@ log = logging.getLogger("millstream.cdc")
 IDLE_BYTES = 16 << 20
 """How much log of other tables may lie behind the position before an empty batch moves it on."""
 MOST_CHUNKS = 64
+FIRST = "first.json"
+"""Where a query began, for as long as its segments directory lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +66,18 @@ class Planner:
         self._seen: tuple[int, list[SeenTable]] = (0, [])
 
     def first_offset(self) -> ChangeOffset:
-        """Looks at the database, makes what was asked for, and begins where the slot does."""
-        o = self._options
-        found = preparation.look(o.login, o.wanted, begun=False)
-        position = preparation.make(o.login, o.wanted, found)
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for pattern in ("*.seg", "plan-*.json", "seen-*.json"):  # of a query whose first batch was never logged
-            for stale in self._directory.glob(pattern):
-                stale.unlink()
-        return ChangeOffset(found.server, position, lanes=o.lanes)
+        """Looks at the database, makes what was asked for, and begins where the slot does.
+
+        Spark asks again, whenever it plans or replays the first batch: so the answer is pinned, like all that decides
+        which rows a batch holds.
+        """
+        o, pinned = self._options, self._directory / FIRST
+        if not pinned.exists():
+            found = preparation.look(o.login, o.wanted, begun=False)
+            position = preparation.make(o.login, o.wanted, found)
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            pin_json(pinned, ChangeOffset(found.server, position, lanes=o.lanes).to_json())
+        return ChangeOffset.from_json(json.loads(pinned.read_text(encoding="utf-8")))
 
     def end_now(self) -> None:
         """From now on there is a last batch: what is in the log at this moment, and no more."""

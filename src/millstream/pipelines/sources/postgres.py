@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -123,13 +124,19 @@ class PostgresSource(Source):
         return slot_status(self.login(), self.slot(pipeline))
 
     def leftover(self, pipeline: str) -> Leftover | None:
-        from millstream.cdc import drop
-
         name, found = self.slot(pipeline), self.slot_status(pipeline)
         if found is None:
             return None
         what = f"slot {name} at {self.login().shown} stays, and makes the server keep {found.held_bytes:,} bytes of log"
-        return Leftover(what, lambda: _dropped(drop(self.login(), name)))
+        return Leftover(what, lambda: self._remove(name))
+
+    def _remove(self, slot: str) -> None:
+        from millstream.cdc import drop
+
+        if not drop(self.login(), slot):
+            log.warning("the slot was gone already")
+        if self.config.segments is not None:  # those under the checkpoint went with it
+            shutil.rmtree(self.config.segments, ignore_errors=True)
 
     def order(self) -> str | None:
         return "that of commits" if self.config.lanes == 1 else "that of each key's changes (lanes)"
@@ -185,8 +192,3 @@ class PostgresSource(Source):
 
     def _name(self, pipeline: str) -> str:
         return self.config.id or pipeline
-
-
-def _dropped(found: bool) -> None:
-    if not found:
-        log.warning("the slot was gone already")
