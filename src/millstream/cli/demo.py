@@ -13,7 +13,7 @@ from millstream.cli.exit_codes import FAILED
 from millstream.cli.show import console
 
 
-class Source(StrEnum):
+class DemoSource(StrEnum):
     generator = "generator"
     postgres = "postgres"
 
@@ -24,8 +24,8 @@ def command(
     ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1000, help="How many changes the pipeline makes up.")] = 3_000,
     source: Annotated[
-        Source, typer.Option("--source", help="Made-up changes, or a real PostgreSQL's.")
-    ] = Source.generator,
+        DemoSource, typer.Option("--source", help="Made-up changes, or a real PostgreSQL's.")
+    ] = DemoSource.generator,
     data: Annotated[Path | None, typer.Option("--data", help="Where to keep everything.")] = None,
 ) -> None:
     from millstream.demo.run import run
