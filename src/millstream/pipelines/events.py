@@ -7,9 +7,12 @@ carries ``error`` and ``stage``, passes every later stage untouched, and ends in
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from millstream.pipelines.json_text import is_object, parse, write
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 OPS = ("c", "u", "d", "r", "t")
@@ -84,24 +87,41 @@ def fail_where(frame: DataFrame, condition: Column, *, stage: str, reason: Colum
     )
 
 
-def change_fields(frame: DataFrame, change: Callable[[Column], Column]) -> DataFrame:
-    """Applies ``change`` to the fields of ``before`` and of ``after``, each as a map from name to variant.
-
-    A variant keeps what JSON's types say (a number stays a number, a decimal keeps its digits), whatever the table.
-    """
+def per_row(function: Callable[..., Any], returns: str, *columns: Column) -> Column:
+    """``function`` of one row's values as a column: for what Spark's own functions do to JSON is not exact."""
+    import pyarrow
     from pyspark.sql import functions as F
 
-    def changed(column: str) -> Column:
-        fine = F.col("error").isNull()
-        return F.when(fine, F.to_json(change(as_fields(F.col(column))))).otherwise(F.col(column))
+    kind = _arrow_type(returns)
 
-    return frame.withColumns({"before": changed("before"), "after": changed("after")})
+    def over_batch(*batch):  # type: ignore[no-untyped-def]  # Spark looks at the annotations, which are text here
+        rows = zip(*(one.to_pylist() for one in batch), strict=True)
+        return pyarrow.array([function(*row) for row in rows], kind)
+
+    over_batch.__annotations__ = {"batch": pyarrow.Array, "return": pyarrow.Array}
+    udf = F.arrow_udf  # type: ignore[attr-defined]  # pyspark's stub file forgets it
+    return udf(over_batch, returns)(*columns)  # type: ignore[no-any-return]
 
 
-def as_fields(json_text: Column) -> Column:
+def _arrow_type(returns: str) -> pa.DataType:
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import _parse_datatype_string
+
+    return to_arrow_type(_parse_datatype_string(returns))
+
+
+def change_rows(frame: DataFrame, change: Callable[[dict[str, Any]], bool]) -> DataFrame:
+    """Applies ``change`` to the rows ``before`` and ``after``, in place; where it says False, the text stays."""
     from pyspark.sql import functions as F
 
-    return F.from_json(json_text, "map<string,variant>")
+    def changed(text: str | None, error: str | None) -> str | None:
+        if text is None or error is not None:
+            return text
+        row = parse(text)
+        return write(row) if change(row) else text
+
+    columns = {name: per_row(changed, "string", F.col(name), F.col("error")) for name in ("before", "after")}
+    return frame.withColumns(columns)
 
 
 def refuse_bad_rows(frame: DataFrame, *, stage: str) -> DataFrame:
@@ -112,26 +132,12 @@ def refuse_bad_rows(frame: DataFrame, *, stage: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     for name in ("before", "after"):
-        bad = F.col(name).isNotNull() & ~is_object(F.col(name))
-        reason = F.concat(F.lit(f"{name} is no JSON object: "), F.substring(F.col(name), 1, 200))
-        frame = fail_where(frame, bad, stage=stage, reason=reason)
+        bad = F.col(name).isNotNull() & ~per_row(is_object, "boolean", F.col(name))
+        frame = fail_where(frame, bad, stage=stage, reason=f"{name} is no JSON object")
     frame = fail_where(frame, F.col("op").isNull(), stage=stage, reason="op is missing")
     unknown = F.concat(F.lit("unknown op "), F.substring(F.col("op"), 1, 20))
     frame = fail_where(frame, ~F.col("op").isin(*OPS), stage=stage, reason=unknown)
     return fail_where(frame, ~F.col("ts_ms").between(0, LAST_MS), stage=stage, reason="ts_ms is no time")
-
-
-def is_object(text: Column) -> Column:
-    """Whether the whole text is one JSON object, and strictly: Spark's own functions also take single quotes, raw
-    control characters, and an object with anything behind it."""
-    from pyspark.sql import functions as F
-
-    # Spark's parsers stop where a value ends. In a list, what stands behind it is read as well; and no text can hold
-    # its own digest, and so pretend that the list ends earlier.
-    end = F.sha1(text)
-    listed = F.try_parse_json(F.concat(F.lit("["), text, F.lit(',"'), end, F.lit('"]')))
-    whole = F.try_variant_get(listed, "$[1]", "string") == end
-    return F.coalesce(whole & F.try_variant_get(listed, "$[0]", "map<string,variant>").isNotNull(), F.lit(False))
 
 
 def number_repeats(frame: DataFrame, *, suffix: str = "") -> DataFrame:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from millstream.model import Entry
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.envelopes import Format, Position, read_documents
+from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
 from millstream.pipelines.errors import ReplayRefused
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.secret_files import SecretFiles
@@ -131,7 +131,7 @@ def _events(session: SparkSession, letters: list[Entry], form: Format) -> DataFr
     ]
     frame = session.createDataFrame(rows, "at string, text string, ts bigint, tab string, k string")
     name = F.lit("dead-letters")
-    position = Position(id=F.col("at"), ts_ms=F.col("ts"), name=name, table=F.col("tab"), key=F.col("k"))
+    position = SourcePosition(id=F.col("at"), ts_ms=F.col("ts"), name=name, table=F.col("tab"), key=F.col("k"))
     return read_documents(frame, F.col("text"), position, form, own_ids=form == "native")
 
 

@@ -5,24 +5,53 @@ Strict rendering is null where a field is missing (the caller makes that a routi
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from millstream.pipelines.events import per_row
+from millstream.pipelines.json_text import JsonError, Number, canonical, parse, shown
+from millstream.pipelines.paths import FieldPath, PathError
 from millstream.pipelines.spec.document import is_reference
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _USE = re.compile(r"\$\{([^{}]*)\}")
-_FIELD = re.compile(r"[^.\[\]'\"*?\\\x00-\x1f]+(?:\.[^.\[\]'\"*?\\\x00-\x1f]+)*")
 SOURCE_FIELDS = {"name": "name", "db": "db", "schema": "schema", "table": "table"}
 ALLOWED = (
     "source.name, source.db, source.schema, source.table, op, id, key, tenant_id, "
     "before.<field>, after.<field>, row.<field> (after, or before where there is no after)"
 )
+
+
+ROWS = ("before", "after", "row")
+
+
+class EventValues:
+    """One event's columns, as references look at them. Rows are parsed when they are first asked for."""
+
+    def __init__(self, columns: Mapping[str, Any], tenant: str = "") -> None:
+        self.columns = columns
+        self.tenant = tenant
+        self._parsed: dict[str, Any] = {}
+
+    def row(self, which: str) -> Any:
+        """``before``, ``after``, or ``row``: after, or before where there is no after."""
+        if which == "row":
+            which = "before" if self.columns.get("after") is None else "after"
+        if which not in self._parsed:
+            self._parsed[which] = _row(self.columns.get(which))
+        return self._parsed[which]
+
+
+def _row(text: str | None) -> Any:
+    """None also for what is no JSON: an event that failed may carry it, and is looked at like the others."""
+    try:
+        return None if text is None else parse(text)
+    except JsonError:
+        return None
 
 
 class TemplateError(ValueError):
@@ -43,47 +72,86 @@ class Reference:
             raise TemplateError(f"${{{name}}} is unknown here; allowed are {ALLOWED}")
         if root == "source" and field not in SOURCE_FIELDS:
             raise TemplateError(f"${{{name}}} names no field of the source; allowed are {ALLOWED}")
-        if root in ("before", "after", "row") and not _FIELD.fullmatch(field):
-            raise TemplateError(f"${{{name}}} needs a field, such as ${{{root}.id}}")
+        if root in ROWS:
+            try:
+                FieldPath.parse(field)
+            except PathError as error:
+                raise TemplateError(f"${{{name}}} needs a field, such as ${{{root}.id}}: {error}") from error
         return cls(root, field)
 
     def __str__(self) -> str:
         return f"{self.root}.{self.field}" if self.field else self.root
 
+    def columns(self) -> tuple[str, ...]:
+        """The columns of an event that it looks at."""
+        if self.root == "source":
+            return (SOURCE_FIELDS[self.field],)
+        if self.root == "row":
+            return ("before", "after")
+        # A tenant is no column; but a function over rows needs one to know how many there are.
+        return ("op",) if self.root == "tenant_id" else (self.root,)
+
     def column(self, tenant: str = "") -> Column:
-        """The referenced value as text; null where the event has none."""
+        """The value of what is a column of events; not for a field of a row."""
         from pyspark.sql import functions as F
 
-        if self.root == "source":
-            return F.col(SOURCE_FIELDS[self.field])
-        if self.root == "tenant_id":
-            return F.lit(tenant)
-        if self.root in ("before", "after"):
-            return F.get_json_object(F.col(self.root), json_path(self.field))
-        if self.root == "row":
-            return F.get_json_object(F.coalesce(F.col("after"), F.col("before")), json_path(self.field))
-        return F.col(self.root)
+        assert self.root not in ROWS, "a row is looked into by a function"
+        return F.lit(tenant) if self.root == "tenant_id" else F.col(self.columns()[0])
 
-    def value(self, event: Mapping[str, Any], tenant: str = "") -> str | None:
-        """The same over one event in Python, with ``before`` and ``after`` as JSON text: what the column must equal."""
-        if self.root == "tenant_id":
-            return tenant
-        if self.root == "source":
-            found = event.get(SOURCE_FIELDS[self.field])
-        elif self.root in ("before", "after", "row"):
-            text = event.get("after") or event.get("before") if self.root == "row" else event.get(self.root)
-            found = json.loads(text) if text else None
-            for step in self.field.split("."):
-                found = found.get(step) if isinstance(found, dict) else None
+    def distinct_column(self, tenant: str = "") -> Column:
+        """The value as text in which equal values are equal and others differ: the number 1 is not the text 1."""
+        return self._over(self._distinct, "string", tenant)
+
+    def number_column(self) -> Column:
+        """The value as a double, where it is a number; text is none, whatever it looks like."""
+        return self._over(self._number, "double")
+
+    def _over(self, function: Callable[[EventValues], Any], returns: str, tenant: str = "") -> Column:
+        from pyspark.sql import functions as F
+
+        names = self.columns()
+
+        def of_row(*values: str | None) -> Any:
+            return function(EventValues(dict(zip(names, values, strict=True)), tenant))
+
+        return per_row(of_row, returns, *(F.col(name) for name in names))
+
+    def _distinct(self, event: EventValues) -> str | None:
+        found = self.values(event)
+        return None if not found else distinct_text(found[0] if len(found) == 1 else found)
+
+    def _number(self, event: EventValues) -> float | None:
+        found = self.values(event)
+        return float(found[0]) if len(found) == 1 and isinstance(found[0], Number) else None
+
+    def values(self, event: EventValues) -> list[Any]:
+        """What the event holds there, as JSON values; a null is nothing."""
+        if self.root in ROWS:
+            found = FieldPath.parse(self.field).values(event.row(self.root))
+        elif self.root == "tenant_id":
+            found = [event.tenant]
         else:
-            found = event.get(self.root)
-        if found is None or isinstance(found, str):
-            return found
-        return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+            found = [event.columns.get(self.columns()[0])]
+        return [one for one in found if one is not None]
+
+    def text(self, event: EventValues) -> str | None:
+        """The value as a template writes it: several, from a list, as a JSON array; None where there is none."""
+        found = self.values(event)
+        return None if not found else shown(found[0] if len(found) == 1 else found)
 
 
-def json_path(field: str) -> str:
-    return "$" + "".join(f"['{step}']" for step in field.split("."))
+def distinct_text(value: Any) -> str:
+    """Text as it is, unless it reads as JSON of another type; everything else as canonical JSON."""
+    if not isinstance(value, str) or isinstance(value, Number):
+        return canonical(value)
+    return value if _row(value) is None and value != "null" else canonical(value)
+
+
+def as_json(distinct: str | None) -> str:
+    """The JSON that ``distinct_text`` stands for."""
+    if distinct is None:
+        return "null"
+    return canonical(distinct) if _row(distinct) is None else distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +187,24 @@ class Template:
     def column(self, *, strict: bool, tenant: str = "") -> Column:
         from pyspark.sql import functions as F
 
-        def shown(part: str | Reference) -> Column:
+        if any(one.root in ROWS for one in self.references()):
+            names = sorted({name for one in self.references() for name in one.columns()})
+
+            def rendered(*values: Any) -> str | None:
+                return self.render(EventValues(dict(zip(names, values, strict=True)), tenant), strict=strict)
+
+            return per_row(rendered, "string", *(F.col(name) for name in names))
+
+        def shown_part(part: str | Reference) -> Column:
             if isinstance(part, str):
                 return F.lit(part)
             return part.column(tenant) if strict else F.coalesce(part.column(tenant), F.lit(""))
 
-        return F.concat(*(shown(part) for part in self.parts))
+        return F.concat(*(shown_part(part) for part in self.parts))
 
-    def render(self, event: Mapping[str, Any], *, strict: bool, tenant: str = "") -> str | None:
-        values = [part if isinstance(part, str) else part.value(event, tenant) for part in self.parts]
+    def render(self, event: EventValues, *, strict: bool) -> str | None:
+        """The text for one event; None where it is strict and a part is missing."""
+        values = [part if isinstance(part, str) else part.text(event) for part in self.parts]
         if strict and None in values:
             return None
         return "".join(value or "" for value in values)

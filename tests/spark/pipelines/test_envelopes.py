@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Format, Position, read_documents
+from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Format, SourcePosition, read_documents
 from millstream.pipelines.sinks.redis import RedisSink
 
 pytestmark = pytest.mark.spark
@@ -44,7 +44,7 @@ def read(
 ) -> list[dict[str, Any]]:
     texts = [text if isinstance(text, str | None) else json.dumps(text) for text in documents]
     frame = spark.createDataFrame([(f"p:{n}", text) for n, text in enumerate(texts)], "at string, text string")
-    position = Position(id=F.col("at"), ts_ms=F.lit(77), name=F.lit("in"), table=F.lit("t"))
+    position = SourcePosition(id=F.col("at"), ts_ms=F.lit(77), name=F.lit("in"), table=F.lit("t"))
     return collected(read_documents(frame, F.col("text"), position, form, own_ids=own_ids))
 
 

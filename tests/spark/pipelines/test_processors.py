@@ -213,7 +213,7 @@ def test_sql_gives_ids_that_a_replay_gives_again(spark: SparkSession) -> None:
 def test_sql_that_returns_no_row_object_is_a_dead_letter(spark: SparkSession) -> None:
     spec = processor(type="sql", query="SELECT id, op, 'nope' AS after FROM events")
     [row] = spec.apply(events(spark, [event(1, A)]), ProcessorStage("s")).collect()
-    assert (row["error"], row["stage"], row["after"]) == ("after is no JSON object: nope", "s", "nope")
+    assert (row["error"], row["stage"], row["after"]) == ("after is no JSON object", "s", "nope")
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:

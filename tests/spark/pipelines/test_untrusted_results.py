@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Native, Position, read_documents
+from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Native, SourcePosition, read_documents
 from millstream.pipelines.events import plain_columns
 from millstream.pipelines.processors import ProcessorStage
 from millstream.pipelines.sinks.redis import RedisSink
@@ -162,7 +162,7 @@ def test_what_is_known_to_be_plain_is_not_searched_for_what_needs_escaping(spark
     told = GeneratorSource(type="generator").told(numbers)
     assert "rlike(op" not in str(Native().column(told)).lower()
     assert "rlike(op" in str(Native().column(told.withColumn("op", F.upper("op")))).lower()
-    position = Position(id=F.col("at"), ts_ms=F.lit(7), name=F.lit("in"), table=F.lit("t"))
+    position = SourcePosition(id=F.col("at"), ts_ms=F.lit(7), name=F.lit("in"), table=F.lit("t"))
     documents = [(str(n), json.dumps({"op": op, "after": {}})) for n, op in enumerate(("u", 'x"'))]
     frame = spark.createDataFrame(documents, "at string, text string")
     read = read_documents(frame, F.col("text"), position, "native")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.pipelines.templates import Template, TemplateError
+from millstream.pipelines.templates import EventValues, Template, TemplateError
 
 EVENT = {"table": "orders", "db": None, "op": "u", "id": "s:1", "after": '{"id":5,"a":{"b":"x"}}', "before": None}
 
@@ -25,8 +25,8 @@ EVENT = {"table": "orders", "db": None, "op": "u", "id": "s:1", "after": '{"id":
 )
 def test_rendering(text: str, strict: str | None, lenient: str) -> None:
     template = Template.parse(text)
-    assert template.render(EVENT, strict=True, tenant="acme") == strict
-    assert template.render(EVENT, strict=False, tenant="acme") == lenient
+    assert template.render(EventValues(EVENT, "acme"), strict=True) == strict
+    assert template.render(EventValues(EVENT, "acme"), strict=False) == lenient
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from millstream.pipelines.envelopes.cloudevents import CloudEvents
 from millstream.pipelines.envelopes.debezium import Debezium
 from millstream.pipelines.envelopes.envelope import Envelope
 from millstream.pipelines.envelopes.native import Native, Raw
-from millstream.pipelines.envelopes.reading import Format, Position, read_documents
+from millstream.pipelines.envelopes.reading import Format, SourcePosition, read_documents
 
 
 def _by_name(value: Any) -> Any:
@@ -27,7 +27,7 @@ __all__ = [
     "Envelope",
     "Format",
     "Native",
-    "Position",
     "Raw",
+    "SourcePosition",
     "read_documents",
 ]

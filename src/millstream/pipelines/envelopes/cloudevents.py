@@ -34,8 +34,10 @@ class CloudEvents(Envelope):
                 for part in ("name", "db", "schema", "table")
             )
         )
-        stamp = F.timestamp_millis(F.col("ts_ms"))
-        time = F.date_format(F.to_utc_timestamp(stamp, F.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
+        # Without a zone: a local time that a change of the clock leaves out or doubles does not exist in UTC.
+        stamp = F.expr("timestampadd(MILLISECOND, ts_ms, TIMESTAMP_NTZ '1970-01-01 00:00:00')").cast("string")
+        seconds, milliseconds = F.substring(stamp, 1, 19), F.lpad(F.pmod("ts_ms", F.lit(1000)).cast("string"), 3, "0")
+        time = F.concat(F.translate(seconds, " ", "T"), F.lit("."), milliseconds, F.lit("Z"))
         data = json_object(
             op=or_null(how("op")(F.col("op"))),
             ts_ms=number(F.col("ts_ms")),
@@ -52,6 +54,6 @@ class CloudEvents(Envelope):
         ]
         optional = [
             F.coalesce(F.concat(F.lit(f',"{member}":'), quoted(text)), F.lit(""))
-            for member, text in (("time", time), ("subject", F.col("key")))
+            for member, text in (("time", time), ("subject", F.nullif(F.col("key"), F.lit(""))))
         ]
         return F.concat(*head, *optional, F.lit(',"datacontenttype":"application/json","data":'), data, F.lit("}"))

@@ -1,28 +1,29 @@
-"""Input documents as events: native, Debezium, CloudEvents, or any JSON object as a row. One pass of Spark's parser."""
+"""Input documents as events: native, Debezium, CloudEvents, or any JSON object as a row.
+
+``understand`` decides for one document, in Python: what is taken out of it is the very text that stands there, and what
+is not one whole JSON object is refused.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from millstream.pipelines.envelopes.cloudevents import HAPPENED
-from millstream.pipelines.events import LAST_MS, OPS, as_fields, event_frame
+from millstream.pipelines.events import LAST_MS, OPS, event_frame, per_row
+from millstream.pipelines.json_text import JsonError, Number, members, parse, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 Format = Literal["auto", "native", "debezium", "cloudevents", "row"]
-
-_CHANGE = "op string, before map<string,variant>, after map<string,variant>, source string, ts_ms bigint"
-_DOCUMENT = (
-    f"{_CHANGE}, id string, payload struct<{_CHANGE}>, specversion string, type string, time string, subject string, "
-    f"data struct<{_CHANGE}>, _corrupt string"
-)
-_SOURCE = "name string, db string, schema string, table string"
+_OPS_BY_WORD = {word: op for op, word in HAPPENED.items()}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class SourcePosition:
     """What the source knows of a document, whatever is in it: where it stands, when it came, what to call it."""
 
     id: Column
@@ -32,7 +33,32 @@ class Position:
     key: Column | None = None
 
 
-def read_documents(frame: DataFrame, text: Column, at: Position, form: Format, *, own_ids: bool = False) -> DataFrame:
+class Understood(NamedTuple):
+    """What a document says of its event; what it does not say is None. ``error``: why it is no event."""
+
+    op: str | None = None
+    before: str | None = None
+    after: str | None = None
+    ts_ms: int | None = None
+    name: str | None = None
+    db: str | None = None
+    schema: str | None = None
+    table: str | None = None
+    id: str | None = None
+    subject: str | None = None
+    error: str | None = None
+
+
+_STRUCT = ", ".join(f"`{name}` {'bigint' if name == 'ts_ms' else 'string'}" for name in Understood._fields)
+
+
+class _NoEventError(ValueError):
+    """Why the document is no event."""
+
+
+def read_documents(
+    frame: DataFrame, text: Column, at: SourcePosition, form: Format, *, own_ids: bool = False
+) -> DataFrame:
     """``frame`` as events. What cannot be understood keeps its text as ``payload`` and says why.
 
     ``own_ids`` takes the id that native events and CloudEvents carry, where there is one; otherwise, and by default,
@@ -40,8 +66,11 @@ def read_documents(frame: DataFrame, text: Column, at: Position, form: Format, *
     """
     from pyspark.sql import functions as F
 
-    # Columns of the input that the position is made of are kept beside the parsed document.
-    parsed = frame.withColumns(
+    def read(document: str | None) -> dict[str, Any]:
+        return understand(document, form)._asdict()
+
+    # Columns of the input that the position is made of are kept beside the document.
+    shaped = frame.withColumns(
         {
             "_id": at.id.cast("string"),
             "_ts": at.ts_ms.cast("bigint"),
@@ -50,114 +79,150 @@ def read_documents(frame: DataFrame, text: Column, at: Position, form: Format, *
             "_key": (F.lit(None) if at.key is None else at.key).cast("string"),
             "_text": text.cast("string"),
         }
-    ).withColumn("_d", F.from_json(F.col("_text"), _DOCUMENT, {"columnNameOfCorruptRecord": "_corrupt"}))
-    shaped = parsed.withColumn("_form", _form(form)).withColumn("_c", _change())
-    is_row = F.col("_form") == "row"
-    # One step each, and each used more than once by the next: so Spark keeps them apart and computes them once.
-    shaped = shaped.withColumns(
-        {
-            "_row": F.when(is_row, F.to_json(as_fields(F.col("_text")))),
-            "_s": F.from_json(F.col("_c.source"), _SOURCE),
-        }
-    ).withColumn("_error", _once(_error()))
-    fine = F.col("_error").isNull()
+    ).withColumn("_d", per_row(read, _STRUCT, F.col("_text")))
+    fine = F.col("_d.error").isNull()
     columns = {
-        "id": F.coalesce(F.when(fine, F.col("_d.id")), F.col("_id")) if own_ids else F.col("_id"),
-        "key": F.coalesce(F.col("_key"), F.when(F.col("_form") == "cloudevents", F.col("_d.subject"))),
-        "name": F.coalesce(F.col("_s.name"), F.col("_name")),
-        "db": F.col("_s.db"),
-        "schema": F.col("_s.schema"),
-        "table": F.coalesce(F.col("_s.table"), F.col("_table")),
-        "op": F.when(is_row, F.lit("c")).when(fine, F.col("_c.op")),
-        "before": F.when(fine & ~is_row, F.to_json(F.col("_c.before"))),
-        "after": F.when(fine, F.when(is_row, F.col("_row")).otherwise(F.to_json(F.col("_c.after")))),
-        "ts_ms": F.coalesce(F.when(fine, F.col("_c.ts_ms")), F.col("_ts")),
+        "id": F.coalesce(F.col("_d.id"), F.col("_id")) if own_ids else F.col("_id"),
+        "key": F.coalesce(F.col("_key"), F.col("_d.subject")),
+        "name": F.coalesce(F.col("_d.name"), F.col("_name")),
+        "db": F.col("_d.db"),
+        "schema": F.col("_d.schema"),
+        "table": F.coalesce(F.col("_d.table"), F.col("_table")),
+        "op": F.col("_d.op"),
+        "before": F.col("_d.before"),
+        "after": F.col("_d.after"),
+        "ts_ms": F.coalesce(F.col("_d.ts_ms"), F.col("_ts")),
         "payload": F.when(~fine, F.col("_text")),
-        "error": F.col("_error"),
+        "error": F.col("_d.error"),
         "stage": F.when(~fine, F.lit("source")),
     }
     return event_frame(shaped, columns, plain=("op",))  # one of OPS, or null
 
 
-def _once(column: Column) -> Column:
-    """The same value, in a form that Spark does not move: a filter that comes later would otherwise be pushed down
-    here with everything that it needs, and the document be parsed again for each mention."""
-    from pyspark.sql import functions as F
-
-    return F.when(F.spark_partition_id() >= 0, column)
-
-
-def _form(form: Format) -> Column:
-    from pyspark.sql import functions as F
-
-    if form != "auto":
-        return F.lit(form)
-    changed = F.col("_d.before").isNotNull() | F.col("_d.after").isNotNull()
-    whole = F.col("_d._corrupt").isNull()
-    return (
-        F.when(whole & F.col("_d.specversion").isNotNull(), F.lit("cloudevents"))
-        .when(whole & F.col("_d.payload.op").isNotNull(), F.lit("debezium"))
-        .when(whole & F.col("_d.op").isNotNull() & (changed | F.col("_d.op").isin("t", "d")), F.lit("native"))
-        .otherwise(F.lit("row"))
-    )
-
-
-def _change() -> Column:
-    """The part of the document that holds op, before and after."""
-    from pyspark.sql import functions as F
-
-    def change(root: str, op: Column, ts_ms: Column, after: Column) -> Column:
-        return F.struct(
-            op.alias("op"),
-            F.col(f"{root}before").alias("before"),
-            after.alias("after"),
-            F.col(f"{root}source").alias("source"),
-            ts_ms.alias("ts_ms"),
-        )
-
-    happened = F.element_at(F.split(F.col("_d.type"), r"\."), -1)
-    by_type = F.lit("c")
-    for op, word in HAPPENED.items():
-        by_type = F.when(happened == word, F.lit(op)).otherwise(by_type)
-    by_time = F.unix_millis(F.try_to_timestamp(F.col("_d.time")))
-    is_change = F.coalesce(F.col("_d.data.op"), F.col("_d.data.source")).isNotNull() | (
-        F.col("_d.data.before").isNotNull() | F.col("_d.data.after").isNotNull()
-    )
-    # A CloudEvent of somebody else's carries the row itself as its data.
-    data = F.from_json(F.get_json_object(F.col("_text"), "$.data"), "map<string,variant>")
-    event = change(
-        "_d.data.",
-        F.coalesce(F.col("_d.data.op"), by_type),
-        F.coalesce(F.col("_d.data.ts_ms"), by_time),
-        F.when(is_change, F.col("_d.data.after")).otherwise(data),
-    )
-    wrapped = change("_d.payload.", F.col("_d.payload.op"), F.col("_d.payload.ts_ms"), F.col("_d.payload.after"))
-    bare = change("_d.", F.col("_d.op"), F.col("_d.ts_ms"), F.col("_d.after"))
-    # Debezium without the schema part has no payload around it.
-    debezium = F.when(F.col("_d.payload").isNotNull(), wrapped).otherwise(bare)
-    return (
-        F.when(F.col("_form") == "cloudevents", event)
-        .when(F.col("_form") == "debezium", debezium)
-        .when(F.col("_form") == "native", bare)
-    )
+def understand(text: str | None, form: Format) -> Understood:
+    """One document as an event of ``form``; ``auto`` looks which one it is, and takes any other object for a row."""
+    if text is None:
+        return Understood(error="the entry has no such field")
+    try:
+        found = members(text)
+    except JsonError as error:
+        return Understood(error=f"this is no JSON object: {error}"[:300])
+    try:
+        chosen = _form(found) if form == "auto" else form
+        if chosen == "row":
+            return Understood(op="c", after=text)
+        if chosen == "cloudevents":
+            return _cloud_event(found)
+        change = _inner(found, "payload") if chosen == "debezium" else None
+        if chosen == "debezium" and change is not None:
+            return _change(change)
+        return _change(found)._replace(id=_text(found, "id") if chosen == "native" else None)
+    except _NoEventError as error:
+        return Understood(error=str(error))
 
 
-def _error() -> Column:
-    """Why this document is no event; null where it is one."""
-    from pyspark.sql import functions as F
+def _form(found: dict[str, str]) -> Format:
+    if "specversion" in found:
+        return "cloudevents"
+    payload = _inner(found, "payload")
+    if payload is not None and _is_text(payload.get("op")):
+        return "debezium"
+    if _is_text(found.get("op")):
+        op = parse(found["op"])
+        if _is_row(found.get("before")) or _is_row(found.get("after")) or op in ("t", "d"):
+            return "native"
+    return "row"
 
-    form, op = F.col("_form"), F.col("_c.op")
-    no_row = F.col("_c.after").isNull() & F.col("_c.before").isNull()
-    no_object = F.lit("this is no JSON object")
-    wrong_form = F.concat(F.lit("this is no event in the form "), form)
-    unreadable = F.when(F.json_object_keys(F.col("_text")).isNull(), no_object).otherwise(wrong_form)
-    return (
-        F.when(F.col("_text").isNull(), F.lit("the entry has no such field"))
-        .when(form == "row", F.when(F.col("_row").isNull(), no_object))
-        .when(F.col("_d").isNull() | F.col("_d._corrupt").isNotNull(), unreadable)
-        .when((form == "cloudevents") & F.col("_d.specversion").isNull(), F.lit("specversion is missing"))
-        .when(op.isNull(), F.lit("op is missing"))
-        .when(~op.isin(*OPS), F.concat(F.lit("unknown op "), F.substring(op, 1, 20)))
-        .when(~F.coalesce(F.col("_c.ts_ms"), F.lit(0)).between(0, LAST_MS), F.lit("ts_ms is no time"))
-        .when(no_row & (op != "t"), F.lit("neither before nor after is an object"))
-    ).cast("string")
+
+def _change(found: dict[str, str]) -> Understood:
+    """``{op, before, after, source, ts_ms}``, wherever it stood."""
+    op = _text(found, "op")
+    if op is None:
+        raise _NoEventError("op is missing")
+    if op not in OPS:
+        raise _NoEventError(f"unknown op {op[:20]}")
+    before, after = _row(found, "before"), _row(found, "after")
+    if before is None and after is None and op != "t":
+        raise _NoEventError("neither before nor after is an object")
+    source = _inner(found, "source") or {}
+    origin = {name: _text(source, name) for name in ("name", "db", "schema", "table")}
+    return Understood(op=op, before=before, after=after, ts_ms=_milliseconds(found.get("ts_ms")), **origin)
+
+
+def _cloud_event(found: dict[str, str]) -> Understood:
+    if _text(found, "specversion") is None:
+        raise _NoEventError("specversion is missing")
+    own = {"id": _text(found, "id"), "subject": _text(found, "subject") or None}
+    happened = (_text(found, "type") or "").rpartition(".")[2]
+    when = _moment(_text(found, "time"))
+    data = _inner(found, "data")
+    if data is not None and _is_change(data):
+        change = _change(data)
+        return change._replace(ts_ms=when if change.ts_ms is None else change.ts_ms, **own)
+    # A CloudEvent of somebody else's carries the row itself as its data, whatever names are in it.
+    op = _OPS_BY_WORD.get(happened, "c")
+    row = _row(found, "data")
+    if row is None and op != "t":
+        raise _NoEventError("data is no object")
+    side = "before" if op == "d" else "after"
+    return Understood(op=op, ts_ms=when, **own, **{side: row if op != "t" else None})
+
+
+def _is_change(data: dict[str, str]) -> bool:
+    """Whether it is an event of ours or Debezium's, and not a row that happens to have a column called ``op``."""
+    if not _is_text(data.get("op")) or parse(data["op"]) not in OPS or not ({"before", "after"} & data.keys()):
+        return False
+    return all(data.get(side, "null") == "null" or _is_row(data[side]) for side in ("before", "after"))
+
+
+def _is_text(raw: str | None) -> bool:
+    return raw is not None and raw.startswith('"')
+
+
+def _is_row(raw: str | None) -> bool:
+    return raw is not None and raw.startswith("{")
+
+
+def _inner(found: dict[str, str], name: str) -> dict[str, str] | None:
+    raw = found.get(name)
+    return members(raw) if raw is not None and _is_row(raw) else None
+
+
+def _row(found: dict[str, str], name: str) -> str | None:
+    """The row's text as it stands there; None for null. Anything else is no row."""
+    raw = found.get(name, "null")
+    if raw == "null":
+        return None
+    if not _is_row(raw):
+        raise _NoEventError(f"{name} is no object")
+    return raw
+
+
+def _text(found: dict[str, str], name: str) -> str | None:
+    value = parse(found.get(name, "null"))
+    if value is None:
+        return None
+    return value.encode(errors="replace").decode() if type(value) is str else write(value)
+
+
+def _milliseconds(raw: str | None) -> int | None:
+    if raw is None or raw == "null":
+        return None
+    value = parse(raw)
+    exact = value.exact() if isinstance(value, Number) else None
+    if exact is None or exact != exact.to_integral_value() or not 0 <= exact <= LAST_MS:
+        raise _NoEventError("ts_ms is no time: a number of milliseconds since 1970 is expected")
+    return int(exact)
+
+
+def _moment(text: str | None) -> int | None:
+    """An RFC 3339 time in milliseconds. One that cannot be read is none: ``time`` is optional in CloudEvents."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.replace("z", "Z"))
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    except (ValueError, OverflowError):
+        return None
+    whole = since.days * 86_400_000 + since.seconds * 1_000 + since.microseconds // 1_000
+    return whole if 0 <= whole <= LAST_MS else None

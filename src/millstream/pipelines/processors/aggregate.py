@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from millstream.pipelines.events import event_frame
+from millstream.pipelines.envelopes.envelope import json_object, number, or_null
+from millstream.pipelines.events import event_frame, per_row
+from millstream.pipelines.json_text import write
 from millstream.pipelines.processors.predicates import FieldReference
 from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import Duration, NonEmpty
-from millstream.pipelines.templates import Reference, TemplateError
+from millstream.pipelines.templates import Reference, TemplateError, as_json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -37,7 +39,7 @@ def _checked_measure(text: str) -> str:
 
 class Aggregate(Processor):
     """The new events' table is this processor's id; their ``after`` holds window_start, window_end (both in ms), the
-    groups by their last name, and the measures. Sums and averages are doubles."""
+    groups by their last name, and the measures: of numbers alone, as doubles. Groups keep their types: 1 is not "1"."""
 
     type: Literal["aggregate"]
     kind = "stateful"
@@ -66,8 +68,8 @@ class Aggregate(Processor):
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
-        groups = {f"_g{i}": Reference.parse(key).column(stage.tenant) for i, key in enumerate(self.group_by)}
-        measured = {f"_m{i}": _argument(text, stage.tenant) for i, text in enumerate(self.measures.values())}
+        groups = {f"_g{i}": Reference.parse(key).distinct_column(stage.tenant) for i, key in enumerate(self.group_by)}
+        measured = {f"_m{i}": _argument(text) for i, text in enumerate(self.measures.values())}
         # An event that failed before is a group of its own: it passes through the state, instead of being summed up.
         failed = F.when(F.col("error").isNotNull(), F.col("id"))
         frame = events.withColumns({**groups, **measured, "_failed": failed})
@@ -88,15 +90,18 @@ class Aggregate(Processor):
 
         start, end = (F.unix_millis(F.col(f"_window.{edge}")) for edge in ("start", "end"))
         labels = [key.rpartition(".")[2] for key in self.group_by]
-        fields = [start.alias("window_start"), end.alias("window_end")]
-        fields += [F.col(column).alias(label) for column, label in zip(groups, labels, strict=True)]
-        fields += [F.col(column).alias(label) for column, label in zip(measured, self.measures, strict=True)]
+        fields = {"window_start": number(start), "window_end": number(end)}
+        fields |= {label: per_row(as_json, "string", F.col(name)) for name, label in zip(groups, labels, strict=True)}
+        fields |= {
+            label: or_null(F.to_json(F.col(name).cast("variant")))
+            for name, label in zip(measured, self.measures, strict=True)
+        }
         group_id = F.sha1(F.to_json(F.struct(*(F.col(name) for name in groups)))) if groups else F.lit("all")
         made = {
             "id": F.concat_ws(":", F.lit(self.id or stage.name), start.cast("string"), group_id),
             "table": F.lit(self.id or "aggregate"),
             "op": F.lit("c"),
-            "after": F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}),
+            "after": json_object(**{write(label)[1:-1]: value for label, value in fields.items()}),
             "ts_ms": end,
         }
         columns: dict[str, Column] = {"id": made["id"], "name": F.col("_name")}
@@ -107,12 +112,12 @@ class Aggregate(Processor):
         return event_frame(summed, columns)
 
 
-def _argument(text: str, tenant: str) -> Column:
+def _argument(text: str) -> Column:
     from pyspark.sql import functions as F
 
     match = _MEASURE.fullmatch(text)
     assert match is not None, "checked when the spec was read"
-    return F.lit(1.0) if match.group(2) is None else Reference.parse(match.group(2)).column(tenant).try_cast("double")
+    return F.lit(1.0) if match.group(2) is None else Reference.parse(match.group(2)).number_column()
 
 
 def _measure(text: str, argument: str) -> Column:

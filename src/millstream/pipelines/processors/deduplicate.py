@@ -37,7 +37,7 @@ class Deduplicate(Processor):
         frame = events
         names = [f"_key{index}" for index in range(len(self.keys))]
         for name, key in zip(names, self.keys, strict=True):
-            frame = frame.withColumn(name, Reference.parse(key).column(stage.tenant))
+            frame = frame.withColumn(name, Reference.parse(key).distinct_column(stage.tenant))
             # Events without the key would all look alike, and all but one would vanish.
             frame = fail_where(frame, F.col(name).isNull(), stage=stage.name, reason=f"deduplicate: {key} is missing")
         own = F.concat(F.lit("\x00"), F.col("id"))

@@ -19,7 +19,8 @@ Op = Literal["c", "u", "d", "r", "t"]
 
 
 class Match(Part):
-    """What a filter lets through; also the ``filter`` of a sink. Tables are globs over ``table`` or ``db.table``."""
+    """What a filter lets through; also the ``filter`` of a sink. Tables are globs over ``table``, or with a dot over
+    ``db.table``, ``schema.table`` and ``db.schema.table``."""
 
     ops: list[Op] = Field(default_factory=list)
     tables: list[NonEmpty] = Field(default_factory=list)
@@ -47,10 +48,21 @@ def _table_matches(globs: list[str]) -> Column:
 
     found = F.lit(False)
     for glob in globs:
-        name = F.concat_ws(".", F.col("db"), F.col("table")) if "." in glob else F.col("table")
-        # fnmatch writes (?s:...)\Z, which Java's regular expressions read as Python's do.
-        found = found | F.coalesce(name.rlike("^" + fnmatch.translate(glob)), F.lit(False))
+        # fnmatch's expressions are Java's too, but for the end: Java's \\Z lets a line break follow.
+        pattern = "^" + fnmatch.translate(glob).removesuffix(r"\Z").removesuffix(r"\z") + r"\z"
+        for name in _names() if "." in glob else [F.col("table")]:
+            found = found | F.coalesce(name.rlike(pattern), F.lit(False))
     return found
+
+
+def _names() -> list[Column]:
+    """What a table is called with what it lies in: by database, by schema, by both."""
+    from pyspark.sql import functions as F
+
+    return [
+        F.concat_ws(".", *map(F.col, parts))
+        for parts in (("db", "table"), ("schema", "table"), ("db", "schema", "table"))
+    ]
 
 
 class Filter(Processor, Match):

@@ -1,24 +1,29 @@
 """Lifts nested fields of ``before`` and ``after`` to the top: ``address.city`` becomes ``address__city``.
 
-Arrays stay as they are. Each level is one pass over the map of fields, so ``max_depth`` bounds the plan.
+Arrays stay as they are, and so do empty objects.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from millstream.pipelines.events import as_fields, fail_where
+from millstream.pipelines.events import change_rows, fail_where, per_row
+from millstream.pipelines.json_text import parse
+from millstream.pipelines.paths import FieldPath
 from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 class Flatten(Processor):
-    """``collision`` decides where two fields get one name: the last one, the first one, or a dead letter."""
+    """``collision`` decides where two fields get one name: the last one in the document's order, the first one, or a
+    dead letter."""
 
     type: Literal["flatten"]
     renames = True
@@ -32,51 +37,39 @@ class Flatten(Processor):
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
-        flat = {name: self._pairs(as_fields(F.col(name))) for name in ("before", "after")}
-        frame = events.withColumns({f"_{name}": pairs for name, pairs in flat.items()})
         if self.collision == "error":
             for name in ("before", "after"):
-                names = F.transform(F.col(f"_{name}"), lambda pair: pair["key"])
-                twice = F.size(F.array_distinct(names)) < F.size(names)
-                reason = F.concat(
-                    F.lit(f"flatten: two fields of {name} get one name among "), F.array_join(names, ", ")
-                )
-                frame = fail_where(frame, twice, stage=stage.name, reason=reason)
-        done = {
-            name: F.when(F.col("error").isNotNull(), F.col(name)).otherwise(F.to_json(self._unique(F.col(f"_{name}"))))
-            for name in ("before", "after")
-        }
-        return frame.withColumns(done).drop("_before", "_after")
+                twice = per_row(self._twice, "string", F.col(name), F.col("error"))
+                reason = F.concat(F.lit(f"flatten: two fields of {name} get the name "), F.col("_twice"))
+                marked = events.withColumn("_twice", twice)
+                events = fail_where(marked, F.col("_twice").isNotNull(), stage=stage.name, reason=reason).drop("_twice")
+        return change_rows(events, self._flat)
 
-    def _pairs(self, row: Column) -> Column:
-        """The fields as an array of (key, value), in order; objects give way to their own fields, level by level."""
-        from pyspark.sql import functions as F
+    def takes_away(self, path: FieldPath) -> str | None:
+        if len(path) == 1 or self.separator == ".":
+            return None
+        return f"it lifts nested fields to the top: name it {self.separator.join(path)}"
 
-        pairs = F.map_entries(row)
-        for _ in range(self.max_depth):
-            pairs = F.flatten(F.transform(pairs, self._lifted))
-        return pairs
+    def _flat(self, row: dict[str, Any]) -> bool:
+        if not any(isinstance(value, dict) and value for value in row.values()):
+            return False
+        pairs = list(self._pairs(row, "", self.max_depth))
+        row.clear()
+        for name, value in pairs:
+            if self.collision == "last":
+                row.pop(name, None)  # so that it stands where the last one stood
+            row.setdefault(name, value)
+        return True
 
-    def _lifted(self, pair: Column) -> Column:
-        from pyspark.sql import functions as F
+    def _twice(self, text: str | None, error: str | None) -> str | None:
+        if text is None or error is not None:
+            return None
+        names = Counter(name for name, _ in self._pairs(parse(text), "", self.max_depth))
+        return ", ".join(name for name, times in names.items() if times > 1) or None
 
-        inner = F.map_entries(F.try_variant_get(pair["value"], "$", "map<string,variant>"))
-        named = F.transform(
-            inner,
-            lambda field: F.struct(
-                F.concat(pair["key"], F.lit(self.separator), field["key"]).alias("key"), field["value"].alias("value")
-            ),
-        )
-        is_object = F.coalesce(F.schema_of_variant(pair["value"]).startswith("OBJECT<"), F.lit(False))
-        return F.when(is_object & (F.size(inner) > 0), named).otherwise(F.array(pair))
-
-    def _unique(self, pairs: Column) -> Column:
-        from pyspark.sql import functions as F
-
-        if self.collision == "last":
-            kept = F.filter(
-                pairs, lambda p, i: ~F.exists(F.slice(pairs, i + 2, F.size(pairs)), lambda q: q["key"] == p["key"])
-            )
-        else:
-            kept = F.filter(pairs, lambda p, i: ~F.exists(F.slice(pairs, 1, i), lambda q: q["key"] == p["key"]))
-        return F.map_from_entries(kept)
+    def _pairs(self, row: dict[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+        for name, value in row.items():
+            if isinstance(value, dict) and value and depth:
+                yield from self._pairs(value, f"{prefix}{name}{self.separator}", depth - 1)
+            else:
+                yield prefix + name, value

@@ -1,20 +1,23 @@
-"""Predicates over one event, as a Spark expression: eq ne gt gte lt lte in not_in contains regex changed exists."""
+"""Predicates over one event: eq ne gt gte lt lte in not_in contains regex changed exists not_exists."""
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from millstream.pipelines.events import per_row
+from millstream.pipelines.json_text import Number, same, shown
 from millstream.pipelines.spec.part import Part
-from millstream.pipelines.templates import Reference, TemplateError, json_path
+from millstream.pipelines.templates import EventValues, Reference, TemplateError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-Scalar = str | int | float | bool
 TESTS = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "not_in", "contains", "regex", "changed", "exists", "not_exists")
 
 
@@ -36,6 +39,13 @@ def _regex(text: str) -> str:
     return text
 
 
+def _comparable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("number", "JSON has no such number: nothing could be compared with it")
+    return value
+
+
+Scalar = Annotated[str | int | float | bool, AfterValidator(_comparable)]
 FieldReference = Annotated[str, AfterValidator(_reference)]
 
 
@@ -66,49 +76,47 @@ class Predicate(Part):
             raise PydanticCustomError("predicate", "changed needs a field of the row, such as after.status")
         return self
 
-    def column(self, tenant: str = "") -> Column:
-        from pyspark.sql import functions as F
+    def columns(self) -> tuple[str, ...]:
+        """The columns of an event that it looks at."""
+        return ("before", "after") if self.changed else Reference.parse(self.field).columns()
 
-        reference = Reference.parse(self.field)
-        test = next(iter(self.model_fields_set - {"field"}))
-        value: Any = getattr(self, test)
-        text = reference.column(tenant)
+    def test(self) -> str:
+        return next(iter(self.model_fields_set - {"field"}))
+
+    def holds(self, event: EventValues) -> bool:
+        """Whether the event passes. Where a path goes through a list, one element that passes is enough.
+
+        Numbers are compared by their exact values, text by its characters; what is of another type is never equal,
+        and neither smaller nor greater. ``contains`` and ``regex`` look at the value as a template writes it.
+        """
+        reference, test = Reference.parse(self.field), self.test()
+        given: Any = getattr(self, test)
         if test == "changed":
-            old, new = (F.get_json_object(F.col(c), json_path(reference.field)) for c in ("before", "after"))
-            return ~old.eqNullSafe(new)
+            old, new = (Reference(side, reference.field).values(event) for side in ("before", "after"))
+            return not same(old, new)
+        found = reference.values(event)
         if test in ("exists", "not_exists"):
-            return text.isNotNull() if test == "exists" else text.isNull()
+            return bool(found) == (test == "exists")
         if test == "contains":
-            return F.coalesce(text.contains(value), F.lit(False))
+            return any(given in shown(one) for one in found)
         if test == "regex":
-            return F.coalesce(text.rlike(value), F.lit(False))
-        if test in ("in_", "not_in"):
-            found = F.lit(False)
-            for one in value:
-                found = found | _equals(text, one)
-            return found if test == "in_" else ~found
-        if test in ("eq", "ne"):
-            return _equals(text, value) if test == "eq" else ~_equals(text, value)
-        left, right = (text, F.lit(value)) if isinstance(value, str) else (_number(text), F.lit(value))
-        compared = {"gt": left > right, "gte": left >= right, "lt": left < right, "lte": left <= right}[test]
-        return F.coalesce(compared, F.lit(False))
+            return any(re.search(given, shown(one)) for one in found)
+        if test in ("eq", "ne", "in_", "not_in"):
+            wanted = [_json_value(one) for one in (given if isinstance(given, list) else [given])]
+            return any(same(one, value) for one in found for value in wanted) == (test in ("eq", "in_"))
+        return any(_ordered(one, test, _json_value(given)) for one in found)
 
 
-def _number(text: Column) -> Column:
-    return text.try_cast("double")
+def _json_value(given: Scalar) -> Any:
+    return given if isinstance(given, bool | str) else Number(repr(given))
 
 
-def _equals(text: Column, value: Scalar) -> Column:
-    """Compares by the value's own type, so that 10 equals 10.0 and true equals true, but never the text 'true'-ish."""
-    from pyspark.sql import functions as F
-
-    if isinstance(value, bool):
-        equal = text == F.lit("true" if value else "false")
-    elif isinstance(value, str):
-        equal = text == F.lit(value)
-    else:
-        equal = _number(text) == F.lit(value)
-    return F.coalesce(equal, F.lit(False))
+def _ordered(one: Any, test: str, other: Any) -> bool:
+    left: Any = one.exact() if isinstance(one, Number) else one
+    right: Any = other.exact() if isinstance(other, Number) else other
+    if type(left) is not type(right) or not isinstance(left, str | Decimal):
+        return False
+    return bool({"gt": left > right, "gte": left >= right, "lt": left < right, "lte": left <= right}[test])
 
 
 class Condition(Part):
@@ -124,14 +132,15 @@ class Condition(Part):
         return self
 
     def column(self, tenant: str = "") -> Column:
+        """As a column over a frame of events."""
         from pyspark.sql import functions as F
 
-        holds = F.lit(True)
-        for predicate in self.all:
-            holds = holds & predicate.column(tenant)
-        if self.any:
-            one = F.lit(False)
-            for predicate in self.any:
-                one = one | predicate.column(tenant)
-            holds = holds & one
-        return holds
+        names = sorted({name for one in (*self.all, *self.any) for name in one.columns()})
+
+        def passes(*values: Any) -> bool:
+            return self.holds(EventValues(dict(zip(names, values, strict=True)), tenant))
+
+        return per_row(passes, "boolean", *(F.col(name) for name in names))
+
+    def holds(self, event: EventValues) -> bool:
+        return all(one.holds(event) for one in self.all) and (not self.any or any(one.holds(event) for one in self.any))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from millstream.pipelines.spec.part import Name, Part
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from millstream.pipelines.paths import FieldPath, PathError
+from millstream.pipelines.spec.part import Name, NonEmpty, Part
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -14,6 +18,18 @@ if TYPE_CHECKING:
 Kind = Literal["stateless", "stateful", "per batch"]
 Fields = Mapping[str, frozenset[str]]
 """What is known before anything runs: the fields of each table's rows."""
+
+
+def _row_path(text: str) -> str:
+    try:
+        FieldPath.of_row(text)
+    except PathError as error:
+        raise PydanticCustomError("path", "{why}", {"why": str(error)}) from error
+    return text
+
+
+RowPath = Annotated[NonEmpty, AfterValidator(_row_path)]
+"""A field, by its path from the row on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +89,7 @@ class Processor(Part):
     def quoted_in(self, text: str) -> bool:
         """Whether an error of Spark's quotes this processor's own words: then it is the one that failed."""
         return False
+
+    def takes_away(self, path: FieldPath) -> str | None:
+        """Why no processor behind this one can find ``path`` in a row; None where it may be there."""
+        return None

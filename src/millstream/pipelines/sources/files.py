@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from millstream.pipelines.envelopes import Format, Position, read_documents
+from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
 from millstream.pipelines.sources.source import Ids, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import NonEmpty, Text
 
@@ -78,7 +78,7 @@ class FilesSource(Source):
         text = F.col("value") if as_documents else shown
         # row_index exists for Parquet alone; elsewhere the content stands in for it.
         within = F.col("_metadata.row_index").cast("string") if c.format == "parquet" else F.sha1(text)
-        position = Position(
+        position = SourcePosition(
             id=F.concat_ws(":", F.col("_metadata.file_path"), within),
             ts_ms=F.unix_millis(F.col("_metadata.file_modification_time")),
             name=F.lit(c.id or "files"),

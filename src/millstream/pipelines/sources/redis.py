@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from millstream.pipelines.envelopes import Format, Position, read_documents
+from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty
 from millstream.pipelines.spec.uri import RedisAddress, RedisUri, no_second_password, without_secrets
@@ -92,7 +92,7 @@ class RedisSource(Source):
         legible = F.when(F.is_valid_utf8(value), value)
         shown = legible.otherwise(F.concat(F.lit("base64:"), F.base64(F.col("value").cast("binary"))))
         text = F.when(F.col("value").isNotNull(), shown).otherwise(F.to_json(fields))
-        position = Position(
+        position = SourcePosition(
             id=F.concat_ws(":", F.col("stream"), F.col("id")),
             ts_ms=F.split_part(F.col("id"), F.lit("-"), F.lit(1)).try_cast("bigint"),
             name=F.lit(c.id) if c.id else F.col("stream"),

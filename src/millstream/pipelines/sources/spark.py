@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from millstream.pipelines.envelopes import Format, Position, read_documents
+from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
 from millstream.pipelines.sources.source import Ids, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import SECRET_WORDS, NonEmpty, Text
 
@@ -62,7 +62,7 @@ class SparkSource(Source):
         else:
             identity = F.concat_ws(":", "topic", "partition", "offset") if kafka else F.sha1(whole)
         now = F.unix_millis(F.current_timestamp())
-        position = Position(
+        position = SourcePosition(
             id=F.concat_ws(":", F.lit(c.id or c.format), identity),
             ts_ms=F.expr(c.ts).cast("bigint") if c.ts else (F.unix_millis("timestamp") if kafka else now),
             name=F.lit(c.id or c.format),
