@@ -172,10 +172,11 @@ def test_documents_of_others(spark: SparkSession) -> None:
     assert [row["error"] for row in rows] == [None] * 4
     assert [(row["op"], row["after"], row["ts_ms"]) for row in rows] == [
         ("r", {"a": 1}, 5),
-        ("d", {"a": 2}, 77),
+        ("d", None, 77),
         ("c", documents[2], 77),
         ("c", {"b": 1}, 2000),
     ]
+    assert rows[1]["before"] == {"a": 2}, "what was deleted is the row before"
     assert (rows[0]["table"], rows[0]["db"], rows[0]["name"]) == ("x", "d", "in")
     assert (rows[2]["table"], rows[2]["name"]) == ("t", "in")
 
@@ -188,7 +189,7 @@ def test_documents_of_others(spark: SparkSession) -> None:
         ('"text"', "auto", "no JSON object"),
         ("", "auto", "no JSON object"),
         (None, "auto", "no such field"),
-        ('{"op":"c","after":"text"}', "native", "no event in the form native"),
+        ('{"op":"c","after":"text"}', "native", "after is no object"),
         ('{"payload":{"op":"x","after":{}}}', "debezium", "unknown op x"),
         ('{"op":"c"}', "native", "neither before nor after"),
         ('{"after":{"a":1}}', "native", "op is missing"),

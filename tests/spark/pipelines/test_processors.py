@@ -289,3 +289,45 @@ def test_the_promise_ends_with_the_column(spark: SparkSession) -> None:
         assert plain_columns(processor(**spec).apply(told, ProcessorStage("s"))) == promised, spec
     assert plain_columns(told.withColumn("id", F.concat("id", F.lit('"')))) == promised - {"id"}
     assert plain_columns(without_marks(told)) == frozenset()
+
+
+def test_what_no_processor_changes_leaves_byte_for_byte(spark: SparkSession) -> None:
+    exact = '{"a": 1.10,"b":123456789012345678901234567890123456789012,"c":1e400,"d":-0.0,"s":"\\u00e9"}'
+    for spec in (
+        {"type": "drop", "fields": ["nothing"]},
+        {"type": "select", "fields": ["a", "b", "c", "d", "s"]},
+        {"type": "rename", "fields": {"nothing": "x"}},
+        {"type": "mask", "fields": {"no.thing": "hash"}},
+        {"type": "flatten"},
+    ):
+        assert events_text(spark, exact, **spec) == [exact], spec
+    [row] = events_text(spark, exact, type="mask", fields={"s": "redact"})
+    assert row == '{"a":1.10,"b":123456789012345678901234567890123456789012,"c":1e400,"d":-0.0,"s":"***"}'
+
+
+def test_globs_end_where_the_name_ends_and_know_schemas(spark: SparkSession) -> None:
+    rows = [event(1, A, table="orders\n"), event(2, A, table="orders", schema="public"), event(3, A, db="x")]
+    assert ids(through(spark, rows, type="filter", tables=["orders"])) == ["s:2", "s:3"]
+    assert ids(through(spark, rows, type="filter", tables=["public.ord*"])) == ["s:2"]
+    assert ids(through(spark, rows, type="filter", tables=["shop.public.orders"])) == ["s:2"]
+
+
+def test_groups_and_keys_keep_their_types(spark: SparkSession) -> None:
+    rows = [event(n, {"k": key, "n": 2}) for n, key in enumerate([1, "1", 1.0, None, "x"])]
+    made = through(
+        spark, rows, type="aggregate", window="1h", group_by=["after.k"], measures={"n": "count", "s": "sum(after.n)"}
+    )
+    assert sorted((json.dumps(row["after"]["k"]), row["after"]["n"], row["after"]["s"]) for row in made) == [
+        ('"1"', 1, 2.0),
+        ('"x"', 1, 2.0),
+        ("1", 2, 4.0),
+        ("null", 1, 2.0),
+    ]
+    kept = through(spark, rows[:3], type="deduplicate", keys=["after.k"])
+    assert sorted(json.dumps(row["after"]["k"]) for row in kept) in (['"1"', "1"], ['"1"', "1.0"])
+
+
+def test_text_is_nothing_to_sum(spark: SparkSession) -> None:
+    rows = [event(n, {"n": value}) for n, value in enumerate([1, "5", "NaN", True])]
+    [made] = through(spark, rows, type="aggregate", window="1h", measures={"s": "sum(after.n)", "m": "max(after.n)"})
+    assert (made["after"]["s"], made["after"]["m"]) == (1.0, 1.0)

@@ -43,6 +43,7 @@ class ProcessorStage:
     tenant: str = ""
     batch_id: int = -1
     failures_before: bool = True  # whether events that failed at an earlier stage can be among the rows
+    quotes_values: bool = True  # False: the pipeline masks fields, and an error must not tell what they hold
 
 
 class Processor(Part):

@@ -46,7 +46,7 @@ class Python(Processor):
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         frame = events.select(*COLUMNS)
-        run = _OverBatches(self.function, stage.name, self.on_error == "dead_letter")
+        run = _OverBatches(self.function, stage.name, self.on_error == "dead_letter", stage.quotes_values)
         # Not the frame's own schema: what that says of nulls and of plain text, a function need not keep.
         return refuse_bad_rows(frame.mapInArrow(run, SCHEMA), stage=stage.name)
 
@@ -54,10 +54,11 @@ class Python(Processor):
 class _OverBatches:
     """What travels to the executors: an import path and a few words, so that any worker can unpickle it."""
 
-    def __init__(self, path: str, stage: str, keep_failures: bool) -> None:
+    def __init__(self, path: str, stage: str, keep_failures: bool, quotes_values: bool) -> None:
         self._path = path
         self._stage = stage
         self._keep_failures = keep_failures
+        self._quotes_values = quotes_values
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow.compute as pc
@@ -80,22 +81,26 @@ class _OverBatches:
         return found
 
     def _final(self, error: Exception) -> ProcessorFailed:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        return ProcessorFailed(f"{self._stage!r} (python)", why)
+        return ProcessorFailed(f"{self._stage!r} (python)", self._said(error))
+
+    def _said(self, error: Exception) -> str:
+        """What the error says, on one line; only its type where it might quote what a mask is to hide."""
+        name = type(error).__name__
+        return " ".join(f"{name}: {error}".split()) if self._quotes_values else name
 
     def _through(self, function: Callable[[Any], Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         try:
             yield _as_events(function(batch.select(list(SHOWN))), batch.schema)
         except Exception as error:
             if not self._keep_failures:
-                raise self._final(error) from error
+                raise self._final(error) from error if self._quotes_values else None
             if batch.num_rows > 1:
                 # One bad row must not bury its neighbours: halve until it stands alone.
                 middle = batch.num_rows // 2
                 yield from self._through(function, batch.slice(0, middle))
                 yield from self._through(function, batch.slice(middle))
             else:
-                yield _failed(batch, f"python: {type(error).__name__}: {error}", self._stage)
+                yield _failed(batch, f"python: {self._said(error)}", self._stage)
 
 
 def _as_events(result: Any, schema: pa.Schema) -> pa.RecordBatch:

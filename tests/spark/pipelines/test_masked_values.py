@@ -1,0 +1,94 @@
+"""What a mask names is in no output, error, dead letter or spool: a canary in nested, listed and renamed fields."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import redis
+from pyspark.sql import SparkSession
+from running import entries, pipeline, redis_sink, run_once
+
+from millstream.pipelines.plan import plan
+from millstream.pipelines.replay import replay
+
+pytestmark = pytest.mark.spark
+
+CANARY = "canary-4711"
+ROWS = [
+    {"id": 1, "contact": {"email": CANARY, "phones": [{"number": CANARY}, {"number": None}]}},
+    {"id": 2, "contact.email": CANARY, "old": CANARY},
+    {"id": 3, "contact": [{"email": CANARY, "deep": {"x": 1.10}}]},
+    {"id": 4, "fail": True, "old": CANARY, "contact": {"email": CANARY}},
+]
+MASKS = {"type": "mask", "fields": {"contact.email": "hash", "contact.phones.number": "redact", "new": "redact"}}
+
+
+def raises_with_the_row(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for row in batch.column("after").to_pylist():
+        if "fail" in row:
+            raise ValueError(f"cannot take {row}")
+    return batch
+
+
+def put(client: redis.Redis, documents: list[str]) -> None:
+    for document in documents:
+        client.xadd("in", {"event": document})
+
+
+def everything(client: redis.Redis, *streams: str) -> str:
+    return json.dumps([entries(client, stream) for stream in streams])
+
+
+def test_no_output_error_dead_letter_or_spool_holds_what_is_masked(
+    spark: SparkSession, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.Redis.from_url(redis_url)
+    client.flushall()
+    bad = [
+        f'{{"op":"c","after":"{CANARY}"}}',
+        f"{CANARY} {{",
+        f'{{"payload":{{"op":"x","after":{{"new":"{CANARY}"}}}}}}',
+    ]
+    put(client, [*map(json.dumps, ROWS), *bad])
+    made = pipeline(
+        tmp_path,
+        source={"type": "redis", "config": {"uri": redis_url, "streams": ["in"], "start": "earliest"}},
+        processors=[
+            {"type": "rename", "fields": {"old": "new"}},
+            {"type": "python", "function": "test_masked_values:raises_with_the_row"},
+            MASKS,
+        ],
+        sinks=[redis_sink(redis_url), {**redis_sink(redis_url, "second", stream="second", required=False)}],
+    )
+    with caplog.at_level(logging.DEBUG, "millstream"):
+        run_once(spark, made)
+    letters = entries(client, "orders.dlq")
+    assert len(entries(client)) == 4  # three rows, and the object that looks like an envelope and is none
+    assert {letter["stage"] for letter in letters} == {"source", "processors[1]"}
+    assert all(letter["masked"] == "yes" for letter in letters)
+    held = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    for place in (everything(client, "out", "second", "orders.dlq"), caplog.text, held):
+        assert CANARY not in place
+    assert "1.10" in everything(client, "out"), "what is not masked keeps its digits"
+
+
+def test_a_letter_is_masked_once(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
+    client = redis.Redis.from_url(redis_url)
+    client.flushall()
+    put(client, [json.dumps({"id": 1, "email": CANARY})])
+    spec: dict[str, Any] = {
+        "source": {"type": "redis", "config": {"uri": redis_url, "streams": ["in"], "start": "earliest"}},
+        "processors": [{"type": "mask", "fields": {"email": "hash"}}],
+    }
+    made = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url, stream="to.${after.where}")])
+    run_once(spark, made)
+    [letter] = entries(client, "orders.dlq")
+    mended = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url)])
+    assert replay(spark, plan(mended)).delivered == 1
+    [sent] = entries(client)
+    assert json.loads(sent["event"])["after"] == json.loads(letter["payload"])["after"]

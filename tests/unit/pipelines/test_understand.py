@@ -1,0 +1,94 @@
+"""One document as an event, form by form: the very text of its rows, or the reason why it is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream.pipelines.envelopes.reading import Understood, understand
+
+ROW = '{"n": 1.10, "big":123456789012345678901234567890,"e":1e400}'
+
+
+def test_rows_leave_byte_for_byte() -> None:
+    assert understand(f" {ROW}\n", "auto").after == f" {ROW}\n"
+    native = understand(f'{{"op":"u","before": {ROW} ,"after":{ROW},"ts_ms":7}}', "auto")
+    assert (native.op, native.before, native.after, native.ts_ms) == ("u", ROW, ROW, 7)
+    debezium = understand(
+        f'{{"schema":null,"payload":{{"op":"r","after":{ROW},"source":{{"db":"d","table":"t"}}}}}}', "auto"
+    )
+    assert (debezium.op, debezium.after, debezium.db, debezium.table) == ("r", ROW, "d", "t")
+
+
+@pytest.mark.parametrize("text", ['{"id":3}{"id":4}', '{"a":1}garbage', "{'a':1}", "[1]", '"a"', "", "{", '{"a":NaN}'])
+@pytest.mark.parametrize("form", ["auto", "native", "debezium", "cloudevents", "row"])
+def test_what_is_not_one_whole_object_is_refused(text: str, form: Any) -> None:
+    found = understand(text, form)
+    assert (found.error or "").startswith("this is no JSON object")
+    assert found.after is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"op":"c","after":{},"ts_ms":"1700000000000"}', "ts_ms is no time"),
+        ('{"op":"c","after":{},"ts_ms":1.5}', "ts_ms is no time"),
+        ('{"op":"c","after":{},"ts_ms":-1}', "ts_ms is no time"),
+        ('{"op":"c","after":[1]}', "after is no object"),
+        ('{"op":"x","after":{}}', "unknown op x"),
+        ('{"op":"u","before":null}', "neither before nor after"),
+        ('{"after":{}}', "op is missing"),
+    ],
+)
+def test_a_native_event_that_is_none_says_why(text: str, why: str) -> None:
+    assert why in (understand(text, "native").error or "")
+
+
+def cloud(data: str, **others: str) -> Understood:
+    """A CloudEvent of somebody else's, as its specification writes it."""
+    attributes = {"id": "A234", "source": "/shop", "type": "com.shop.order.created", **others}
+    head = ",".join(f'"{name}":"{value}"' for name, value in attributes.items())
+    return understand(f'{{"specversion":"1.0",{head},"datacontenttype":"application/json","data":{data}}}', "auto")
+
+
+@pytest.mark.parametrize(
+    "data", ['{"op":"buy","n":1}', '{"source":"web"}', '{"op":"c","after":5}', '{"before":{}}', ROW]
+)
+def test_somebody_else_s_data_is_the_row_whatever_its_names(data: str) -> None:
+    found = cloud(data)
+    assert (found.op, found.after, found.before, found.error, found.id) == ("c", data, None, None, "A234")
+
+
+@pytest.mark.parametrize(
+    ("word", "op", "side"),
+    [("created", "c", "after"), ("updated", "u", "after"), ("snapshot", "r", "after"), ("deleted", "d", "before")],
+)
+def test_what_happened_decides_which_row_it_is(word: str, op: str, side: str) -> None:
+    found = cloud('{"n":1}', type=f"com.shop.order.{word}")
+    assert (found.op, getattr(found, side)) == (op, '{"n":1}')
+    assert getattr(found, "before" if side == "after" else "after") is None
+
+
+def test_a_truncate_has_no_row() -> None:
+    found = cloud("null", type="com.shop.order.truncated")
+    assert (found.op, found.before, found.after, found.error) == ("t", None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("time", "ms"),
+    [
+        ("2024-03-10T02:30:00-05:00", 1_710_055_800_000),  # a local time that New York's clocks left out
+        ("2024-03-31T02:30:00.25Z", 1_711_852_200_250),  # and Berlin's
+        ("2018-04-05T17:31:00Z", 1_522_949_460_000),
+        ("no time", None),
+        ("1900-01-01T00:00:00Z", None),
+    ],
+)
+def test_times_are_moments_whatever_the_clocks_do(time: str, ms: int | None) -> None:
+    assert cloud("{}", time=time).ts_ms == ms
+
+
+def test_an_empty_subject_is_none() -> None:
+    assert cloud("{}", subject="").subject is None
+    assert cloud("{}", subject="k").subject == "k"
