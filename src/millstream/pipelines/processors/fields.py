@@ -46,6 +46,9 @@ class Select(Processor):
         kept = any(path[: len(one)] == one or one[: len(path)] == path for one in named)
         return None if kept else "it is not among the fields that it selects"
 
+    def before(self, path: FieldPath) -> FieldPath:
+        return path
+
 
 class Drop(Processor):
     """Drops the named fields."""
@@ -61,6 +64,9 @@ class Drop(Processor):
     def takes_away(self, path: FieldPath) -> str | None:
         named = [FieldPath.of_row(name) for name in self.fields]
         return "it drops that field" if any(path[: len(one)] == one for one in named) else None
+
+    def before(self, path: FieldPath) -> FieldPath:
+        return path
 
 
 class Rename(Processor):
@@ -88,6 +94,12 @@ class Rename(Processor):
             if path[: len(old)] == old and old[-1] not in names.values():
                 return f"it renames {old} to {new}: name it {FieldPath((*old[:-1], new, *path[len(old) :]))}"
         return None
+
+    def before(self, path: FieldPath) -> FieldPath:
+        for old, new in self._names().items():
+            if path[: len(old)] == (*old[:-1], new):
+                return FieldPath((*old, *path[len(old) :]))
+        return path
 
     def _names(self) -> dict[FieldPath, str]:
         return {FieldPath.of_row(old): self._last(old, new) for old, new in self.fields.items()}

@@ -50,6 +50,10 @@ class Flatten(Processor):
             return None
         return f"it lifts nested fields to the top: name it {self.separator.join(path)}"
 
+    def before(self, path: FieldPath) -> FieldPath | None:
+        """A name with a separator in it may have been made here, of a nested field or of several."""
+        return None if any(self.separator in step for step in path) else path
+
     def _flat(self, row: dict[str, Any]) -> bool:
         if not any(isinstance(value, dict) and value for value in row.values()):
             return False

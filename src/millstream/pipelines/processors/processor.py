@@ -94,3 +94,7 @@ class Processor(Part):
     def takes_away(self, path: FieldPath) -> str | None:
         """Why no processor behind this one can find ``path`` in a row; None where it may be there."""
         return None
+
+    def before(self, path: FieldPath) -> FieldPath | None:
+        """What ``path`` was called before this processor; None where that cannot be known."""
+        return None if self.renames else path
