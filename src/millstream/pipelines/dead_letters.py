@@ -11,6 +11,7 @@ from millstream.model import EntryId, Observer, TrimPolicy
 from millstream.pipelines.envelopes import Native
 from millstream.pipelines.errors import DeadLettersFull, DeadLettersMissing, EventFailed
 from millstream.pipelines.plan import PipelinePlan
+from millstream.pipelines.processors.mask import conceal
 from millstream.pipelines.secret_files import SecretFiles
 from millstream.pipelines.sinks import Write
 from millstream.spark import read_report
@@ -25,7 +26,10 @@ _SHOWN = 20
 
 
 class DeadLetterWriter:
-    """Written by Spark, exactly once by event and stage, like any sink; the bounds are kept from the driver."""
+    """Written by Spark, exactly once by event and stage, like any sink; the bounds are kept from the driver.
+
+    What a mask of the pipeline names is masked here too, also in events that failed before they came to the mask.
+    """
 
     def __init__(self, plan: PipelinePlan, secrets: SecretFiles, observer: Observer) -> None:
         self._plan = plan
@@ -43,7 +47,7 @@ class DeadLetterWriter:
         if target is None:
             [first] = lost.select("id", "stage", "error").take(1)
             raise EventFailed(first["id"], first["stage"], first["error"])
-        rows = self._rows(lost, write)
+        rows = self._rows(conceal(lost, self._plan.hidden), write)
         with self._broker() as broker:
             room = self._room(broker, target.stream, expected)
             if room is not None and room < expected:
@@ -90,6 +94,7 @@ class DeadLetterWriter:
             F.col("key"),
             F.lit(self._plan.pipeline.name).alias("pipeline"),
             F.lit(str(write.version)).alias("batch"),
+            *([F.lit("yes").alias("masked")] if self._plan.hidden else []),
             # One event can fail at several sinks; each is a dead letter of its own.
             F.concat_ws("\x00", F.col("id"), F.col("stage")).alias("_mark"),
         )

@@ -93,6 +93,8 @@ def short(error: BaseException, limit: int = 300) -> str:
     return line[:limit]
 
 
+# Of a condition, what quotes no value of the row.
+_NAME = re.compile(r"(\[[A-Z0-9_.]+\]).*(SQLSTATE: \w+)", re.S)
 _FROM_A_TASK = re.compile(r"ProcessorFailed: processor (.+?) failed: (.*?)(?:\. The batch is not committed|$)", re.M)
 
 
@@ -120,7 +122,9 @@ def origin_of(error: BaseException, placed: Sequence[Placed], *, sink_involved: 
     names = [called(each) for each in guilty or placed]
     if not names:
         return None
-    return ErrorOrigin(names[0] if len(names) == 1 else f"(one of {', '.join(names)})", condition[0])
+    masked = any(each.processor.hides() is not None for each in placed)
+    why = _NAME.sub(r"\1 \2", condition[0]) if masked else condition[0]
+    return ErrorOrigin(names[0] if len(names) == 1 else f"(one of {', '.join(names)})", why)
 
 
 def called(placed: Placed) -> str:

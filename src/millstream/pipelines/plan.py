@@ -4,9 +4,9 @@ apart when a batch is replayed. Pure; the runner only follows it."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from millstream.pipelines.processors import Processor
 from millstream.pipelines.sinks import Delivery, Sink
@@ -65,6 +65,12 @@ class PipelinePlan:
         """Addresses with a password in them."""
         yield from (address.uri for _, address in self.addresses() if has_secret(address.uri))
         yield from self.pipeline.spec.source.secrets()
+
+    @property
+    def hidden(self) -> list[Callable[[dict[str, Any]], bool]]:
+        """What processors hide in rows: it must not show in dead letters and errors either."""
+        found = (each.processor.hides() for each in (*self.streaming, *self.per_batch))
+        return [one for one in found if one is not None]
 
     @property
     def passes(self) -> tuple[tuple[Sink, ...], ...]:

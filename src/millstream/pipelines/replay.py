@@ -50,8 +50,8 @@ def replay_dead_letters(
                 break
             left -= len(page)
             after = f"({page[-1].id}"
-            for stage, letters in _by_stage(page):
-                bad = _again(session, plan, stage, letters, application, secrets or SecretFiles())
+            for (stage, masked), letters in _by_stage(page):
+                bad = _again(session, plan, stage, masked, letters, application, secrets or SecretFiles())
                 done = [letter.id for letter in letters if letter.text("id") not in bad]
                 failed += len(letters) - len(done)
                 delivered += len(done)
@@ -60,10 +60,11 @@ def replay_dead_letters(
     return ReplayResult(delivered, failed)
 
 
-def _by_stage(letters: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    groups: dict[str, list[Entry]] = {}
+def _by_stage(letters: Sequence[Entry]) -> Iterator[tuple[tuple[str, bool], list[Entry]]]:
+    """By the stage that failed, and by whether the letter was masked when it was written."""
+    groups: dict[tuple[str, bool], list[Entry]] = {}
     for letter in letters:
-        groups.setdefault(letter.text("stage"), []).append(letter)
+        groups.setdefault((letter.text("stage"), b"masked" in letter.fields), []).append(letter)
     yield from groups.items()
 
 
@@ -71,6 +72,7 @@ def _again(
     session: SparkSession,
     plan: PipelinePlan,
     stage: str,
+    masked: bool,
     letters: list[Entry],
     application: str,
     secrets: SecretFiles,
@@ -90,6 +92,8 @@ def _again(
         raise ReplayRefused(
             f"dead letters failed at {stage!r}, which this spec does not have (any more). Name it so again."
         )
+    if masked:  # a second time, a hash would be the hash of a hash
+        rest = [each for each in rest if each.processor.hides() is None]
     if any(each.processor.makes_events for each in rest):
         raise ReplayRefused("events cannot be added to windows that an aggregate has closed already.")
     form = _form(plan) if stage == "source" else "native"

@@ -9,7 +9,7 @@ from millstream.pipelines.error_origin import called, cause
 from millstream.pipelines.errors import ProcessorFailed
 from millstream.pipelines.events import COLUMNS, number_repeats
 from millstream.pipelines.plan import Numbering, PipelinePlan, Placed
-from millstream.pipelines.processors import Mask, ProcessorStage
+from millstream.pipelines.processors import ProcessorStage
 from millstream.pipelines.sinks.sink import TIME
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def numbered_ids(frame: DataFrame, numbering: Numbering, batch_id: int) -> DataF
 def apply(
     events: DataFrame, placed: Sequence[Placed], plan: PipelinePlan, *, batch_id: int, failures: bool
 ) -> DataFrame:
-    quotes = not any(isinstance(each, Mask) for each in plan.pipeline.spec.processors)
+    quotes = not plan.hidden
     for each in placed:
         stage = ProcessorStage(each.name, plan.pipeline.tenant, batch_id, failures, quotes)
         events = _applied(each, events, stage)

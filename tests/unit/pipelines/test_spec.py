@@ -269,3 +269,37 @@ def test_what_the_chosen_part_cannot_honour_is_refused(changed: str, path: str, 
     [problem] = refused.value.problems
     assert path in problem.path
     assert says in problem.message
+
+
+@pytest.mark.parametrize(
+    ("before", "field", "why"),
+    [
+        ("", "after.phone", "Write 'phone'"),
+        ("{type: rename, fields: {email: mail}}", "email", "name it mail"),
+        ("{type: drop, fields: [email]}", "email", "it drops that field"),
+        ("{type: select, fields: [status]}", "email", "not among the fields"),
+        ("{type: flatten}", "address.city", "name it address__city"),
+        ("", "colour", "the source has no field 'colour'"),
+        ("{type: rename, fields: {colour: mail}}", "mail", "the source has no field 'colour'"),
+    ],
+)
+def test_a_mask_that_can_never_match_is_refused(before: str, field: str, why: str) -> None:
+    chain = [line for line in (before, f"{{type: mask, fields: {{{field}: hash}}}}") if line]
+    listed = "".join(f"    - {line}\n" for line in chain)
+    [(_, _, message)] = problems(GOOD.replace("    - type: filter\n      tables: [orders]\n", listed))
+    assert "can never match" in message
+    assert why in message
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "{type: rename, fields: {email: mail}}",
+        "{type: select, fields: [email, status]}",
+        '{type: sql, query: "SELECT 1 AS mail FROM events"}',
+    ],
+)
+def test_a_mask_that_may_match_is_accepted(before: str) -> None:
+    field = "email" if "select" in before else "mail"
+    listed = f"    - {before}\n    - {{type: mask, fields: {{{field}: hash}}}}\n"
+    assert parse_pipeline(GOOD.replace("    - type: filter\n      tables: [orders]\n", listed), environ=ENVIRON)

@@ -7,7 +7,7 @@ came to the mask. ``conceal`` is for those.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
@@ -34,10 +34,12 @@ class Mask(Processor):
     replacement: Text = "***"
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
-        return change_rows(events, self.change())
+        return change_rows(events, self.hides())
 
-    def change(self) -> Change:
-        """Masks one row in place, and says whether there was anything to mask."""
+    def named_fields(self) -> Iterator[str]:
+        yield from self.fields
+
+    def hides(self) -> Change:
         how = {FieldPath.of_row(name): kind for name, kind in self.fields.items()}
         salt, replacement = self.salt.get_secret_value(), self.replacement
 
@@ -49,17 +51,16 @@ class Mask(Processor):
         return lambda row: replace(row, list(how), masked)
 
 
-def conceal(failed: DataFrame, masks: Sequence[Mask]) -> DataFrame:
-    """Failed events with every mask of the pipeline applied, whichever stage they failed at.
+def conceal(failed: DataFrame, changes: Sequence[Change]) -> DataFrame:
+    """Failed events with everything hidden that the pipeline's processors hide, whichever stage they failed at.
 
     ``payload`` is input that was not understood: its fields may stand at any depth, in an envelope for example, so
     each object in it is taken for a row; what is no JSON at all is withheld.
     """
     from pyspark.sql import functions as F
 
-    if not masks:
+    if not changes:
         return failed
-    changes = [mask.change() for mask in masks]
 
     def row(text: str | None) -> str | None:
         return text if text is None else _concealed(text, changes)

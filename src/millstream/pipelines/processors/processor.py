@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -94,6 +94,14 @@ class Processor(Part):
     def takes_away(self, path: FieldPath) -> str | None:
         """Why no processor behind this one can find ``path`` in a row; None where it may be there."""
         return None
+
+    def hides(self) -> Callable[[dict[str, Any]], bool] | None:
+        """Hides in one row what must not be seen, and says whether it was there; None: it hides nothing."""
+        return None
+
+    def named_fields(self) -> Iterator[str]:
+        """Fields, by their paths from the row on, that must be there for this processor to keep its promise."""
+        yield from ()
 
     def before(self, path: FieldPath) -> FieldPath | None:
         """What ``path`` was called before this processor; None where that cannot be known."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.pipelines.errors import Problem
+from millstream.pipelines.paths import FieldPath
 from millstream.pipelines.processors import PROCESSORS, Processor
 from millstream.pipelines.processors.processor import Fields
 from millstream.pipelines.spec.document import Document, Path
@@ -69,6 +70,7 @@ def check_typed(document: Document, pipeline: Pipeline) -> None:
     _check_parts(document, pipeline)
     _check_templates(document, pipeline)
     _check_names(document, pipeline)
+    _check_fields(document, pipeline)
 
 
 def _check_parts(document: Document, pipeline: Pipeline) -> None:
@@ -88,6 +90,32 @@ def _check_names(document: Document, pipeline: Pipeline) -> None:
             document.report(("spec", "processors", index, "id"), f"the id {processor.id!r} is used twice")
         if processor.id is not None:
             seen.add(processor.id)
+
+
+def _check_fields(document: Document, pipeline: Pipeline) -> None:
+    """A mask whose field can never be there hides nothing, and nobody would notice."""
+    processors = pipeline.spec.processors
+    for index, processor in enumerate(processors):
+        for name in processor.named_fields():
+            why = _never_there(FieldPath.of_row(name), processors[:index], pipeline.spec.source.fields())
+            if why is not None:
+                document.report(("spec", "processors", index, "fields", name), f"it can never match: {why}")
+
+
+def _never_there(path: FieldPath, before: Sequence[Processor], known: Fields | None) -> str | None:
+    """Why no row can have ``path`` behind these processors: the way back from there to the source."""
+    for number, processor in reversed(list(enumerate(before))):
+        why = processor.takes_away(path)
+        if why is not None:
+            return f"processors[{number}] ({processor.kind_name}): {why}"
+        earlier = processor.before(path)
+        if earlier is None:
+            return None
+        path = earlier
+    every = sorted(frozenset().union(*known.values())) if known else []
+    if not every or path[0] in every:
+        return None
+    return f"the source has no field {path[0]!r}; there are {', '.join(every)}"
 
 
 def _check_templates(document: Document, pipeline: Pipeline) -> None:
