@@ -13,8 +13,7 @@ import redis
 from pyspark.sql import SparkSession
 from running import entries, pipeline, redis_sink, run_once
 
-from millstream.pipelines.plan import plan
-from millstream.pipelines.replay import replay
+from millstream.pipelines import make_plan, replay_dead_letters
 
 pytestmark = pytest.mark.spark
 
@@ -89,6 +88,6 @@ def test_a_letter_is_masked_once(spark: SparkSession, redis_url: str, tmp_path: 
     run_once(spark, made)
     [letter] = entries(client, "orders.dlq")
     mended = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url)])
-    assert replay(spark, plan(mended)).delivered == 1
+    assert replay_dead_letters(spark, make_plan(mended)).delivered == 1
     [sent] = entries(client)
     assert json.loads(sent["event"])["after"] == json.loads(letter["payload"])["after"]
