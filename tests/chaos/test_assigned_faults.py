@@ -44,7 +44,9 @@ class Journal:
         if not self.path.exists():
             return []
         found = []
-        for text in self.path.read_text().splitlines():
+        for text in self.path.read_text().splitlines(keepends=True):
+            if not text.endswith("\n"):
+                break  # it is being written at this moment
             at, member, event, key, number = text.split()
             found.append(Line(float(at), member, event, key, int(number)))
         return sorted(found)
