@@ -17,7 +17,7 @@ from random_writers import TABLES, Writers
 from strict_ledger import StrictLedger
 from test_postgres_ledger import rows_of
 
-from millstream.testing import PostgresProcess, RedisProcess
+from millstream.testing import PostgresProcess, RedisProcess, wait_until
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
@@ -61,6 +61,10 @@ class Running:
         assert code == 0, self._log.read()[-4000:]
 
 
+def length(server: RedisProcess) -> int:
+    return int(redis.Redis(port=server.port).xlen("changes"))
+
+
 @pytest.mark.parametrize("trial", range(TRIALS))
 def test_the_stream_equals_the_tables_whatever_was_killed(tmp_path: Path, trial: int) -> None:
     print(f"SEED={SEED}")
@@ -78,7 +82,9 @@ def test_the_stream_equals_the_tables_whatever_was_killed(tmp_path: Path, trial:
         running = Running(spec)
         try:
             for _ in range(4):
-                time.sleep(4 + 12 * chance.random())
+                seen = length(server)
+                wait_until(lambda least=seen + 60: length(server) >= least, what="progress", timeout_s=200)
+                time.sleep(2 * chance.random())
                 what = chance.choice(["pipeline", "pipeline", "postgres", "redis"])
                 print("killed:", what)
                 if what == "pipeline":
