@@ -24,6 +24,7 @@ class Stage:
         self.url = ""
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.pipeline: subprocess.Popen[bytes] | None = None
+        self._ending = False
         self._server: subprocess.Popen[str] | None = None
 
     def serve(self) -> None:
@@ -76,8 +77,9 @@ class Stage:
         return code == 0
 
     def end_pipeline(self) -> None:
-        """After the batch at hand."""
-        if self.pipeline is not None and self.pipeline.poll() is None:
+        """After the batch at hand. Told once: a second word would kill it while it is leaving."""
+        if not self._ending and self.pipeline is not None:
+            self._ending = True
             self.pipeline.terminate()
 
     def book(self, worker: str) -> Path:
