@@ -124,7 +124,7 @@ class AssignedSubscriber:
 
     async def _consume(self, subscriber: Subscriber, token: Token) -> None:
         try:
-            await self._inherit(token.stream)
+            await self._inherit(token)
             await subscriber.consume(token.stream, self._handler, publish_to=self._publish_to)
         except Exception as error:  # whatever it was: an owned stream that nobody reads is the worst of all
             if self.client.owned.get(token.stream) == token:
@@ -141,9 +141,11 @@ class AssignedSubscriber:
         except MillstreamError as trouble:
             log.info("%r was not released: %s", token.stream, trouble)
 
-    async def _inherit(self, stream: str) -> int:
-        """Takes what former owners left pending, with their delivery counts; their names go."""
-        return await self._inheriting.run(inherit_consumers(self._broker.context, stream, self._group, self.client.id))
+    async def _inherit(self, token: Token) -> int:
+        """Takes what former owners left pending, with their delivery counts; their names go. Behind the token: a member
+        that was stopped past its lease would take from its heir what that is working on."""
+        mine = self._broker.behind(token.guard()).context
+        return await self._inheriting.run(inherit_consumers(mine, token.stream, self._group, self.client.id))
 
     async def _go_on_inheriting(self) -> None:
         """A read is not fenced: one that a former owner had under way, when it was stopped or cut off, may take entries
@@ -152,10 +154,11 @@ class AssignedSubscriber:
             await asyncio.sleep(INHERIT_AFTER_S[0] / 2)
             now = time.monotonic()
             self._heirs = {stream: times for stream, times in self._heirs.items() if times and stream in self._running}
-            due = [stream for stream, times in self._heirs.items() if times[0] <= now]
-            answers = await asyncio.gather(*(self._inherit(stream) for stream in due), return_exceptions=True)
+            owned = self.client.owned
+            due = [stream for stream, times in self._heirs.items() if times[0] <= now and stream in owned]
+            answers = await asyncio.gather(*(self._inherit(owned[stream]) for stream in due), return_exceptions=True)
             for stream, moved in zip(due, answers, strict=True):
-                if isinstance(moved, int):  # else it is tried again
+                if isinstance(moved, int) and self._heirs.get(stream):  # else it is tried again
                     self._heirs[stream].pop(0)
                     if moved and stream in self._running:
                         self._running[stream][0].look_again()

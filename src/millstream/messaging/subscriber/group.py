@@ -32,8 +32,8 @@ async def lost(topic: Topic, settled: Settled, generation: int) -> None:
     """Entries turned out not to be ours. If the group does not even know us, it is not the group that we joined:
     whoever made it again may not know how far back it has to go, but we do."""
     if topic.broker.context.guard is not None:
-        # An owned stream has one reader: whoever owns it next takes our name off the list, with what we held. Moving the
-        # group back then would begin again what the heir has finished. A group that is really gone answers NOGROUP.
+        # An owned stream has one reader: whoever owns it next takes our name off the list, with what we held. Moving
+        # the group back would begin again what the heir has finished. A group that is gone answers NOGROUP.
         return
     # A process that was silent for long may have been removed in good order, by members that took over.
     now = time.monotonic()

@@ -62,10 +62,12 @@ def delete_consumer(
     if discard and heir:
         raise InvalidArgument("discard", discard, "either discard or to")
     if discard:
-        words = (b"XGROUP", b"DELCONSUMER", key, name_word(group, "group"), name)
-        thrown_away: int = yield Command(words, key)
+        thrown_away: int = yield Command((b"XGROUP", b"DELCONSUMER", key, name_word(group, "group"), name), key)
         return thrown_away
-    reply = yield from run_script(script("move_consumer"), (key,), (name_word(group, "group"), name, heir))
+    words = (name_word(group, "group"), name, heir)
+    # Taking over what others hold is the owner's right alone; a stale owner may still take its own name away.
+    guard = context.guard if heir else None
+    reply = yield from run_script(script("move_consumer"), (key,), words, guard=guard)
     if isinstance(reply, list):
         raise ConsumerHasPending(to_name(name), int(reply[1]))
     moved: int = reply
