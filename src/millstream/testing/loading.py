@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 
 from millstream.broker import open_blocking_broker
 from millstream.testing.servers import RedisProcess
@@ -53,8 +54,20 @@ class LoadingRedis(RedisProcess):
 
     def restart_loading(self) -> None:
         """Starts it again after ``kill``, and returns when it answers LOADING: clients meet it so from now on."""
+        self.mend_append_only_file()
         self.launch()
         wait_until(lambda: self._says(b"-LOADING"), what="the server to be loading", timeout_s=60)
+
+    def mend_append_only_file(self) -> bool:
+        """As a careful operator does after a crash; whether the kill had cut a transaction in two.
+
+        Redis 7.0 cuts such a file inside of the MULTI. What it left out at this start is carried out at the next one,
+        behind the back of everybody who has repeated it since: docs/explain/not-promised.md.
+        """
+        manifest = self.directory / "appendonlydir" / "appendonly.aof.manifest"
+        words = ["redis-check-aof", "--fix", str(manifest)]
+        told = subprocess.run(words, input="y\n", text=True, capture_output=True, check=True).stdout
+        return "Successfully truncated" in told
 
     def loaded(self) -> None:
         """Returns when everything is read."""
