@@ -54,14 +54,14 @@ class Journal:
     def done(self) -> set[tuple[str, int]]:
         return {(line.key, line.number) for line in self.lines() if line.event == "done"}
 
-    def late(self) -> list[Line]:
-        """What a member began although another had finished it before."""
+    def late(self, member: str) -> list[Line]:
+        """What the member began although another had finished it before."""
         finished: dict[tuple[str, int], str] = {}
         found = []
         for line in self.lines():
             if line.event == "done":
                 finished.setdefault((line.key, line.number), line.member)
-            elif finished.get((line.key, line.number), line.member) != line.member:
+            elif line.member == member and finished.get((line.key, line.number), member) != member:
                 found.append(line)
         return found
 
@@ -107,4 +107,5 @@ async def test_a_member_that_was_stopped_past_its_lease_begins_nothing_that_othe
                 await publish(redis_url, topic, range(number, number + 1))
                 number += 1
                 await asyncio.sleep(0.1)
-    assert journal.late() == []
+    # The heir may begin again what the sleeper had finished and, stopped at that very moment, not acknowledged.
+    assert journal.late("sleeper") == []
