@@ -242,6 +242,9 @@ class BatchRunner:
                     self._tell_dropped(sink, batch_id, "the disk of the checkpoint is full")
                     stored = False
                     break
+        # What was written may have taken the reserve: Spark commits the batch on the same disk, right behind this.
+        while spool.took_the_reserve() and config.spool.overflow != "block" and self._made_room(sink, spool):
+            pass
         self._tell("pipeline.spooled", sink=config.id, batch=batch_id, stored=stored, waiting=spool.count())
 
     def _made_room(self, sink: Sink, spool: Spool) -> bool:

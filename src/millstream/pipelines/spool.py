@@ -94,7 +94,11 @@ class Spool:
         return sum(_bytes(path) for _, path in self._waiting())
 
     def full(self) -> bool:
-        return self.size() >= self.max_bytes or shutil.disk_usage(self.directory).free < self.min_free
+        return self.size() >= self.max_bytes or self.took_the_reserve()
+
+    def took_the_reserve(self) -> bool:
+        """Whether less is free on the disk than is to be left for others."""
+        return shutil.disk_usage(self.directory).free < self.min_free
 
     def done(self, batch_id: int) -> None:
         """The sink has it. Recorded before the rows go: a crash in between delivers again, and append_once skips."""
