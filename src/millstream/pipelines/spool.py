@@ -113,8 +113,13 @@ class Spool:
         found = self.oldest()
         if found is None:
             return None
-        self.done(found[0])
-        return found[0]
+        batch_id, rows = found
+        # The rows go before the mark here: on a full disk there is no room for the mark until they are gone.
+        doomed = rows.with_suffix(".partial")
+        rows.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        self.done(batch_id)
+        return batch_id
 
     def delivered(self) -> int:
         """The last batch that the sink has, or that was given up; -1 where there was none."""
