@@ -16,7 +16,7 @@ _ADMIN = Flag.ADMIN | Flag.NO_SCRIPT
 # --- slow commands --------------------------------------------------------------------------------------------------
 
 
-@command("SLOWLOG|GET", arity=-2, flags=_ADMIN)
+@command("SLOWLOG|GET", arity=-2, flags=Flag.ADMIN)
 def slowlog_get(session: Session, args: Sequence[bytes]) -> Reply:
     count = 10
     if len(args) == 3:
@@ -31,12 +31,12 @@ def slowlog_get(session: Session, args: Sequence[bytes]) -> Reply:
     ]
 
 
-@command("SLOWLOG|LEN", arity=2, flags=_ADMIN)
+@command("SLOWLOG|LEN", arity=2, flags=Flag.ADMIN)
 def slowlog_len(session: Session, args: Sequence[bytes]) -> Reply:
     return len(session.engine.monitoring.slow.entries)
 
 
-@command("SLOWLOG|RESET", arity=2, flags=_ADMIN)
+@command("SLOWLOG|RESET", arity=2, flags=Flag.ADMIN)
 def slowlog_reset(session: Session, args: Sequence[bytes]) -> Reply:
     session.engine.monitoring.slow.entries.clear()
     return OK
