@@ -12,6 +12,7 @@ from decimal import Decimal, InvalidOperation
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
+NO_OBJECT = "this is no JSON object"
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -52,7 +53,7 @@ def members(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
-        raise JsonError("this is no JSON object")
+        raise JsonError(NO_OBJECT)
     at = _skip(text, at + 1)
     closed = text[at : at + 1] == "}"
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from millstream.pipelines.envelopes.cloudevents import HAPPENED
 from millstream.pipelines.events import LAST_MS, OPS, event_frame, per_row
-from millstream.pipelines.json_text import JsonError, Number, members, parse, write
+from millstream.pipelines.json_text import NO_OBJECT, JsonError, Number, members, parse, write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -106,7 +106,8 @@ def understand(text: str | None, form: Format) -> Understood:
     try:
         found = members(text)
     except JsonError as error:
-        return Understood(error=f"this is no JSON object: {error}"[:300])
+        why = str(error)
+        return Understood(error=why if why == NO_OBJECT else f"{NO_OBJECT}: {why}"[:300])
     try:
         chosen = _form(found) if form == "auto" else form
         if chosen == "row":
