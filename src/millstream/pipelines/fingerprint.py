@@ -16,6 +16,8 @@ from millstream.pipelines.spec.uri import without_secrets
 
 Fingerprint = dict[str, Any]
 _HOW_IT_RUNS = {"required", "spool", "send_timeout", "batch_timeout", "connect_timeout", "password_file"}
+_ADDED_SINCE = {("fields", "native")}
+"""Settings that 0.1.0 did not have, with the value that means what it did: they do not make a spec another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,15 @@ def _digest(part: BaseModel | Mapping[str, Any]) -> str:
 def _harmless(value: Any) -> Any:
     """Without passwords, and without what only decides how long to try: neither changes which rows are written."""
     if isinstance(value, Mapping):
-        return {key: _harmless(inner) for key, inner in value.items() if key not in _HOW_IT_RUNS}
+        kept = {key: inner for key, inner in value.items() if key not in _HOW_IT_RUNS}
+        return {key: _harmless(inner) for key, inner in kept.items() if not _is_added(key, inner)}
     if isinstance(value, list):
         return [_harmless(inner) for inner in value]
     return without_secrets(value) if isinstance(value, str) and "://" in value else value
+
+
+def _is_added(key: str, value: Any) -> bool:
+    return isinstance(value, str) and (key, value) in _ADDED_SINCE
 
 
 def compare(
