@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 from pyspark.sql import SparkSession
-from running import entries, run_once
+from running import run_once
 
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.testing import RedisProcess
@@ -36,10 +36,9 @@ def test_a_checkpoint_and_a_spool_of_the_version_before(spark: SparkSession, tmp
             client.restore(key.encode("latin-1"), max(0, ttl), base64.b64decode(dump))
         before = client.xrange("out")
         assert len(before) == 60
-        run_once(spark, Pipeline.model_validate(whole))
-        assert client.xrange("out") == before, "the last batch was written again"
-        numbers = [json.loads(entry["event"])["after"]["n"] for entry in entries(other, "late.in")]
-        assert numbers == list(range(1, 61))
-        client.xadd("in", {"event": '{"n": 61}'})
-        run_once(spark, Pipeline.model_validate(whole))
-        assert [client.xlen("out"), other.xlen("late.in")] == [61, 61]
+        # Documents keep their very bytes now, so the batch that 0.1.0 left half done would be written with other rows: it
+        # is refused, and nothing is doubled. The changelog says to finish it with the old version first.
+        with pytest.raises(Exception, match="with other rows than the stored ones"):
+            run_once(spark, Pipeline.model_validate(whole))
+        assert client.xrange("out") == before
+        assert other.xlen("late.in") <= 60
