@@ -36,8 +36,8 @@ def test_a_checkpoint_and_a_spool_of_the_version_before(spark: SparkSession, tmp
             client.restore(key.encode("latin-1"), max(0, ttl), base64.b64decode(dump))
         before = client.xrange("out")
         assert len(before) == 60
-        # Documents keep their very bytes now, so the batch that 0.1.0 left half done would be written with other rows: it
-        # is refused, and nothing is doubled. The changelog says to finish it with the old version first.
+        # Documents keep their very bytes now, so the batch that 0.1.0 left half done would get other rows: it is
+        # refused, and nothing is doubled. The changelog says to finish it with the old version first.
         with pytest.raises(Exception, match="with other rows than the stored ones"):
             run_once(spark, Pipeline.model_validate(whole))
         assert client.xrange("out") == before
