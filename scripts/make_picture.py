@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.cli.top import look, picture
+from millstream.cli.top import picture
+from millstream.observe.watch import look
 from millstream.testing import RedisProcess
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "top.svg"
@@ -33,12 +34,12 @@ def fill(broker: BlockingBroker) -> None:
 def main() -> None:
     with RedisProcess() as server, open_blocking_broker(server.url) as broker:
         fill(broker)
-        before = look(broker, "*")
+        before = broker.run(look, "*")
         broker.xadd_many("orders", [{"event": "{}"}] * 640)
         broker.xadd_many("audit", [{"event": "{}"}] * 1_900)
         time.sleep(1)
         console = Console(record=True, width=100)
-        console.print(picture(look(broker, "*"), before, height=20))
+        console.print(picture(broker.run(look, "*"), before, height=20))
     drawn = console.export_svg(title="millstream top")
     # A picture that loads nothing: the fonts that rich names are elsewhere, any monospaced one will do.
     drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)

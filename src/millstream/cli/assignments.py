@@ -10,10 +10,10 @@ import typer
 from millstream.assignment import Announcement, announce_stream, assignments, balancer_stream, force_release
 from millstream.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.format import duration, named, printable
 from millstream.cli.lookup import opened, typed
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument, NoSuchStream
+from millstream.observe.format import duration, named, printable
 
 app = typer.Typer()
 

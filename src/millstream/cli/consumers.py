@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.format import count_of, duration, entries, named, printable
 from millstream.cli.lookup import need_group, need_stream, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import ConsumerInfo
+from millstream.observe.format import count_of, duration, entries, named, printable
 
 app = typer.Typer()
 

@@ -11,7 +11,6 @@ import typer
 from millstream.broker import open_broker
 from millstream.cli import show
 from millstream.cli.exit_codes import FAILED
-from millstream.cli.format import age, named, printable
 from millstream.cli.lookup import DEADLINE_MS, NoSuchEntry, no_entry, no_stream, typed
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.messaging import (
@@ -22,6 +21,7 @@ from millstream.messaging import (
     dead_letter_streams,
 )
 from millstream.model import EntryId
+from millstream.observe.format import age, named, printable
 
 R = TypeVar("R")
 

@@ -9,10 +9,10 @@ import typer
 
 from millstream.cli import show
 from millstream.cli.exit_codes import FINDINGS
-from millstream.cli.format import printable
 from millstream.cli.lookup import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.observe.findings import Finding, Severity
+from millstream.observe.format import printable
 
 _STYLE = {Severity.ok: "green", Severity.note: "cyan", Severity.warning: "yellow", Severity.problem: "red"}
 

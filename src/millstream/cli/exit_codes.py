@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from millstream.cli.format import harmless
 from millstream.errors import (
     AuthenticationFailed,
     BrokerUnavailable,
@@ -14,6 +13,7 @@ from millstream.errors import (
     NoSuchStream,
     PermissionDenied,
 )
+from millstream.observe.format import harmless
 
 FAILED: Final = 1
 USAGE: Final = 2

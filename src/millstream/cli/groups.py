@@ -9,11 +9,11 @@ import typer
 
 from millstream.broker import BlockingBroker, survey
 from millstream.cli import show
-from millstream.cli.format import age, count_of, entries, named
 from millstream.cli.lookup import need_group, opened, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId
+from millstream.observe.format import age, count_of, entries, named
 
 app = typer.Typer()
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from millstream.broker import BlockingBroker, open_blocking_broker, survey
-from millstream.cli.format import named, printable
 from millstream.errors import MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import GroupInfo
+from millstream.observe.format import named, printable
 
 _GLOB = frozenset("*?[\\")
 

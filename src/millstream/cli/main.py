@@ -11,8 +11,8 @@ import typer
 
 from millstream import __version__
 from millstream.cli.exit_codes import FAILED, exit_code
-from millstream.cli.format import harmless
 from millstream.errors import MillstreamError
+from millstream.observe.format import harmless
 
 
 class Chapter(NamedTuple):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli.exit_codes import FAILED
-from millstream.cli.format import printable
 from millstream.cli.options import Output, OutputKind, Yes
 from millstream.cli.show import as_json, confirm, table
 from millstream.errors import InvalidArgument
+from millstream.observe.format import printable
 
 if TYPE_CHECKING:
     from millstream.pipelines import PipelinePlan, Runner

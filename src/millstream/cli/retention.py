@@ -13,12 +13,12 @@ import typer
 from millstream.broker import Broker, open_broker, retention
 from millstream.cli import show
 from millstream.cli.exit_codes import FAILED
-from millstream.cli.format import duration, size
 from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
 from millstream.messaging import Janitor, RetentionPolicy, StreamReport, run_until_signalled
 from millstream.model import parse_duration_ms
+from millstream.observe.format import duration, size
 
 app = typer.Typer()
 

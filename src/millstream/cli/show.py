@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from millstream.cli.exit_codes import DECLINED
-from millstream.cli.format import printable
 from millstream.cli.options import OutputKind
+from millstream.observe.format import printable
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:

@@ -8,12 +8,12 @@ import typer
 
 from millstream.broker import entries_at, survey
 from millstream.cli import show
-from millstream.cli.format import age, named, printable
-from millstream.cli.format import entries as entry_count
 from millstream.cli.lookup import need_stream, no_entry, no_stream, opened, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId, TrimPolicy
+from millstream.observe.format import age, named, printable
+from millstream.observe.format import entries as entry_count
 
 app = typer.Typer()
 

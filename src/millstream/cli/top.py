@@ -11,14 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millstream.broker import BlockingBroker, survey
 from millstream.cli import show
-from millstream.cli.format import count_of, duration, printable, size
 from millstream.cli.lookup import opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
 from millstream.cli.terminal import UntilInterrupted
-from millstream.observe.diagnose_server import read_info
-from millstream.observe.watch import Look, Row, rows
+from millstream.observe.format import count_of, duration, printable, size
+from millstream.observe.watch import Look, Row, look, rows
 
 
 def command(
@@ -32,10 +30,10 @@ def command(
 ) -> None:
     with opened(url) as broker:
         before: Look | None = None
-        now = look(broker, pattern)
+        now = broker.run(look, pattern)
         if once or output is OutputKind.json:
             time.sleep(interval_s)
-            before, now = now, look(broker, pattern)
+            before, now = now, broker.run(look, pattern)
             if output is OutputKind.json:
                 show.as_json([row._asdict() for row in rows(now, before)])
             else:
@@ -46,20 +44,8 @@ def command(
         with screen as live, UntilInterrupted() as going:
             while going:
                 time.sleep(interval_s)
-                before, now = now, look(broker, pattern)
+                before, now = now, broker.run(look, pattern)
                 live.update(picture(now, before, console.height), refresh=True)
-
-
-def look(broker: BlockingBroker, pattern: str) -> Look:
-    streams = broker.run(survey, broker.list_streams(pattern))
-    facts = read_info(broker, "memory", "clients")
-    return Look(
-        broker.server_time_ms(),
-        streams,
-        int(facts.get("used_memory", 0)),
-        int(facts.get("maxmemory", 0)),
-        int(facts.get("blocked_clients", 0)),
-    )
 
 
 def picture(now: Look, before: Look | None, height: int | None) -> Group:

@@ -10,9 +10,9 @@ import typer
 
 from millstream.cli import show
 from millstream.cli.exit_codes import FINDINGS
-from millstream.cli.format import printable
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import MillstreamError
+from millstream.observe.format import printable
 
 if TYPE_CHECKING:
     from millstream.testing.verify import Verdict

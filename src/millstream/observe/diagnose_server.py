@@ -28,7 +28,7 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
         eviction(_setting(broker, "maxmemory-policy")),
         notifications(_setting(broker, "notify-keyspace-events")),
     ]
-    info = read_info(broker, "server", "memory", "persistence", "clients")
+    info = _read_info(broker, "server", "memory", "persistence", "clients")
     if not info:
         remedy = "Allow this user INFO, or ask whoever runs the server: version, memory and disk are not examined."
         return [Finding(Severity.note, "server", "not readable", remedy), *settings]
@@ -41,7 +41,7 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
     ]
 
 
-def read_info(broker: BlockingBroker, *sections: str) -> dict[str, str]:
+def _read_info(broker: BlockingBroker, *sections: str) -> dict[str, str]:
     """INFO's lines of these sections; none where the server does not let this user read them."""
     try:
         return {name: value for section in sections for name, value in broker.server_info(section).items()}

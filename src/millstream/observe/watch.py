@@ -1,11 +1,13 @@
-"""Two looks at the same streams, and what has happened in between. Pure: looks in, rows out."""
+"""Two looks at the same streams, and what has happened in between: a look is asked of the server, rows are pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from millstream.broker import GroupSurvey, StreamSurvey
+from millstream.broker import Context, GroupSurvey, StreamSurvey, list_streams, server_info, server_time_ms, survey
+from millstream.errors import PermissionDenied
+from millstream.wire.commands import Conversation
 
 FIRST_TIME_MS = 1_000_000_000_000
 """Ids below this (September 2001) are no times, and have no age."""
@@ -19,6 +21,26 @@ class Look(NamedTuple):
     used_memory: int
     max_memory: int
     blocked_clients: int
+
+
+def look(
+    context: Context, pattern: str = "*", *, streams: Sequence[str] | None = None, memory: bool = True
+) -> Conversation[Look]:
+    """Everything at a glance, for ``broker.run``. ``streams``: names that are known from an earlier look."""
+    names = (yield from list_streams(context, pattern)) if streams is None else streams
+    found = yield from survey(context, names, memory=memory)
+    facts: dict[str, str] = {}
+    try:
+        facts = {**(yield from server_info(context, "memory")), **(yield from server_info(context, "clients"))}
+    except PermissionDenied:
+        pass  # the streams can be looked at all the same
+    return Look(
+        (yield from server_time_ms(context)),
+        found,
+        int(facts.get("used_memory", 0)),
+        int(facts.get("maxmemory", 0)),
+        int(facts.get("blocked_clients", 0)),
+    )
 
 
 class Row(NamedTuple):
