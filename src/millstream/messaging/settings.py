@@ -38,6 +38,9 @@ class SubscriberSettings:
     """An entry whose holder gave no sign of life for so long is taken over. Holders give one three times as often."""
     claim_interval_ms: int = 5_000
     """Rest between two rounds of looking for such entries."""
+    max_hold_ms: int | None = 12 * 3600 * 1000
+    """A message that has no outcome after so long is let go: its handler goes on, and others may take it. None: never.
+    Found out by signs of life, so up to half as much later."""
     max_deliveries: int = 5
     """Handler starts. After the last one failed, or never came back, the message is buried."""
     dlq: str | None = None
@@ -60,6 +63,8 @@ class SubscriberSettings:
             _at_least(name, getattr(self, name), 1)
         for name in ("claim_interval_ms", "max_deliveries", "dead_consumer_ms", "grace_ms"):
             _at_least(name, getattr(self, name), 1)
+        if self.max_hold_ms is not None:
+            _at_least("max_hold_ms", self.max_hold_ms, 1)
         _at_least("close_timeout_ms", self.close_timeout_ms, 0)
         if self.dlq is not None and not self.dlq:
             raise InvalidArgument("dlq", self.dlq, "a stream's name, or None for the one beside the stream")
@@ -71,7 +76,8 @@ class SubscriberSettings:
 
     @property
     def beat_ms(self) -> int:
-        return max(1, self.claim_min_idle_ms // 3)
+        shorter = self.claim_min_idle_ms if self.max_hold_ms is None else min(self.claim_min_idle_ms, self.max_hold_ms)
+        return max(1, shorter // 3)
 
     @property
     def trusted_ms(self) -> int:

@@ -103,6 +103,12 @@ MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
     "messaging.lost": (
         Count("messages_lost_to_others_total", "Entries that other members took while held here.", READ, "entries"),
     ),
+    "messaging.hold_expired": (
+        Count("messages_hold_expired_total", "Messages let go after max_hold_ms without an outcome.", READ, "entries"),
+    ),
+    "messaging.stuck": (
+        Count("subscriptions_stuck_total", "Times that a topic was full of messages that nobody settles.", READ),
+    ),
     "messaging.ack_refused": (
         Count("acks_refused_total", "Acknowledgements that came after others had the entry.", READ, "entries"),
     ),

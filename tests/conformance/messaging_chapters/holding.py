@@ -11,6 +11,7 @@ from messaging_chapters.chapter import (
     Chapter,
     HeldBack,
     Seen,
+    Told,
     nothing_pending,
     numbered,
     publish_one,
@@ -41,6 +42,54 @@ class HoldingChapter(Chapter):
             async with running(broker, topic, other, claim_min_idle_ms=1_800):
                 await nothing_pending(broker, topic)
         assert (len(seen.messages), other.messages) == (1, [])
+
+    async def test_a_message_that_nobody_settles_is_let_go_for_others(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """By the clock of max_hold_ms: entries count as abandoned after an hour here. A process that has no handler
+        that ends is told about, and not ready."""
+        go_on = asyncio.Event()
+
+        async def for_ever(message: Message) -> None:
+            await go_on.wait()
+
+        told, hung, other = Told(), Seen(for_ever), Seen()
+        patient = {"claim_min_idle_ms": 3_600_000, "max_in_flight": 2}
+        await publisher.publish(topic, *numbered(2))
+        async with running(told.beside(broker), topic, hung, max_hold_ms=150, **patient) as subscriber:
+            await hung.have(2)
+            await eventually(lambda: not subscriber.ready, what="a subscriber that is not ready")
+            async with running(broker, topic, other, **patient):
+                await other.have(2)
+                await nothing_pending(broker, topic)
+            assert len(hung.messages) == 2, "no second handler of the same process waits for the same thing"
+            await eventually(lambda: "messaging.stuck" in told)
+            assert sum(told.all("messaging.hold_expired", "entries")) == 2
+            assert told.all("messaging.stuck", "entries") == [2]
+            go_on.set()
+            await eventually(lambda: subscriber.ready, what="room again")
+            await publisher.publish(topic, Message(b"next"))
+            await hung.have(3)
+            await nothing_pending(broker, topic)
+        assert [message.times_delivered for message in other.messages] == [2, 2]
+
+    async def test_an_outcome_after_the_longest_hold_counts_while_nobody_took_the_message(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        await publisher.publish(topic, Message(b"x"))
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        told, seen = Told(), Seen(wait)
+        async with running(told.beside(broker), topic, seen, max_hold_ms=150, claim_min_idle_ms=300):
+            await eventually(lambda: "messaging.hold_expired" in told)
+            await asyncio.sleep(0.7)  # the own sweep comes by, and leaves it alone
+            go_on.set()
+            await nothing_pending(broker, topic)
+        assert "messaging.ack_refused" not in told
+        assert [message.times_delivered for message in seen.messages] == [1]
 
     async def test_a_late_acknowledgement_is_refused(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         """XACK alone would clear the entry although somebody else is at work on it."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from millstream.errors import InvalidArgument
-from millstream.messaging import Backoff, Message, SubscriberSettings
+from millstream.messaging import Ack, Backoff, Message, SubscriberSettings
 from millstream.messaging.settings import check_topic, default_consumer
-from millstream.messaging.subscriber.book import TRUST_AFTER, Book, Room, ids_by_count
+from millstream.messaging.subscriber.book import TRUST_AFTER, Book, ids_by_count
 from millstream.messaging.subscriber.group import restart_point
+from millstream.messaging.subscriber.room import Room
 from millstream.model import MIN_ID, EntryId
 
 
@@ -109,6 +111,47 @@ def test_what_others_took_is_not_started_and_what_was_started_stays_until_it_end
     assert book.adopt(EntryId(1), 4, 9.0)
     assert (book.lost, started.times_delivered) == (set(), 4)
     assert not book.adopt(EntryId(3), 4, 9.0)
+
+
+def test_what_is_held_too_long_is_let_go_and_stays_until_its_handler_ends() -> None:
+    book = Book(2, 100)
+    for number in (1, 2):
+        book.enter(message(number, times=3))
+    started = book.ready.popleft()
+    assert book.expire(0.0, 10.0) == [], "a sign of life has just found them"
+    assert {(one.id, leaving) for one, leaving in book.expire(10.0, 10.0)} == {(EntryId(1), 3), (EntryId(2), 2)}
+    assert (list(book.entries), list(book.ready), book.by_count()) == ([EntryId(1)], [], {})
+    assert not book.stuck
+    book.enter(message(4, times=1))
+    taken = book.ready.popleft()
+    book.expire(20.0, 10.0)
+    assert book.expire(30.0, 10.0) == [(taken, 1)]
+    assert book.stuck, "full of messages that nobody settles"
+    book.release([EntryId(1)])
+    assert not book.stuck
+    started.times_delivered = 4
+    book.once_more(taken, 1)
+    assert book.by_count() == {1: [EntryId(4)]}, "a new start is a new hold"
+
+
+def test_what_has_its_outcome_is_not_let_go_while_the_broker_is_away() -> None:
+    book = Book(2, 100)
+    one = message(1)
+    book.enter(one)
+    one.mark_settled(Ack())
+    book.expire(0.0, 10.0)
+    assert book.expire(100.0, 10.0) == []
+
+
+@pytest.mark.parametrize("first", range(1, 20))
+def test_a_key_that_others_took_whole_starts_nothing_here(first: int) -> None:
+    """Whichever of them leaves the book first."""
+    book = Book(9, 100, key_of=lambda one: one.key)
+    numbers = (first, first + 3, first + 6)
+    for number in numbers:
+        book.enter(message(number, key="a"))
+    book.give_up({EntryId(number) for number in numbers})
+    assert (list(book.ready), book.entries) == ([], {})
 
 
 def test_an_entry_whose_key_cannot_be_told_changes_nothing() -> None:
@@ -210,6 +253,9 @@ class NaiveBook:
         self.started: set[int] = set()
         self.lost: set[int] = set()
         self.trial: int | None = None
+        self.looked_at: dict[int, int] = {}
+        """When a sign of life first found each of them."""
+        self.let_go: set[int] = set()
 
     def enter(self, number: int, times: int, key: str | None, suspect: bool) -> None:
         first = key is None or all(other != key for _, _, other, _ in self.held)
@@ -248,16 +294,32 @@ class NaiveBook:
         self.ready = [number for number in self.ready if number not in numbers]
         self.started -= numbers
         self.lost -= numbers
+        self.let_go -= numbers
+        self.looked_at = {number: at for number, at in self.looked_at.items() if number not in numbers}
         if self.trial in numbers:
             self.trial = None
 
+    def look(self, now: int, longest: int) -> dict[int, int]:
+        """Those held for too long, and the count with which each is given back. What nobody started leaves."""
+        for number, *_ in self.held:
+            self.looked_at.setdefault(number, now)
+        late = [one for one in self.held if now - self.looked_at[one[0]] >= longest and one[0] not in self.let_go]
+        leaving = {
+            number: times if number in self.started or suspect else times - 1 for number, times, _, suspect in late
+        }
+        unstarted = set(leaving) - self.started
+        self.let_go |= set(leaving) - unstarted
+        self.release(unstarted)
+        return leaving
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(1, 5)), max_size=120), st.booleans())
+
+@hypothesis_settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 99), st.integers(1, 5)), max_size=120), st.booleans())
 def test_the_book_answers_as_a_naive_one(steps: list[tuple[int, int, int]], in_order: bool) -> None:
     room = Room(1 << 30, 1 << 30)
     book = Book(1000, 1 << 30, key_of=(lambda one: one.key) if in_order else None, room_of_all=room)
     naive = NaiveBook()
-    number = 0
+    number = now = 0
     for what, which, times in steps:
         if what <= 4:  # comes in: two keys and none, every third one abandoned
             number += 1
@@ -281,7 +343,7 @@ def test_the_book_answers_as_a_naive_one(steps: list[tuple[int, int, int]], in_o
             book.release([EntryId(done)])
             naive.release({done})
         elif what == 8 and naive.held:  # others took some
-            gone = {one[0] for one in naive.held if one[0] % 3 == which % 3}
+            gone = {one[0] for one in naive.held if one[0] * which % 3 == 0}
             unstarted = gone - naive.started
             assert {one.ms for one in book.give_up({EntryId(n) for n in gone})} == unstarted
             naive.lost |= gone - unstarted
@@ -290,10 +352,18 @@ def test_the_book_answers_as_a_naive_one(steps: list[tuple[int, int, int]], in_o
             forgotten = set(ids(book.forget_unstarted()))
             assert forgotten == {one[0] for one in naive.held} - naive.started
             naive.held = [one for one in naive.held if one[0] in naive.started]
+            naive.looked_at = {number: at for number, at in naive.looked_at.items() if number in naive.started}
             naive.ready = []
+        elif what == 10:  # a sign of life, some time later
+            now += which
+            found_late = book.expire(now, 100)
+            assert {one.id.ms: left for one, left in found_late if one.id is not None} == naive.look(now, 100)
         assert [one.ms for one in book.entries] == [one[0] for one in naive.held]
         assert ids(list(book.ready)) == naive.ready
         assert {one.ms for one in book.lost} == naive.lost
+        assert {one.ms for one in book.expired} == naive.let_go
+        alive = {one.ms for some in book.by_count().values() for one in some}
+        assert alive == {one[0] for one in naive.held} - naive.let_go
         assert (room.messages, room.weight, book.weight) == (len(naive.held),) * 3
         assert set(ids(book.unstarted())) == {one[0] for one in naive.held} - naive.started
 

@@ -8,8 +8,11 @@ left, and one that waits for a retry has not left. *Probation*: entries whose la
 a time, each charged before, because one of them may be what kills consumers. *Doubt*: what others may have taken over
 meanwhile is not started before the broker was asked.
 
-Room is left for what other issues add: a longest hold is a bound on what ``by_count`` tells the heartbeat, priorities
-are another order of ``ready``, and a batch of messages is several ``ready`` ones taken together.
+An entry that nobody settles is let go after a longest hold: it gets no more signs of life, so that others may take it.
+What no handler has seen leaves the book then; what was started stays until its handler ends, and takes up room.
+
+Room is left for what other issues add: priorities are another order of ``ready``, and a batch of messages is several
+``ready`` ones taken together.
 """
 
 from __future__ import annotations
@@ -20,39 +23,13 @@ from collections.abc import Iterable
 
 from millstream.messaging.message import Message
 from millstream.messaging.settings import KeyOf
+from millstream.messaging.subscriber.room import Room
 from millstream.model import EntryId
 
 TRUST_AFTER = 64
 """So many suspects start one at a time. A process that has outlived them takes two at a time, then four, ..."""
 MARGIN = 3
 """A suspect starts beside others only while it has so many starts left: one beside a killer, one alone, one spare."""
-
-
-class Room:
-    """What all books of one process may hold together. Reads that are under way have reserved their part."""
-
-    __slots__ = ("entry_bytes", "max_bytes", "max_messages", "messages", "reserved", "weight")
-
-    def __init__(self, max_messages: int, max_bytes: int) -> None:
-        self.max_messages = max_messages
-        self.max_bytes = max_bytes
-        self.messages = 0
-        self.weight = 0
-        self.reserved = 0
-        self.entry_bytes = 0.0
-        """A running mean of what messages weigh: it turns the bound in bytes into one in messages before reading."""
-
-    def free(self) -> int:
-        """How many messages more may be read, as far as past ones tell. An empty one has room for one of any size."""
-        if self.weight >= self.max_bytes:
-            return 0
-        free = self.max_messages - self.messages
-        if self.entry_bytes > 0:
-            free = min(free, max(int(self.free_bytes() / self.entry_bytes), self.messages == 0))
-        return max(0, free - self.reserved)
-
-    def free_bytes(self) -> int:
-        return max(0, self.max_bytes - self.weight)
 
 
 class Book:
@@ -67,11 +44,13 @@ class Book:
         "_outputs",
         "_passed",
         "_running",
+        "_seen",
         "_suspects",
         "_waiting",
         "delayed",
         "doubtful",
         "entries",
+        "expired",
         "lost",
         "outputs_weight",
         "probation_limit",
@@ -98,6 +77,8 @@ class Book:
         self.lost: set[EntryId] = set()
         """What others took over while a handler here was at work on it. It stays in the book until that ends: so it is
         never joined by a second one in the same process."""
+        self.expired: set[EntryId] = set()
+        """What was held for too long: let go, while a handler here is still at work on it."""
         self.delayed: dict[EntryId, tuple[Message, bool]] = {}
         """What waits for a retry inside this process, because it holds its key back; whether that start is charged."""
         self.weight = 0
@@ -119,6 +100,8 @@ class Book:
         """Those that go through probation: until they are charged, nothing was counted for them."""
         self._waiting: list[tuple[int, EntryId, Message]] = []
         """On probation. The fewest starts go first: whoever was merely near passes before a killer tries again."""
+        self._seen: dict[EntryId, tuple[Message, float]] = {}
+        """Since when each is held, as far as signs of life have found it: most are gone before the first."""
         self._running: set[EntryId] = set()
         self._alone = False
         """One of those under way must not be joined by others."""
@@ -165,6 +148,7 @@ class Book:
         """One more start of an entry that is held: charged, or free of charge."""
         assert fresh.id is not None
         self._suspects.discard(fresh.id)
+        self.expired.discard(fresh.id)
         fresh.weight = weight
         self.entries[fresh.id] = fresh
         self.ready.append(fresh)
@@ -207,10 +191,12 @@ class Book:
             self._suspects.difference_update(ids)
         if self.lost:
             self.lost.difference_update(ids)
+        if self.expired:
+            self.expired.difference_update(ids)
         if self._keys:
             for entry_id in ids:
                 following = self._leave_lane(entry_id)
-                if following is not None:
+                if following is not None and following.id in self.entries:  # else it leaves in the same go
                     self._start(following)
         if self._running:
             passed = self._running.intersection(ids)
@@ -290,8 +276,39 @@ class Book:
         return min(self.entries, default=None)
 
     def by_count(self) -> dict[int, list[EntryId]]:
-        """Ids by their delivery count, as the broker's steps take them."""
-        return ids_by_count(self.entries.values())
+        """What needs a sign of life: ids by their delivery count, as the broker's steps take them."""
+        if not self.expired:
+            return ids_by_count(self.entries.values())
+        return ids_by_count(message for message in self.entries.values() if message.id not in self.expired)
+
+    # --- the longest hold -------------------------------------------------------------------------------------------
+
+    def expire(self, now: float, max_hold: float) -> list[tuple[Message, int]]:
+        """Asked before each sign of life: those that are held for ``max_hold`` without an outcome, and the delivery
+        count with which each is to be given back. A hold begins when a sign of life first finds the message."""
+        known, self._seen = self._seen, {}
+        late: list[Message] = []
+        for entry_id, message in self.entries.items():
+            first = known.get(entry_id)
+            self._seen[entry_id] = first = first if first is not None and first[0] is message else (message, now)
+            if now - first[1] >= max_hold and message.settled is None and entry_id not in self.expired:
+                late.append(message)
+        if not late:
+            return []
+        unstarted = {message.id for message in self.unstarted() if message.id is not None}
+        # A read counts a delivery: what nobody has started gets its count back. Suspects were not charged yet.
+        free = {message.id for message in late if message.id in unstarted and message.id not in self._suspects}
+        leaving = [(one, max(0, one.times_delivered - 1) if one.id in free else one.times_delivered) for one in late]
+        ids = {message.id for message in late if message.id is not None}
+        self.expired |= ids - unstarted
+        self._withdraw(ids & unstarted)
+        self.release(ids & unstarted)
+        return leaving
+
+    @property
+    def stuck(self) -> bool:
+        """It has no room, and nothing in it but what was held for too long: nothing will move by itself."""
+        return 0 < len(self.entries) == len(self.expired) and (self.room() <= 0 or self.room_of_all.free() <= 0)
 
     # --- room -------------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker import Settled, settle, together
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.group import lost, restore
+from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import EntryId
 from millstream.model.clock import monotonic_ms
+from millstream.wire.commands import Conversation
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.consumer import SharedConsumer
@@ -68,16 +70,34 @@ class Heartbeat:
             except TimeoutError:
                 pass
 
+    def _let_go(self, topics: Iterable[Topic]) -> list[Conversation[Settled]]:
+        """What was held for too long is free for others at once, by these steps; where they fail, it is when it has
+        been idle. The own sweep leaves it alone: a second handler of this process would wait for the same thing."""
+        steps = []
+        now = monotonic_ms()
+        for topic in topics:
+            max_hold_ms = topic.settings.max_hold_ms
+            if max_hold_ms is None:
+                continue
+            late = topic.book.expire(now, max_hold_ms)
+            for (times, leaving), ids in _by_counts(late).items():
+                steps.append(topic.talk(settle.hand_back, ids, times_delivered=times, leaving=leaving))
+            if late:
+                release(self._consumer, topic, ())  # what was not started has left: others move up
+            topic.tell_expired([message for message, _ in late])
+        return steps
+
     async def beat(self, topics: Sequence[Topic]) -> None:
+        let_go = self._let_go(topics)
         asked: list[tuple[Topic, int, list[EntryId], int]] = [
             (topic, times, ids, topic.generation) for topic in topics for times, ids in topic.book.by_count().items()
         ]
         asked_at = time.monotonic()
         answers = await self._consumer.broker.run(
             together,
-            [topic.talk(settle.heartbeat, ids, times_delivered=times) for topic, times, ids, _ in asked],
+            [*let_go, *(topic.talk(settle.heartbeat, ids, times_delivered=times) for topic, times, ids, _ in asked)],
         )
-        for (topic, times, ids, generation), answer in zip(asked, answers, strict=True):
+        for (topic, times, ids, generation), answer in zip(asked, answers[len(let_go) :], strict=True):
             if isinstance(answer, MillstreamError):
                 await self._failed(topic, answer, generation)
             else:
@@ -116,6 +136,15 @@ class Heartbeat:
         except MillstreamError as trouble:
             error = trouble
         topic.tell("messaging.keeping_failed", error=str(error))
+
+
+def _by_counts(late: Iterable[tuple[Message, int]]) -> dict[tuple[int, int], list[EntryId]]:
+    """Ids by their delivery count and the one that they are to get."""
+    found: dict[tuple[int, int], list[EntryId]] = {}
+    for message, leaving in late:
+        assert message.id is not None
+        found.setdefault((message.times_delivered, leaving), []).append(message.id)
+    return found
 
 
 def _still(topic: Topic, entry_id: EntryId, times: int) -> bool:

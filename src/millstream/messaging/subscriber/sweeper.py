@@ -228,6 +228,7 @@ class Sweeper:
             scan=scan_size(room),
             room=room,
             max_bytes=topic.book.room_bytes(),
+            but=list(topic.book.expired),
         )
 
     async def _take(self, topic: Topic, swept: recovery.Swept, asked_at: float) -> None:

@@ -14,7 +14,8 @@ from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message, Origin
 from millstream.messaging.outcome import Outcome
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber.book import Book, Room
+from millstream.messaging.subscriber.book import Book
+from millstream.messaging.subscriber.room import Room
 from millstream.model import MIN_ID, EntryId
 from millstream.model.clock import monotonic_ms
 from millstream.wire.commands import Conversation
@@ -125,6 +126,7 @@ class Topic:
         """Questions under way that may bring something back."""
         # --- the heartbeat's
         self.beat_at_ms = 0.0
+        self.told_stuck = False
         # --- the workers'
         self.workers: set[asyncio.Task[None]] = set()
         """Tasks that are at work on it now."""
@@ -154,10 +156,13 @@ class Topic:
 
     @property
     def ready(self) -> bool:
-        """True while reads come back in time. A reader that has silently stopped is not ready."""
+        """True while reads come back in time. A reader that has silently stopped is not ready, nor one that has no room
+        for more because nothing of what it holds is ever settled."""
         patience_ms = self.settings.read_block_ms + self.settings.grace_ms
         progress_ms = self.progress_ms if self.shard is None else max(self.progress_ms, self.shard.progress_ms)
-        return self.joined and not self.closing and monotonic_ms() - progress_ms <= patience_ms
+        if not self.joined or self.closing or self.book.stuck:
+            return False
+        return monotonic_ms() - progress_ms <= patience_ms
 
     def talk(self, operation: Callable[..., Conversation[Any]], *args: Any, **options: Any) -> Conversation[Any]:
         """An operation on this stream, for this group and consumer, behind the guard that it may have."""
@@ -207,6 +212,24 @@ class Topic:
         if ids:
             log.warning("%d pending entries of %s were deleted or trimmed", len(ids), self.name)
             self.tell("messaging.entries_gone", entries=len(ids))
+
+    def tell_expired(self, messages: Sequence[Message]) -> None:
+        """They were held for too long. A topic that is full of such messages is told about once, until it is not."""
+        if messages:
+            log.warning(
+                "let go of %d messages of %s, the oldest of them %s: nobody settled them within max_hold_ms (%s)",
+                *(len(messages), self.name, messages[0].id, self.settings.max_hold_ms),
+            )
+            self.tell("messaging.hold_expired", entries=len(messages))
+        stuck = self.book.stuck
+        if stuck and not self.told_stuck:
+            log.warning(
+                "%s is not read any more: all %d messages that group %s may hold here were let go, and their handlers "
+                "have not ended. Find what they wait for, or restart this process",
+                *(self.name, len(self.book.entries), self.group),
+            )
+            self.tell("messaging.stuck", entries=len(self.book.entries))
+        self.told_stuck = stuck
 
     def tell(self, name: str, **facts: Any) -> None:
         try:
