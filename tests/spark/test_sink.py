@@ -71,12 +71,12 @@ def test_a_report_tells_what_was_written_whatever_was_there_already(spark, broke
     rows = spark.range(0, 1000, 1, 3).select(sf.col("id").cast("string").alias("event"), sf.lit("x").alias("k"), times)
     report = tmp_path / "report.json"
     options = {"stream": "out", "txnAppId": "app", "report": str(report), "timeColumn": "at", "also.b.stream": "other"}
-    told = {"rows": 1000, "bytes": 10 + 90 * 2 + 900 * 3, "oldest": 1000, "newest": 1999}
+    told = {"rows": 1000, "bytes": 10 + 90 * 2 + 900 * 3, "oldest": 1000, "newest": 1999, "dropped": 0}
     for version in ("1", "1", "2"):
         save(rows, txnVersion=version, **options)
         assert json.loads(report.read_text()) == told, "the rows of one write, however many places and however often"
     save(rows.where("id < 0"), txnVersion="3", **options)
-    assert json.loads(report.read_text()) == {"rows": 0, "bytes": 0, "oldest": None, "newest": None}
+    assert json.loads(report.read_text()) == {"rows": 0, "bytes": 0, "oldest": None, "newest": None, "dropped": 0}
     assert [broker.xlen("out"), broker.xlen("other")] == [2000, 2000]
     assert set(broker.xrange("out")[0].fields) == {b"event", b"k"}, "the times are no field"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from millstream.broker import DEFAULT_LIMITS, BlockingBroker, Limits, open_blocking_broker, redacted
-from millstream.errors import AuthenticationFailed, BrokerUnavailable
+from millstream.errors import AuthenticationFailed, BrokerUnavailable, TLSFailed
 from millstream.spark.errors import InvalidOption
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -160,6 +160,8 @@ def reached_broker(address: Address) -> BlockingBroker:
         broker.ping()
     except BrokerUnavailable as error:
         raise BrokerUnavailable(f"option url: {address.shown} does not answer. {error}") from error
+    except TLSFailed as error:
+        raise TLSFailed(f"option url: {address.shown} cannot be reached over TLS. {error}") from error
     except AuthenticationFailed as error:
         names = "url, urlFile, username, passwordFile or passwordEnv"
         raise AuthenticationFailed(f"options {names}: {address.shown} refused the login. {error}") from error
