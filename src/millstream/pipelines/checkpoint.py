@@ -24,6 +24,8 @@ from millstream.pipelines.plan import PipelinePlan
 
 _FILE = "millstream.json"
 _CONTROL = "control.json"
+_FORMAT = 2
+"""1 was 0.1.0's, whose batches held documents that Spark had written anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ class Checkpoint:
         found = self.identity()
         if found is None:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            found = {"format": 1, "application": f"{plan.pipeline.name}-{secrets.token_hex(4)}"}
+            found = {"format": _FORMAT, "application": f"{plan.pipeline.name}-{secrets.token_hex(4)}"}
+        if found.get("format") == 1:
+            found |= {"format": _FORMAT, "old_batch": self.in_flight()}
         found |= {"pipeline": plan.pipeline.name, "tenant": plan.pipeline.tenant, "parts": fingerprint(plan)}
         write_atomically(self.path / _FILE, json.dumps(found, indent=1))
         return str(found["application"])
@@ -125,6 +129,11 @@ class Checkpoint:
         planned, committed = self._numbers("offsets"), self._numbers("commits")
         last = max(planned, default=-1)
         return last if last > max(committed, default=-1) else None
+
+    def old_batch(self) -> int | None:
+        """The batch that 0.1.0 planned and did not commit, while it is not: what it wrote of it must be met."""
+        found, in_flight = (self.identity() or {}).get("old_batch"), self.in_flight()
+        return in_flight if found is not None and found == in_flight else None
 
     def committed(self, batch_id: int) -> bool:
         return (self.path / "spark" / "commits" / str(batch_id)).exists()

@@ -122,6 +122,19 @@ class SpoolDamaged(MillstreamError):
         )
 
 
+class OldBatchRefused(MillstreamError):
+    """A batch that 0.1.0 left half done cannot be finished by this version. Nothing of it was written anew."""
+
+    batch: int
+
+    def __init__(self, batch: int, why: str) -> None:
+        super().__init__(
+            f"batch {batch}, which 0.1.0 left half done, cannot be finished by this version: {why.rstrip(' .')}. "
+            "Finish it with 0.1.0 (`millstream pipeline run --once`), then start this version.",
+            batch=batch,
+        )
+
+
 class SourceFailed(MillstreamError):
     """The source could not be read, for longer than ``retry.deadline`` or for a reason that does not pass."""
 

@@ -124,6 +124,15 @@ def change_rows(frame: DataFrame, change: Callable[[dict[str, Any]], bool]) -> D
     return frame.withColumns(columns)
 
 
+def as_0_1_0_wrote(frame: DataFrame) -> DataFrame:
+    """Rows as 0.1.0 took them in: without spaces, their members by name, their numbers as Spark writes them."""
+    from pyspark.sql import functions as F
+
+    return frame.withColumns(
+        {name: F.to_json(F.from_json(F.col(name), "map<string,variant>")) for name in ("before", "after")}
+    )
+
+
 def refuse_bad_rows(frame: DataFrame, *, stage: str) -> DataFrame:
     """Marks what a source would not have let in: what people's own code returns is not trusted.
 

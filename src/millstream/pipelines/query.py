@@ -14,7 +14,8 @@ from millstream.model import Observer, quiet
 from millstream.pipelines.batch import BatchRunner
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.error_origin import may_pass, short
-from millstream.pipelines.errors import QueryVanished, SinkUnknown, SourceFailed, StopRequested
+from millstream.pipelines.errors import OldBatchRefused, QueryVanished, SinkUnknown, SourceFailed, StopRequested
+from millstream.pipelines.events import as_0_1_0_wrote
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.run_context import Gate, RunContext
 from millstream.pipelines.secret_files import SecretFiles
@@ -67,6 +68,7 @@ class PipelineRun:
         self._lag: LagWatch | None = None
         self._slot: SlotWatch | None = None
         self._outage: _SourceOutage | None = None
+        self._old_batch: int | None = None  # what the query is about, where 0.1.0 left it half done
         self._counted: tuple[int, int] | None = None
 
     @property
@@ -164,7 +166,9 @@ class PipelineRun:
     def _start_query(self, context: RunContext) -> StreamingQuery:
         source, gate = self.plan.pipeline.spec.source, self._gate
         runner = BatchRunner(self.plan, context)
-        events = before_the_batch(source.open(self._session, self._opening()), self.plan)
+        opened = source.open(self._session, self._opening())
+        self._old_batch = self.checkpoint.old_batch()
+        events = before_the_batch(opened if self._old_batch is None else as_0_1_0_wrote(opened), self.plan)
 
         def on_batch(frame: DataFrame, batch_id: int) -> None:
             try:
@@ -176,7 +180,9 @@ class PipelineRun:
                 raise
 
         writer = events.writeStream.queryName(self.name).option("checkpointLocation", self.checkpoint.spark)
-        if self._once:
+        if self._old_batch is not None:
+            writer = writer.trigger(once=True)  # which is the batch that was planned, and no other
+        elif self._once:
             writer = writer.trigger(availableNow=True)
         elif self.plan.pipeline.spec.batch.max_ms:
             writer = writer.trigger(processingTime=f"{self.plan.pipeline.spec.batch.max_ms} milliseconds")
@@ -184,7 +190,10 @@ class PipelineRun:
 
     def _ended_by_itself(self, query: StreamingQuery) -> None:
         failure = query.exception()
-        if failure is None and self._once and self.checkpoint.in_flight() is None:
+        done = failure is None and self.checkpoint.in_flight() is None
+        if done and self._old_batch is not None:
+            self._start_query_again()
+        elif done and self._once:
             self._end("finished", drain_s=_DRAIN_S)
         elif isinstance(self._error, StopRequested):
             self._end("stopped")
@@ -192,7 +201,8 @@ class PipelineRun:
             self._wait_for_source(failure)
         else:
             # No error is no success: a query that is to run on, or leaves a batch behind, was stopped by somebody else.
-            self._error = self._error or failure or QueryVanished()
+            why = self._error or failure or QueryVanished()
+            self._error = why if self._old_batch is None else OldBatchRefused(self._old_batch, short(why))
             self._end("failed")
 
     def _wait_for_source(self, failure: BaseException) -> None:
@@ -211,18 +221,21 @@ class PipelineRun:
         outage.over_at = time.monotonic() + wait_ms / 1000
 
     def _try_source_again(self) -> None:
-        outage, context = self._outage, self._context
+        outage = self._outage
         assert outage is not None, "asked for while one lasts"
-        assert context is not None, "made by the start"
         if outage.over_at is None or time.monotonic() < outage.over_at:
             return
         outage.over_at = None
+        self._start_query_again()
+
+    def _start_query_again(self) -> None:
+        assert self._context is not None, "made by the start"
         self._gate.last_done = None
         try:
-            self._query = self._start_query(context)
+            self._query = self._start_query(self._context)
         except Exception as error:
             if not may_pass(error):
-                self._error = SourceFailed(outage.tries, short(error))
+                self._error = SourceFailed(1 if self._outage is None else self._outage.tries, short(error))
                 self._end("failed")
                 return
             self._wait_for_source(error)

@@ -10,18 +10,21 @@ import base64
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from pyspark.sql import SparkSession
-from running import run_once
+from running import entries, run_once
 
+from millstream.pipelines.errors import OldBatchRefused
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.testing import RedisProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 LEFT = Path(__file__).parent / "previous" / "0.1.0"
+MARKER = "{out}.once:old-b0b743b3/main"
 PORT = 16390
 """The spec names it, and a checkpoint remembers its spec."""
 
@@ -36,9 +39,25 @@ def test_a_checkpoint_and_a_spool_of_the_version_before(spark: SparkSession, tmp
             client.restore(key.encode("latin-1"), max(0, ttl), base64.b64decode(dump))
         before = client.xrange("out")
         assert len(before) == 60
-        # Documents keep their very bytes now, so the batch that 0.1.0 left half done would get other rows: it is
-        # refused, and nothing is doubled. The changelog says to finish it with the old version first.
-        with pytest.raises(Exception, match="with other rows than the stored ones"):
-            run_once(spark, Pipeline.model_validate(whole))
-        assert client.xrange("out") == before
-        assert other.xlen("late.in") <= 60
+        _refuses_what_it_would_make_otherwise(spark, whole, client)
+        run_once(spark, Pipeline.model_validate(whole))
+        assert client.xrange("out") == before, "the last batch was written again"
+        numbers = [json.loads(entry["event"])["after"]["n"] for entry in entries(other, "late.in")]
+        assert numbers == list(range(1, 61))
+        client.xadd("in", {"event": '{"n": 61.10}'})
+        run_once(spark, Pipeline.model_validate(whole))
+        assert [client.xlen("out"), other.xlen("late.in")] == [61, 61]
+        assert entries(client)[-1]["event"].endswith('"after":{"n": 61.10}}'), "from here on, the very bytes"
+
+
+def _refuses_what_it_would_make_otherwise(spark: SparkSession, whole: dict[str, Any], client: redis.Redis) -> None:
+    """As where a predicate of 0.1.0 took other rows: the marker tells, and the error says what to do."""
+    kept = client.hgetall(MARKER)
+    for field, value in kept.items():
+        version, rows, digest, last = value.split(b" ")
+        client.hset(MARKER, field, b" ".join([version, rows, digest[::-1], last]))
+    before = client.xrange("out")
+    with pytest.raises(OldBatchRefused, match=r"batch 2, which 0\.1\.0 left .* Finish it with 0\.1\.0"):
+        run_once(spark, Pipeline.model_validate(whole))
+    assert client.xrange("out") == before
+    client.hset(MARKER, mapping=kept)
