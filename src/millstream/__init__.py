@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from millstream.broker import BlockingBroker as BlockingBroker
     from millstream.broker import Broker as Broker
+    from millstream.broker import BrokerProtocol as BrokerProtocol
     from millstream.broker import Limits as Limits
     from millstream.broker import open_blocking_broker as open_blocking_broker
     from millstream.broker import open_broker as open_broker
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BlockingBroker": "broker",
     "Broker": "broker",
+    "BrokerProtocol": "broker",
     "Delivery": "model",
     "Entry": "model",
     "EntryId": "model",

@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "millstream"
 DOORS = ["assignment", "broker", "cdc", "cqrs", "engine", "engine.journal", "messaging", "pipelines", "server", "spark"]
 """The rooms that are entered through their doors alone."""
 FOR_USERS = {
-    "broker": {"Appended", "Fields", "Id", "OnceWriter", "together"},
+    "broker": {"Appended", "BrokerProtocol", "Context", "Step", "Fields", "Id", "OnceWriter", "together"},
     "engine": {"Block"},
     "messaging": {
         *("Ack", "AckPolicy", "Backoff", "Burial", "Bury", "Codec", "Handler", "Outcome", "Output", "Retry"),

@@ -119,7 +119,7 @@ class AssignedSubscriber:
         subscriber.begin_only_until(lambda: self.client.certain_until(token))
         task = asyncio.create_task(self._consume(subscriber, token))
         self._running[token.stream] = (subscriber, task)
-        now, longest_s = time.monotonic(), subscriber.settings.block_ms / 1000 + INHERIT_AFTER_S[0]
+        now, longest_s = time.monotonic(), subscriber.settings.read_block_ms / 1000 + INHERIT_AFTER_S[0]
         self._heirs[token.stream] = [now + after_s for after_s in (*INHERIT_AFTER_S, longest_s)]
 
     async def _consume(self, subscriber: Subscriber, token: Token) -> None:

@@ -12,7 +12,6 @@ from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.broker import Broker
 from millstream.broker.bulk import InBulk, Joined, gc_paused
 from millstream.broker.context import Context
-from millstream.broker.drivers import run_async
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside, slot_of
 from millstream.broker.limits import DEFAULT_LIMITS, ROW_WORDS, Limits
@@ -20,7 +19,7 @@ from millstream.broker.links.link import BlockingLink, BlockingListener, Link, L
 from millstream.broker.open import open_blocking_broker, open_broker
 from millstream.broker.operations.answers import mapping
 from millstream.broker.operations.arguments import Fields, Id, field_words
-from millstream.broker.operations.groups import xreadgroup
+from millstream.broker.operations.groups import create_consumer, xreadgroup
 from millstream.broker.operations.info import (
     GroupSurvey,
     StreamSurvey,
@@ -41,7 +40,8 @@ from millstream.broker.operations.shared_reads import (
     unblock,
     wait_for_streams,
 )
-from millstream.broker.operations.streams import entries_at
+from millstream.broker.operations.streams import entries_at, xadd, xadd_many, xread, xrevrange
+from millstream.broker.protocol import BrokerProtocol, Step
 from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
 from millstream.broker.steps.once import (
     Appended,
@@ -56,6 +56,7 @@ from millstream.broker.steps.once import (
 from millstream.broker.steps.retention import Retained, keep_short
 from millstream.broker.steps.script import Guard, script
 from millstream.broker.steps.settle import Output, Settled, shares_slot
+from millstream.broker.steps.unique import append_unique
 from millstream.broker.together import Gathering, together
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ __all__ = [
     "BlockingListener",
     "BlockingOnceWriter",
     "Broker",
+    "BrokerProtocol",
     "Context",
     "Digest",
     "Embedded",
@@ -106,10 +108,13 @@ __all__ = [
     "Retained",
     "RowsMissing",
     "Settled",
+    "Step",
     "StreamSurvey",
     "Turn",
+    "append_unique",
     "beside",
     "code_of",
+    "create_consumer",
     "delayed",
     "entries_at",
     "field_words",
@@ -129,7 +134,6 @@ __all__ = [
     "recovery",
     "redacted",
     "retention",
-    "run_async",
     "script",
     "server_info",
     "server_setting",
@@ -145,7 +149,11 @@ __all__ = [
     "typed",
     "unblock",
     "wait_for_streams",
+    "xadd",
+    "xadd_many",
+    "xread",
     "xreadgroup",
+    "xrevrange",
 ]
 
 

@@ -7,10 +7,10 @@ make_blocking.py``), so that the two cannot drift apart. What only one room need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from millstream.broker.context import Context
 from millstream.broker.drivers import bound_async, run_async
@@ -18,6 +18,7 @@ from millstream.broker.links.link import Link, Listener
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.operations.arguments import Fields, Id, Name, Value, pattern_words
 from millstream.broker.operations.durability import Wanted
+from millstream.broker.protocol import Step
 from millstream.broker.steps.groups import delete_consumer
 from millstream.broker.steps.once import WEEK_MS, Appended, Digest, Once, append_once
 from millstream.broker.steps.once.writer import OnceWriter
@@ -28,11 +29,9 @@ from millstream.model.entries import Claimed, Delivery, Entry, PendingEntry, Pen
 from millstream.model.entry_id import EntryId
 from millstream.model.info import ConsumerInfo, GroupInfo, StreamInfo
 from millstream.model.trim import TrimPolicy
-from millstream.wire.commands import Conversation
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Step = Callable[Concatenate[Context, P], Conversation[R]]
 
 
 # Signatures stay as wide as the page: one parameter a line would make two pages of it.

@@ -16,6 +16,8 @@ class Context:
 
     max_stream_len: int | None = None
     """Keep streams about this short by safe trim; None leaves them alone."""
+    hard_max_stream_len: int | None = None
+    """Never much longer than this, whatever groups still need; None: groups come first."""
     observer: Observer = quiet
     clock: Clock = field(default_factory=SystemClock)
     limits: Limits = DEFAULT_LIMITS

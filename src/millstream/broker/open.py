@@ -29,6 +29,7 @@ def open_broker(
     url: Any = "local://",
     *,
     max_stream_len: int | _Default | None = DEFAULT,
+    hard_max_stream_len: int | None = None,
     deadline_ms: int = DEADLINE_MS,
     observer: Observer = quiet,
     clock: Clock | None = None,
@@ -38,11 +39,13 @@ def open_broker(
 
     ``url``: local:// (this process), local://name, local:///path (durable), redis://, rediss://, unix://,
     redis+sentinel://host,host/service, redis+cluster://host,host, or a client of redis-py.
-    ``max_stream_len`` keeps streams short by safe trim; None leaves them alone. ``deadline_ms`` bounds all tries of one
-    call to a server that cannot be reached. Raises InvalidArgument at once; everything else waits for the first call.
+    ``max_stream_len`` keeps streams short by safe trim; None leaves them alone. ``hard_max_stream_len`` holds whatever
+    groups still need (looked at with every tenth of it that was added): what they lose is told as
+    ``broker.dropped_undelivered``, and counted beside the stream. ``deadline_ms`` bounds all tries of one call to a
+    server that cannot be reached. Raises InvalidArgument at once; everything else waits for the first call.
     """
     clock = clock or SystemClock()
-    site = _site(url, max_stream_len, deadline_ms, observer, clock, limits)
+    site = _site(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
     link: Link
     if is_local(url):
         from millstream.broker.links.engine_links import EngineLink
@@ -62,6 +65,7 @@ def open_blocking_broker(
     url: Any = "local://",
     *,
     max_stream_len: int | _Default | None = DEFAULT,
+    hard_max_stream_len: int | None = None,
     deadline_ms: int = DEADLINE_MS,
     observer: Observer = quiet,
     clock: Clock | None = None,
@@ -69,7 +73,7 @@ def open_blocking_broker(
 ) -> BlockingBroker:
     """A broker for threads; see ``open_broker``."""
     clock = clock or SystemClock()
-    site = _site(url, max_stream_len, deadline_ms, observer, clock, limits)
+    site = _site(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
     link: BlockingLink
     if is_local(url):
         from millstream.broker.links.engine_links import BlockingEngineLink
@@ -102,17 +106,24 @@ def _target(url: Any) -> Any:
 def _site(
     url: Any,
     max_stream_len: int | _Default | None,
+    hard_max_stream_len: int | None,
     deadline_ms: int,
     observer: Observer,
     clock: Clock,
     limits: Limits,
 ) -> Site:
+    hard = hard_max_stream_len
+    if hard is not None and (type(hard) is not int or hard < 1):
+        raise InvalidArgument("hard_max_stream_len", hard, "None, or a whole number of 1 or more")
     if isinstance(max_stream_len, _Default):
         max_stream_len = LOCAL_MAX_STREAM_LEN if is_local(url) else None
+        max_stream_len = min(max_stream_len or hard, hard) if hard is not None else max_stream_len
     elif max_stream_len is not None and (type(max_stream_len) is not int or max_stream_len < 1):
         raise InvalidArgument("max_stream_len", max_stream_len, "None, or a whole number of 1 or more")
+    elif hard is not None and (max_stream_len is None or max_stream_len > hard):
+        raise InvalidArgument("hard_max_stream_len", hard, "max_stream_len or more, or None")
     if type(deadline_ms) is not int or deadline_ms < 0:
         raise InvalidArgument("deadline_ms", deadline_ms, "a whole number of milliseconds")
     if not isinstance(limits, Limits):
         raise InvalidArgument("limits", limits, "Limits(...)")
-    return Site(max_stream_len=max_stream_len, observer=observer, clock=clock, limits=limits)
+    return Site(max_stream_len=max_stream_len, hard_max_stream_len=hard, observer=observer, clock=clock, limits=limits)

@@ -17,7 +17,7 @@ from millstream.wire.commands import Args, Batch, Command, Conversation, as_they
 from millstream.wire.replies import ErrorReply
 
 if TYPE_CHECKING:
-    from millstream.broker.broker import Broker
+    from millstream.broker.protocol import BrokerProtocol
 
 R = TypeVar("R")
 Asked = dict[int, Command | Batch]
@@ -115,7 +115,7 @@ def _batch(share: Asked) -> Batch:
 class Gathering:
     """For tasks that each ask for one thing: what is asked in the same moment travels together. For one event loop."""
 
-    def __init__(self, broker: Broker, in_one_go: int = 500) -> None:
+    def __init__(self, broker: BrokerProtocol, in_one_go: int = 500) -> None:
         self._broker = broker
         self._in_one_go = in_one_go
         self._waiting: list[tuple[Conversation[Any], asyncio.Future[Any]]] = []

@@ -28,7 +28,7 @@ from millstream.messaging import (
 from millstream.model import Seconds
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 
 TopicOf = Callable[[str], str]
@@ -55,7 +55,7 @@ class Bus(Handlers, ABC):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         check: Check,
         *,
         topic: TopicOf,
@@ -78,7 +78,7 @@ class Bus(Handlers, ABC):
         """Dependencies and what stands in for them, for tests."""
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> BrokerProtocol:
         """The one that it runs on."""
         return self._broker
 
@@ -187,7 +187,7 @@ class CommandBus(Bus):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         *,
         topic: TopicOf = command_topic,
         group: str = COMMAND_GROUP,
@@ -238,7 +238,7 @@ class EventBus(Bus):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         *,
         service: str,
         group_start: str,

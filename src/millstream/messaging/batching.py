@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.broker import BatchWriter, RowsMissing, run_async
+from millstream.broker import BatchWriter, RowsMissing, xrevrange
 from millstream.errors import MillstreamError
 from millstream.messaging.outage import Outage
 from millstream.model import Backoff, Durability, EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 FORGET_AFTER_MS = 3_600_000
 """A publisher that was silent for an hour is forgotten: no retry of its last batch can come that late."""
@@ -51,7 +51,7 @@ class TopicQueue:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         topic: str,
         *,
         writer: str,
@@ -202,7 +202,7 @@ class TopicQueue:
         batches, self._batches = self._batches or self._begin(), None
         while True:
             try:
-                appended = await run_async(self._broker.link, batches.append(self._broker.context, rows, token))
+                appended = await self._broker.run(batches.append, rows, token)
             except RowsMissing:
                 # The server forgot how far we were: flushed, or silent for an hour. So these rows were not stored.
                 batches = self._begin()
@@ -238,7 +238,7 @@ class TopicQueue:
         if len(ids) == 1:
             return ids
         try:
-            stored = await self._broker.xrevrange(self._topic, ids[-1] or "+", count=len(ids))
+            stored = await self._broker.run(xrevrange, self._topic, ids[-1] or "+", count=len(ids))
         except MillstreamError:
             return ids  # the rows are stored, whether their ids can be read or not
         known: dict[tuple[bytes, ...], EntryId | None] = {}

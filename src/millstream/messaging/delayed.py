@@ -12,7 +12,7 @@ from millstream.messaging.burial import text_of
 from millstream.model import monotonic_ms
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ PAUSE_MS = 1_000.0
 class DelayedPublisher:
     """One task for all topics that this process delayed messages to; it sleeps until the next one is due."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerProtocol) -> None:
         self._broker = broker
         self._due_at: dict[str, float] = {}
         self._nudge = asyncio.Event()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakSet
 
-from millstream.broker import ROW_WORDS, delayed
+from millstream.broker import ROW_WORDS, append_unique, delayed
 from millstream.errors import InvalidArgument, PayloadTooLarge
 from millstream.messaging.batching import Ids, Row, TopicQueue
 from millstream.messaging.codecs import Codec
@@ -28,7 +28,7 @@ from millstream.messaging.settings import check_topic
 from millstream.model import Durability, EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 DAY_MS = 24 * 3600 * 1000
 MAX_QUEUES = 1000
@@ -54,7 +54,7 @@ class Publisher:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         *,
         codec: str | Codec = "flat",
         durability: Durability | str | None = None,
@@ -188,7 +188,7 @@ class Publisher:
         if not key:
             raise InvalidArgument("idempotency_key", key, "a text that is not empty")
         named = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        appended = await self._broker.append_unique(topic, named, window_ms=self._window_ms, durability=level)
+        appended = await self._broker.run(append_unique, topic, named, window_ms=self._window_ms, durability=level)
         self._tell("messaging.published_unique", topic, messages=appended.added, skipped=appended.skipped)
         return appended.ids
 

@@ -25,7 +25,7 @@ from millstream.messaging.subscriber import Subscriber
 from millstream.model import EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 
 class DuplicateRoute(MillstreamError):
@@ -144,7 +144,7 @@ def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:
             raise HandlerRefused(place, f"middleware {each!r} is not callable. Call its maker first, such as retry().")
 
 
-def make_subscriber(broker: Broker | None, route: Route) -> Subscriber:
+def make_subscriber(broker: BrokerProtocol | None, route: Route) -> Subscriber:
     """The subscriber of a route. It connects to nothing yet, so it also serves to check the options."""
     options = dict(route.options)
     if route.group is None:

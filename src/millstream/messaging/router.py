@@ -24,7 +24,7 @@ from millstream.messaging.supervision import can_pass
 from millstream.model import Backoff, EntryId, Seconds, seconds
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +59,7 @@ class Router:
     own; a subscriber's options are the names. A router without a broker is there to be included.
     """
 
-    def __init__(self, broker: Broker | None = None, *, close_timeout: Seconds = 30.0, **options: Any) -> None:
+    def __init__(self, broker: BrokerProtocol | None = None, *, close_timeout: Seconds = 30.0, **options: Any) -> None:
         self._broker = broker
         self._close_timeout = seconds(close_timeout, "close_timeout")
         self._options: Mapping[str, Any] = options
@@ -170,7 +170,7 @@ class Router:
     # --- its life -----------------------------------------------------------------------------------------------------
 
     @property
-    def broker(self) -> Broker | None:
+    def broker(self) -> BrokerProtocol | None:
         """The one that it runs on; None for a router that is there to be included."""
         return self._broker
 

@@ -23,7 +23,10 @@ class SubscriberSettings:
     group_start: str | None
     """Where a group begins that does not exist yet: "0" everything, "$" from now on, or an id. There is no default:
     a group that silently starts at the end loses messages, one that silently starts at the beginning repeats them."""
-    block_ms: int = 5_000
+    block_ms: int | None = None
+    """How long a read waits for entries; topics that are read together wait as long as the most impatient of them.
+    None: 5 seconds, or a third of ``claim_min_idle_ms`` where that is less. More than that third is refused: a read that
+    is answered so late may bring what is somebody else's by now."""
     count: int = 50
     """Entries a read asks for, at most."""
     max_in_flight: int = 100
@@ -57,7 +60,9 @@ class SubscriberSettings:
 
     def __post_init__(self) -> None:
         _check_group(self)
-        for name in ("block_ms", "count", "max_in_flight", "max_bytes_in_flight", "claim_min_idle_ms"):
+        if self.block_ms is not None:
+            _at_least("block_ms", self.block_ms, 1)
+        for name in ("count", "max_in_flight", "max_bytes_in_flight", "claim_min_idle_ms"):
             _at_least(name, getattr(self, name), 1)
         for name in ("process_max_in_flight", "process_max_bytes_in_flight"):
             _at_least(name, getattr(self, name), 1)
@@ -66,13 +71,20 @@ class SubscriberSettings:
         if self.max_hold_ms is not None:
             _at_least("max_hold_ms", self.max_hold_ms, 1)
         _at_least("close_timeout_ms", self.close_timeout_ms, 0)
+        if self.group is not None and self.block_ms is not None and self.block_ms > self._longest_block_ms:
+            most = f"at most {self._longest_block_ms}, a third of claim_min_idle_ms: raise that too"
+            raise InvalidArgument("block_ms", self.block_ms, most)
         if self.dlq is not None and not self.dlq:
             raise InvalidArgument("dlq", self.dlq, "a stream's name, or None for the one beside the stream")
 
     @property
     def read_block_ms(self) -> int:
-        """Shorter than others wait before they claim: a read that is answered late may bring what is theirs by now."""
-        return max(1, min(self.block_ms, self.claim_interval_ms, self.claim_min_idle_ms // 3))
+        """How long a read waits."""
+        return min(5_000, self._longest_block_ms) if self.block_ms is None else self.block_ms
+
+    @property
+    def _longest_block_ms(self) -> int:
+        return max(1, self.claim_min_idle_ms // 3)
 
     @property
     def beat_ms(self) -> int:

@@ -57,6 +57,10 @@ HANDLER = ("handler", "topic", "group")
 
 MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
     "broker.retry": (Count("broker_retries_total", "Calls to a server that were tried again."),),
+    "broker.dropped_undelivered": (
+        Count("broker_lost_undelivered_total", "Unread entries that hard_max_stream_len dropped.", KEPT, "undelivered"),
+        Count("broker_lost_unacked_total", "Pending entries that hard_max_stream_len dropped.", KEPT, "unacked"),
+    ),
     "broker.trim_failed": (Count("broker_trim_failures_total", "Trims after an add that failed.", ("stream",)),),
     "broker.listener_lost": (Count("broker_listener_losses_total", "Subscriptions that broke, and began anew."),),
     "broker.listener_overflow": (

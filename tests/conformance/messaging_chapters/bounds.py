@@ -134,7 +134,7 @@ class BoundsChapter(Chapter):
             message.settle(Ack([Message(b"y")]) if message.times_delivered == 1 else Ack())
 
         seen = Seen(settles)
-        async with running(broker, topic, seen, claim_min_idle_ms=200):
+        async with running(broker, topic, seen, claim_min_idle_ms=200, block_ms=50):
             await seen.have(2)
             await nothing_pending(broker, topic)
 

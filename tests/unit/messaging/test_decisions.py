@@ -399,7 +399,18 @@ def test_backoff_grows_within_bounds() -> None:
 
 
 def test_reads_come_back_before_anybody_claims() -> None:
-    assert settings(block_ms=5000, claim_min_idle_ms=300, claim_interval_ms=5000).read_block_ms == 100
+    assert settings(claim_min_idle_ms=300).read_block_ms == 100
+    assert settings().read_block_ms == 5_000
+    with pytest.raises(InvalidArgument, match="block_ms.*at most 100.*claim_min_idle_ms"):
+        settings(block_ms=101, claim_min_idle_ms=300)
+
+
+def test_a_block_time_that_is_given_is_the_one_that_is_used() -> None:
+    assert settings(block_ms=20_000, claim_interval_ms=50).read_block_ms == 20_000
+    assert settings(block_ms=100, claim_min_idle_ms=300).read_block_ms == 100
+
+
+def test_the_longest_hold() -> None:
     assert settings(claim_min_idle_ms=3000).beat_ms == 1000
 
 

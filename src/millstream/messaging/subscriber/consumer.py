@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from millstream.broker import Broker, Gathering, JoinedGroup, join_group, settle
+from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.heartbeat import Heartbeat
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _consumers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Any, ...], SharedConsumer]] = WeakKeyDictionary()
 
 
-def consumer_of(broker: Broker, group: str, name: str) -> SharedConsumer:
+def consumer_of(broker: BrokerProtocol, group: str, name: str) -> SharedConsumer:
     """The one that reads there under this name, in this loop; a new one where nobody does."""
     of_loop = _consumers.setdefault(asyncio.get_running_loop(), {})
     key = (id(broker.link), id(broker.context.observer), group, name)
@@ -43,7 +43,7 @@ def consumer_of(broker: Broker, group: str, name: str) -> SharedConsumer:
 
 
 class SharedConsumer:
-    def __init__(self, broker: Broker, group: str, name: str, forget: Callable[[], Any]) -> None:
+    def __init__(self, broker: BrokerProtocol, group: str, name: str, forget: Callable[[], Any]) -> None:
         self.broker = broker
         self.group = group
         self.name = name

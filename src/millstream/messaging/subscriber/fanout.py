@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from millstream.broker import stream_info, xadd_many, xread
 from millstream.errors import NoSuchStream
 from millstream.messaging.burial import is_for, text_of, unmarked
 from millstream.messaging.codecs import Codec
@@ -23,7 +24,7 @@ from millstream.model import MIN_ID, Entry, EntryId
 from millstream.model.clock import monotonic_ms
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Fanout:
     consumer: str | None = None
 
     def __init__(
-        self, broker: Broker, topic: str, settings: SubscriberSettings, codec: Codec, start: EntryId | str
+        self, broker: BrokerProtocol, topic: str, settings: SubscriberSettings, codec: Codec, start: EntryId | str
     ) -> None:
         self.topic = topic
         self.abandoned = False
@@ -103,7 +104,7 @@ class Fanout:
         output = await handler(message)
         if output is not None and publish_to is not None:
             outputs = (output,) if isinstance(output, Message) else output
-            await self._broker.xadd_many(publish_to, [self._codec.encode(one) for one in outputs])
+            await self._broker.run(xadd_many, publish_to, [self._codec.encode(one) for one in outputs])
             self._broker.context.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
 
     def _failed(self, message: Message, error: Exception) -> None:
@@ -138,7 +139,7 @@ class Fanout:
         position = MIN_ID
         while not self._closing.is_set():
             try:
-                position = (await self._broker.stream_info(self.topic)).last_generated
+                position = (await self._broker.run(stream_info, self.topic)).last_generated
             except NoSuchStream:
                 pass
             except Exception as error:
@@ -157,8 +158,8 @@ class Fanout:
         pause = PAUSE_S[0]
         while not self._closing.is_set():
             read = asyncio.ensure_future(
-                self._broker.xread(
-                    {self.topic: position}, count=self._settings.count, block_ms=self._settings.read_block_ms
+                self._broker.run(
+                    xread, {self.topic: position}, count=self._settings.count, block_ms=self._settings.read_block_ms
                 )
             )
             closing = asyncio.ensure_future(self._closing.wait())

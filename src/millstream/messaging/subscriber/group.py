@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from millstream.broker import Settled, groups
+from millstream.broker import Settled, create_consumer, groups, stream_info
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import MIN_ID, ConsumerInfo, EntryId
@@ -47,12 +47,12 @@ async def restore(topic: Topic, generation: int) -> None:
         if topic.generation != generation:
             return  # somebody in this process has done it since
         try:
-            last_generated = (await topic.broker.stream_info(topic.name)).last_generated
+            last_generated = (await topic.broker.run(stream_info, topic.name)).last_generated
         except NoSuchStream:
             last_generated = MIN_ID
         point = restart_point(topic.book.oldest(), topic.last_delivered, last_generated)
         what = await topic.broker.run(groups.put_group_back, topic.name, topic.group, point)
-        await topic.broker.create_consumer(topic.name, topic.group, topic.consumer)
+        await topic.broker.run(create_consumer, topic.name, topic.group, topic.consumer)
         topic.generation += 1
         # What no handler has seen comes again by itself; started now, it would be handled twice.
         dropped = topic.book.forget_unstarted()
@@ -70,7 +70,7 @@ async def retire_dead_consumers(topic: Topic, consumers: Sequence[ConsumerInfo])
         silent = one.idle_ms >= topic.settings.dead_consumer_ms
         if one.name != topic.consumer and silent and not one.pending:
             try:
-                await topic.broker.delete_consumer(topic.name, topic.group, one.name)
+                await topic.broker.run(groups.delete_consumer, topic.name, topic.group, one.name)
             except (ConsumerHasPending, NoSuchGroup):
                 continue  # it came back in between
             topic.tell("messaging.consumer_retired", retired=one.name, idle_ms=one.idle_ms)
@@ -79,7 +79,7 @@ async def retire_dead_consumers(topic: Topic, consumers: Sequence[ConsumerInfo])
 async def leave(topic: Topic) -> None:
     """Takes the own name off the list, if nothing is left under it."""
     try:
-        await topic.broker.delete_consumer(topic.name, topic.group, topic.consumer)
+        await topic.broker.run(groups.delete_consumer, topic.name, topic.group, topic.consumer)
     except (ConsumerHasPending, NoSuchGroup):
         pass  # delayed or handed-back entries keep the name until other members have taken them
     except MillstreamError as error:

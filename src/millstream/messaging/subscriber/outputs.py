@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.broker import ROW_WORDS, Output, field_words, settle, shares_slot
+from millstream.broker import ROW_WORDS, Output, field_words, settle, shares_slot, xadd_many
 from millstream.errors import InvalidArgument, PayloadTooLarge, ServerError
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.book import ids_by_count
@@ -89,7 +89,7 @@ async def _store_some(
     else:
         # The output first: the other way round a crash in between would lose it.
         for message in messages:
-            stored = await topic.broker.xadd_many(target, [encode(one) for one in outputs[message]])
+            stored = await topic.broker.run(xadd_many, target, [encode(one) for one in outputs[message]])
             topic.tell_outputs(target, len(stored))
         for times, ids in ids_by_count(messages).items():
             settled = await topic.run(settle.ack_held, ids, times_delivered=times)

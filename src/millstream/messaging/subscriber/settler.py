@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker import Settled, settle, shares_slot, together
+from millstream.broker import Settled, settle, shares_slot, together, xadd, xadd_many
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import Burial, bury_with, describe, text_of
 from millstream.messaging.message import Message
@@ -84,7 +84,7 @@ class Settler:
     async def publish(self, topic: Topic, outputs: Sequence[Message]) -> None:
         """Outputs of a message that is acknowledged already."""
         assert topic.publish_to is not None
-        stored = await topic.broker.xadd_many(topic.publish_to, [topic.codec.encode(output) for output in outputs])
+        stored = await topic.broker.run(xadd_many, topic.publish_to, [topic.codec.encode(output) for output in outputs])
         topic.tell_outputs(topic.publish_to, len(stored))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class Settler:
             buried = await topic.run(settle.bury, message.id, times_delivered=times, letter=letter, dlq=dlq)
         else:
             # Another slot: written first, acknowledged after. A crash in between buries it twice, and never loses it.
-            buried = await topic.broker.xadd(dlq, letter)
+            buried = await topic.broker.run(xadd, dlq, letter)
             await topic.run(settle.ack_held, [message.id], times_delivered=times)
         if buried is not None:
             log.warning("buried %s of %s after %d deliveries: %s: %s", message.id, topic.name, times, kind, text)

@@ -27,7 +27,7 @@ from millstream.messaging.subscriber.subscription import Subscription
 from millstream.model import Backoff, EntryId
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import BrokerProtocol
 
 
 class _OwnGroup:
@@ -47,12 +47,12 @@ class Subscriber:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         *,
         group: str | None,
         group_start: str | EntryId | None = None,
         consumer: str | None = None,
-        block_ms: int = 5_000,
+        block_ms: int | None = None,
         count: int = 50,
         max_in_flight: int = 100,
         max_bytes_in_flight: int = 64 * 1024 * 1024,

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
-from millstream.broker import Broker, recovery, settle
+from millstream.broker import BrokerProtocol, recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
 from millstream.messaging.burial import text_of
 from millstream.messaging.codecs import Codec
@@ -38,7 +38,7 @@ class Subscription:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         topic: str,
         settings: SubscriberSettings,
         codec: Codec,

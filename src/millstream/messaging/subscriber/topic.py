@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker import Broker
+from millstream.broker import BrokerProtocol
 from millstream.messaging.codecs import Codec
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message, Origin
@@ -67,7 +67,7 @@ class Topic:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerProtocol,
         name: str,
         settings: SubscriberSettings,
         codec: Codec,

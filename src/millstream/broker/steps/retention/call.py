@@ -169,8 +169,21 @@ def keep_short(context: Context, key: bytes, count: int) -> Conversation[None]:
     if len(until_trim) >= REMEMBERED_STREAMS:
         until_trim.clear()
     until_trim[key] = max(1, min(context.max_stream_len // 10, 1000))
+    hard = context.hard_max_stream_len
     try:
-        yield from trim_safely(context, key, max_len=context.max_stream_len)
+        if hard is None:
+            yield from trim_safely(context, key, max_len=context.max_stream_len)
+        else:
+            done = yield from retain(context, key, max_len=context.max_stream_len, hard_max_len=hard)
+            for hold in done.groups:
+                if hold.undelivered or hold.unacked:
+                    context.observer(
+                        "broker.dropped_undelivered",
+                        stream=done.stream,
+                        group=hold.group,
+                        undelivered=hold.undelivered,
+                        unacked=hold.unacked,
+                    )
     except MillstreamError as error:
         # The entry is stored: a trim that fails must not make its writer believe otherwise.
         context.observer("broker.trim_failed", stream=to_name(key), error=str(error))

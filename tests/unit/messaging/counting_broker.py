@@ -1,0 +1,44 @@
+"""A stand-in for a broker, as people write them: three members. A test holds it to the types, another runs on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ParamSpec, TypeVar
+
+from millstream import BrokerProtocol, open_broker
+from millstream.broker import Context, Step
+from millstream.errors import BrokerUnavailable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CountingBroker:
+    """Counts what is asked, and refuses the first calls of one step, as a server that is away would."""
+
+    def __init__(self, inside: BrokerProtocol | None = None, *, refuses: str = "", times: int = 0) -> None:
+        self._inside = inside or open_broker("local://counted")
+        self._refuses = refuses
+        self._times = times
+        self.asked: Counter[str] = Counter()
+
+    @property
+    def context(self) -> Context:
+        return self._inside.context
+
+    @property
+    def link(self) -> object:
+        return self
+
+    async def run(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self.asked[step.__name__] += 1
+        if step.__name__ == self._refuses and self.asked[step.__name__] <= self._times:
+            raise BrokerUnavailable("refused by a test")
+        return await self._inside.run(step, *args, **kwargs)
+
+
+def fits(broker: BrokerProtocol) -> BrokerProtocol:
+    return broker
+
+
+fits(CountingBroker())
