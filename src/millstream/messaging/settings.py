@@ -25,8 +25,8 @@ class SubscriberSettings:
     a group that silently starts at the end loses messages, one that silently starts at the beginning repeats them."""
     block_ms: int | None = None
     """How long a read waits for entries; topics that are read together wait as long as the most impatient of them.
-    None: 5 seconds, or a third of ``claim_min_idle_ms`` where that is less. More than that third is refused: a read that
-    is answered so late may bring what is somebody else's by now."""
+    None: 5 seconds, or a third of ``claim_min_idle_ms`` where that is less. More than that third is refused: a read
+    that is answered so late may bring what is somebody else's by now."""
     count: int = 50
     """Entries a read asks for, at most."""
     max_in_flight: int = 100

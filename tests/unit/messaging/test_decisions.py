@@ -401,7 +401,7 @@ def test_backoff_grows_within_bounds() -> None:
 def test_reads_come_back_before_anybody_claims() -> None:
     assert settings(claim_min_idle_ms=300).read_block_ms == 100
     assert settings().read_block_ms == 5_000
-    with pytest.raises(InvalidArgument, match="block_ms.*at most 100.*claim_min_idle_ms"):
+    with pytest.raises(InvalidArgument, match=r"block_ms.*at most 100.*claim_min_idle_ms"):
         settings(block_ms=101, claim_min_idle_ms=300)
 
 
