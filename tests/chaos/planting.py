@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from millstream.testing.answering import ANSWER_LOST, Answer, Request, refusal
-from millstream.testing.fault_table import Fault, Follows, Phase
+from millstream.testing.fault_table import FaultRow, Follows, Phase
 
 IN_ITS_COURSE = frozenset({b"MULTI", b"EXEC", b"DISCARD", b"ASKING", b"CLIENT", b"CLUSTER", b"INFO", b"CONFIG"})
 """What belongs to other commands, or asks the server about itself."""
@@ -15,7 +15,7 @@ PASSES = (Follows.RETRIED, Follows.FOLLOWED)
 class Planting:
     """Refuses in one phase, so often, once it is told to begin. What is refused is a part's own command."""
 
-    def __init__(self, fault: Fault, phase: Phase, port: int) -> None:
+    def __init__(self, fault: FaultRow, phase: Phase, port: int) -> None:
         self._fault = fault
         self._phase = phase
         text = fault.text.format(slot=105, place=f"127.0.0.1:{port}")

@@ -17,7 +17,7 @@ from chaos.writers import ASYNC_WRITERS
 from millstream import open_broker
 from millstream.testing import AnsweringProxy, RedisProcess, eventually
 from millstream.testing.answering import pass_on
-from millstream.testing.fault_table import TABLE, Fault, Follows, Phase
+from millstream.testing.fault_table import TABLE, FaultRow, Follows, Phase
 
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 AT_A_TIME = 8
@@ -33,7 +33,7 @@ PARTS: list[type[Part]] = [
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
-def phases(fault: Fault, part: type[Part]) -> Iterator[Phase]:
+def phases(fault: FaultRow, part: type[Part]) -> Iterator[Phase]:
     """Where this part can meet the fault."""
     for phase in Phase:
         if (
@@ -50,7 +50,7 @@ def phases(fault: Fault, part: type[Part]) -> Iterator[Phase]:
         yield phase
 
 
-def cells(part: type[Part]) -> list[tuple[Fault, Phase]]:
+def cells(part: type[Part]) -> list[tuple[FaultRow, Phase]]:
     found = []
     for number, fault in enumerate(TABLE):
         some = list(phases(fault, part))
@@ -64,7 +64,7 @@ def cells(part: type[Part]) -> list[tuple[Fault, Phase]]:
 async def test_every_part_meets_every_fault(redis_server: RedisProcess, part: type[Part]) -> None:
     turns = asyncio.Semaphore(AT_A_TIME)
 
-    async def tried(fault: Fault, phase: Phase) -> str:
+    async def tried(fault: FaultRow, phase: Phase) -> str:
         async with turns:
             what = await meets(redis_server, part, fault, phase)
         return f"{fault.name}, {phase.value} ({fault.follows(phase).value}): {what}" if what else ""
@@ -75,7 +75,7 @@ async def test_every_part_meets_every_fault(redis_server: RedisProcess, part: ty
     assert not complaints, "\n".join(complaints)
 
 
-async def meets(server: RedisProcess, kind: type[Part], fault: Fault, phase: Phase) -> str:
+async def meets(server: RedisProcess, kind: type[Part], fault: FaultRow, phase: Phase) -> str:
     follows = fault.follows(phase)
     planting = Planting(fault, phase, server.port)
     name = f"{kind.kind}.{fault.name}.{phase.name}".replace(" ", "-").replace(":", "")

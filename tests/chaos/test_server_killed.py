@@ -10,7 +10,7 @@ import threading
 import hiredis
 import pytest
 
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 from millstream.wire.resp import pack
 
 TRIALS = int(os.environ.get("TRIALS", "3"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream import open_blocking_broker
-from millstream.demo.ledger import count
+from millstream.demo.run import count
 from millstream.testing import RedisProcess
 
 LINE = re.compile(r"LEDGER produced=(\d+) handled=(\d+) buried=1 lost=0 duplicates=0")

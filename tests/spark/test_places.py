@@ -17,7 +17,7 @@ import pytest
 from millstream import open_blocking_broker
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.testing import RedisProcess, free_port, wait_until
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 from millstream.testing.topologies import ClusterSetup
 from millstream.wire.commands import Command
 

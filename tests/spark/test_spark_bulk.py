@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.broker.limits import DEFAULT_LIMITS
+from millstream.broker.context import DEFAULT_LIMITS
 from millstream.broker.steps.once import Digest, Once
 from millstream.errors import NonDeterministicReplay, StaleWriter
 from millstream.spark.bulk import BulkOnce, UniformRows
-from millstream.testing.served import ServedBroker
+from millstream.testing.servers import ServedBroker
 
 VALUES = [b"x" * (n % 7) + b"%d\r\n" % n for n in range(500)]
 

@@ -11,7 +11,7 @@ from typing import Any
 from millstream.assignment.errors import MalformedAnnouncement
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId
-from millstream.wire.names import to_bytes
+from millstream.wire import to_bytes
 
 FIELD = b"lbs-input"
 GO_LOCK_SEPARATOR = "<MUTEX_KEY_SEP>"

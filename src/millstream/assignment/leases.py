@@ -12,7 +12,7 @@ from millstream.assignment.placement import Member as Row
 from millstream.broker import Guard, beside
 from millstream.errors import MillstreamError
 from millstream.model import EntryId, PendingEntry
-from millstream.wire.names import to_bytes, to_name
+from millstream.wire import to_bytes, to_name
 
 
 class Token(NamedTuple):

@@ -37,7 +37,7 @@ from millstream.broker import Broker, entries_at
 from millstream.broker import leases as lease_steps
 from millstream.errors import MillstreamError, NoSuchGroup
 from millstream.model import Entry, EntryId, Observer, PendingEntry, quiet
-from millstream.wire.names import to_name
+from millstream.wire import to_name
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from millstream.broker import Broker, entries_at
 from millstream.broker import leases as lease_steps
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import EntryId, Observer, quiet
-from millstream.wire.names import to_name
+from millstream.wire import to_name
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -13,11 +15,9 @@ import fakeredis
 import redis
 
 from millstream import open_blocking_broker, open_broker
-from millstream.bench import broker_growth, broker_memory
 from millstream.bench.result import Progress, Result, interleaved, rate
 from millstream.engine import Engine
-from millstream.testing import RedisProcess
-from millstream.testing.serving import ServeProcess
+from millstream.testing import RedisProcess, ServeProcess
 
 PAYLOAD = b'{"id": 123456, "customer": "c-8471", "total": 129.95, "currency": "EUR", "lines": 3}x'
 assert len(PAYLOAD) == 85
@@ -30,8 +30,8 @@ def run(rounds: int, progress: Progress) -> list[Result]:
     results: list[Result] = []
     for suite in (_embedded, _server, _link):
         results += suite(rounds, progress)
-    results += broker_growth.run(progress)
-    results += broker_memory.run(progress)
+    results += _growth(progress)
+    results += _memory(progress)
     return results
 
 
@@ -176,3 +176,107 @@ def _link(rounds: int, progress: Progress, count: int = 300_000, depth: int = 10
         Result("xadd_many", many, "entries/s", "redis-py pipeline", peer, ">= 3.5 x"),
         Result("xadd_many_ceiling", many, "entries/s", "redis-benchmark", limit, ">= 0.5 x"),
     ]
+
+
+# --- what an operation costs on a long stream ---
+
+SHORT, LONG = 1_000, 5_000_000
+STEP = 100
+ROUNDS = 300
+
+
+def _growth(progress: Progress) -> list[Result]:
+    short = _costs(SHORT, progress)
+    long = _costs(LONG, progress)
+    growth = {name: long[name] / short[name] for name in short}
+    worst = max(growth, key=lambda name: growth[name])
+    progress("growth from 1,000 to 5,000,000 entries: " + ", ".join(f"{k} {v:.2f}" for k, v in growth.items()))
+    return [Result("flat_cost", growth[worst], f"x ({worst})", goal="<= 1.5")]
+
+
+def _costs(size: int, progress: Progress) -> dict[str, float]:
+    """The median seconds of each operation on a stream that is kept at ``size`` entries."""
+    progress(f"the cost of each operation on a stream of {size:,} entries")
+    engine = Engine()
+    session = engine.session(trusted=True)
+
+    def call(*args: bytes) -> object:
+        reply = engine.execute(session, args, time.time_ns() // 1_000_000)
+        assert not isinstance(reply, Exception), reply
+        return reply
+
+    payload = b"x" * 85
+    for number in range(1, size + 1):
+        call(b"XADD", b"s", b"%d-0" % number, b"event", payload)
+    middle = b"%d-0" % (size // 2)
+    call(b"XGROUP", b"CREATE", b"s", b"g", b"$")
+    taken: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], object]) -> object:
+        began = time.perf_counter()
+        result = work()
+        taken.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    next_id = size + 1
+    for _ in range(ROUNDS):
+        ids = [b"%d-0" % number for number in range(next_id, next_id + STEP)]
+        next_id += STEP
+        timed("xadd", lambda ids=ids: [call(b"XADD", b"s", i, b"event", payload) for i in ids])  # type: ignore[misc]
+        timed("xrange", lambda: call(b"XRANGE", b"s", middle, b"+", b"COUNT", b"100"))
+        timed("xreadgroup", lambda: call(b"XREADGROUP", b"GROUP", b"g", b"c", b"COUNT", b"100", b"STREAMS", b"s", b">"))
+        timed("xack", lambda ids=ids: call(b"XACK", b"s", b"g", *ids))  # type: ignore[misc]
+        timed("xtrim", lambda: call(b"XTRIM", b"s", b"MAXLEN", b"=", b"%d" % size))
+    return {name: statistics.median(figures) for name, figures in taken.items()}
+
+
+# --- memory, against redis-server ---
+
+ENTRIES = 1_000_000
+SHAPES = {
+    "memory_85b": ([(b"event", b"x" * 85)], "<= 2 x"),
+    "memory_5x20b": ([(b"field-%d" % n, b"%020d" % (n * 7919) + b"") for n in range(5)], "<= 3 x"),
+}
+
+_OURS = """
+import sys
+from millstream.bench.broker import SHAPES, ENTRIES, resident_bytes
+from millstream.engine import Engine
+fields = [word for pair in SHAPES[sys.argv[1]][0] for word in pair]
+engine = Engine()
+session = engine.session(trusted=True)
+before = resident_bytes("self")
+for n in range(ENTRIES):
+    words = [bytes(bytearray(word)) for word in fields]  # fresh objects, as they arrive from a socket
+    engine.execute(session, (b"XADD", b"s", b"*", *words), 1_700_000_000_000 + n // 50)
+print((resident_bytes("self") - before) / ENTRIES)
+"""
+
+
+def resident_bytes(pid: int | str) -> int:
+    with open(f"/proc/{pid}/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def _memory(progress: Progress) -> list[Result]:
+    results = []
+    for name, (fields, goal) in SHAPES.items():
+        progress(f"resident memory of a million entries, {name}")
+        ours = float(
+            subprocess.run([sys.executable, "-c", _OURS, name], capture_output=True, text=True, check=True).stdout
+        )
+        results.append(Result(name, ours, "bytes/entry", "redis-server", _theirs(fields), goal))
+    return results
+
+
+def _theirs(fields: list[tuple[bytes, bytes]]) -> float:
+    with RedisProcess() as server:
+        client, pid = redis.Redis(port=server.port), server.pid
+        before = resident_bytes(pid)
+        pipeline = client.pipeline(transaction=False)
+        for n in range(ENTRIES):
+            pipeline.xadd("s", dict(fields), id=f"{1_700_000_000_000 + n // 50}-{n % 50}")
+            if n % 5000 == 4999:
+                pipeline.execute()
+        pipeline.execute()
+        return (resident_bytes(pid) - before) / ENTRIES

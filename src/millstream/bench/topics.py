@@ -64,7 +64,7 @@ def names(count: int) -> list[str]:
 
 
 async def empty(broker: Broker) -> None:
-    from millstream.wire.commands import Command
+    from millstream.wire import Command
 
     await broker.link.call(Command((b"FLUSHALL",)))
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.broker import Broker
 from millstream.broker.bulk import InBulk, Joined, gc_paused
-from millstream.broker.context import Context
+from millstream.broker.context import DEFAULT_LIMITS, ROW_WORDS, Context, Limits
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside, slot_of
-from millstream.broker.limits import DEFAULT_LIMITS, ROW_WORDS, Limits
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
 from millstream.broker.open import open_blocking_broker, open_broker
 from millstream.broker.operations.answers import mapping

@@ -25,10 +25,18 @@ from millstream.broker.steps.once.writer import OnceWriter
 from millstream.broker.steps.retention import trim_safely
 from millstream.broker.steps.script import Guard
 from millstream.broker.steps.unique import DAY_MS, append_unique
-from millstream.model.entries import Claimed, Delivery, Entry, PendingEntry, PendingSummary
-from millstream.model.entry_id import EntryId
-from millstream.model.info import ConsumerInfo, GroupInfo, StreamInfo
-from millstream.model.trim import TrimPolicy
+from millstream.model import (
+    Claimed,
+    ConsumerInfo,
+    Delivery,
+    Entry,
+    EntryId,
+    GroupInfo,
+    PendingEntry,
+    PendingSummary,
+    StreamInfo,
+    TrimPolicy,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

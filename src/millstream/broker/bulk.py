@@ -10,8 +10,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, overload
 
-from millstream.wire.commands import Args
-from millstream.wire.resp import pack
+from millstream.wire import Args, pack
 
 
 class InBulk(Sequence[Args]):

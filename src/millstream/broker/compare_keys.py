@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from millstream.wire.resp import format_double
+from millstream.wire import format_double
 
 PAGE: Final = 1000
 

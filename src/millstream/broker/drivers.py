@@ -11,7 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from millstream.errors import MillstreamError
-from millstream.wire.commands import Batch, Command, Conversation
+from millstream.wire import Batch, Command, Conversation
 
 if TYPE_CHECKING:
     from millstream.broker.blocking_broker import BlockingBroker

@@ -22,9 +22,8 @@ from millstream.broker.steps.twins import register_twins
 from millstream.engine import BLOCKED, Engine, Flag, Session, reject
 from millstream.engine.journal import POLICIES, DiskFiles, Files, JournalUnwritable, Policy
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, ServerError
-from millstream.model.clock import Clock, SystemClock
-from millstream.wire.commands import Args
-from millstream.wire.replies import ErrorReply, Push, Reply
+from millstream.model import Clock, SystemClock
+from millstream.wire import Args, ErrorReply, Push, Reply
 
 logger = logging.getLogger("millstream.embedded")
 

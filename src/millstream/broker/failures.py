@@ -25,7 +25,7 @@ from millstream.errors import (
     StaleOwner,
     WrongKeyType,
 )
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
     "NOAUTH": (AuthenticationFailed, "Put the password into the URL or into MILLSTREAM_URL."),

@@ -9,7 +9,7 @@ from binascii import crc_hqx
 from typing import Final, NamedTuple
 
 from millstream.errors import InvalidArgument
-from millstream.wire.names import to_bytes
+from millstream.wire import to_bytes
 
 SLOTS: Final = 16384
 

@@ -19,9 +19,7 @@ from millstream.broker.links.local import address_of
 from millstream.broker.open import open_blocking_broker
 from millstream.engine import Session, Stream, effects_of_key
 from millstream.errors import InvalidArgument, MillstreamError, ServerError
-from millstream.wire.commands import Args, Batch, Command
-from millstream.wire.names import to_name
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, Batch, Command, ErrorReply, to_name
 
 COMMANDS_AT_A_TIME: Final = 500
 

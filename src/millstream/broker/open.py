@@ -6,12 +6,11 @@ from typing import Any, Final
 
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.broker import Broker
+from millstream.broker.context import DEFAULT_LIMITS, Limits
 from millstream.broker.context import Context as Site
-from millstream.broker.limits import DEFAULT_LIMITS, Limits
 from millstream.broker.links.link import BlockingLink, Link
 from millstream.errors import InvalidArgument
-from millstream.model.clock import Clock, SystemClock
-from millstream.model.observer import Observer, quiet
+from millstream.model import Clock, Observer, SystemClock, quiet
 
 
 class _Default:

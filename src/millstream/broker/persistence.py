@@ -27,8 +27,8 @@ from millstream.engine.journal import (
     load,
 )
 from millstream.errors import JournalCorrupt, JournalNotWritten, MillstreamError
-from millstream.model.clock import Clock
-from millstream.wire.replies import ErrorReply
+from millstream.model import Clock
+from millstream.wire import ErrorReply
 
 logger = logging.getLogger("millstream.journal")
 

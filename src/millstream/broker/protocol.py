@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from millstream.broker.context import Context
-from millstream.wire.commands import Conversation
+from millstream.wire import Conversation
 
 P = ParamSpec("P")
 R = TypeVar("R")

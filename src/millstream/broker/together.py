@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.errors import MillstreamError
-from millstream.wire.commands import Args, Batch, Command, Conversation, as_they_are
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, as_they_are
 
 if TYPE_CHECKING:
     from millstream.broker.protocol import BrokerProtocol

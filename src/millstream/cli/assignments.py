@@ -13,7 +13,7 @@ from millstream.cli import show
 from millstream.cli.lookup import opened, typed
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument, NoSuchStream
-from millstream.observe.format import duration, named, printable
+from millstream.observe import duration, named, printable
 
 app = typer.Typer()
 

@@ -12,7 +12,7 @@ from millstream.cli.lookup import need_group, need_stream, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import ConsumerInfo
-from millstream.observe.format import count_of, duration, entries, named, printable
+from millstream.observe import count_of, duration, entries, named, printable
 
 app = typer.Typer()
 

@@ -21,7 +21,7 @@ from millstream.messaging import (
     dead_letter_streams,
 )
 from millstream.model import EntryId
-from millstream.observe.format import age, named, printable
+from millstream.observe import age, named, printable
 
 R = TypeVar("R")
 

@@ -11,8 +11,7 @@ from millstream.cli import show
 from millstream.cli.exit_codes import FINDINGS
 from millstream.cli.lookup import opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
-from millstream.observe.findings import Finding, Severity
-from millstream.observe.format import printable
+from millstream.observe import Finding, Severity, printable
 
 _STYLE = {Severity.ok: "green", Severity.note: "cyan", Severity.warning: "yellow", Severity.problem: "red"}
 
@@ -27,9 +26,7 @@ def command(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    from millstream.observe.diagnose_machine import examine_machine
-    from millstream.observe.diagnose_server import examine_server
-    from millstream.observe.diagnose_stream import examine_stream
+    from millstream.observe import examine_machine, examine_server, examine_stream
 
     if stream and stream.endswith((".yaml", ".yml")):
         findings = _examine_pipeline(Path(stream))
@@ -46,7 +43,7 @@ def command(
 
 
 def _examine_pipeline(file: Path) -> list[Finding]:
-    from millstream.observe.diagnose_slot import examine_slot
+    from millstream.observe import examine_slot
     from millstream.pipelines import load_pipeline
 
     pipeline = load_pipeline(file)

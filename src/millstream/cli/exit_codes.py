@@ -13,7 +13,7 @@ from millstream.errors import (
     NoSuchStream,
     PermissionDenied,
 )
-from millstream.observe.format import harmless
+from millstream.observe import harmless
 
 FAILED: Final = 1
 USAGE: Final = 2

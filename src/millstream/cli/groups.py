@@ -13,7 +13,7 @@ from millstream.cli.lookup import need_group, opened, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId
-from millstream.observe.format import age, count_of, entries, named
+from millstream.observe import age, count_of, entries, named
 
 app = typer.Typer()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from millstream.broker import BlockingBroker, open_blocking_broker, survey
 from millstream.errors import MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import GroupInfo
-from millstream.observe.format import named, printable
+from millstream.observe import named, printable
 
 _GLOB = frozenset("*?[\\")
 

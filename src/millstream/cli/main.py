@@ -12,7 +12,7 @@ import typer
 from millstream import __version__
 from millstream.cli.exit_codes import FAILED, exit_code
 from millstream.errors import MillstreamError
-from millstream.observe.format import harmless
+from millstream.observe import harmless
 
 
 class Chapter(NamedTuple):

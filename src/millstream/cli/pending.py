@@ -9,7 +9,7 @@ import typer
 from millstream.cli import show
 from millstream.cli.lookup import need_consumer, need_group, no_entry, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
-from millstream.observe.format import duration, entries, named, printable
+from millstream.observe import duration, entries, named, printable
 
 app = typer.Typer()
 

@@ -15,7 +15,7 @@ from millstream.cli.exit_codes import FAILED
 from millstream.cli.options import Output, OutputKind, Yes
 from millstream.cli.show import as_json, confirm, table
 from millstream.errors import InvalidArgument
-from millstream.observe.format import printable
+from millstream.observe import printable
 
 if TYPE_CHECKING:
     from millstream.pipelines import PipelinePlan, Runner
@@ -95,10 +95,7 @@ def run(
     import logging
 
     from millstream.model import Observer
-    from millstream.observe.http import HttpServer, application
-    from millstream.observe.metrics import Exposition
-    from millstream.observe.pipeline_metrics import PipelineMetrics
-    from millstream.observe.pipeline_routes import PipelineRoutes
+    from millstream.observe import Exposition, HttpServer, PipelineMetrics, PipelineRoutes, application
     from millstream.pipelines import Runner, display, load_pipelines
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)

@@ -18,7 +18,7 @@ from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
 from millstream.messaging import Janitor, RetentionPolicy, StreamReport, run_until_signalled
 from millstream.model import parse_duration_ms
-from millstream.observe.format import duration, size
+from millstream.observe import duration, size
 
 app = typer.Typer()
 
@@ -120,8 +120,7 @@ def run(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the metrics' port has nothing to say
 
     async def work() -> None:
-        from millstream.observe.metrics import together
-        from millstream.observe.service import ServiceMonitor
+        from millstream.observe import ServiceMonitor, together
 
         monitor = ServiceMonitor(port=metrics_port)
         observer = together([monitor, _log_trims])

@@ -29,8 +29,7 @@ def command(
     output: Output = OutputKind.table,
 ) -> None:
     from millstream.model import parse_duration_ms
-    from millstream.runner import Supervisor, SupervisorSettings
-    from millstream.runner.worker import REFUSED, log_to_stderr
+    from millstream.runner import REFUSED, Supervisor, SupervisorSettings, log_to_stderr
 
     if log_level not in ("debug", "info", "warning", "error"):
         raise InvalidArgument("--log-level", log_level, "debug, info, warning or error")
@@ -53,8 +52,7 @@ def _check(target: str, url: str | None, output: OutputKind) -> None:
 
 
 async def _handlers(target: object, url: str | None) -> list[dict[str, str | None]]:
-    from millstream.runner import RunTarget
-    from millstream.runner.worker import handlers_of
+    from millstream.runner import RunTarget, handlers_of
 
     assert isinstance(target, RunTarget)
     async with target.opened(url) as parts:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from millstream.cli.exit_codes import DECLINED
 from millstream.cli.options import OutputKind
-from millstream.observe.format import printable
+from millstream.observe import printable
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:

@@ -12,8 +12,8 @@ from millstream.cli.lookup import need_stream, no_entry, no_stream, opened, stre
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId, TrimPolicy
-from millstream.observe.format import age, named, printable
-from millstream.observe.format import entries as entry_count
+from millstream.observe import age, named, printable
+from millstream.observe import entries as entry_count
 
 app = typer.Typer()
 

@@ -15,8 +15,7 @@ from millstream.cli import show
 from millstream.cli.lookup import opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
 from millstream.cli.terminal import UntilInterrupted
-from millstream.observe.format import count_of, duration, printable, size
-from millstream.observe.watch import Look, Row, look, rows
+from millstream.observe import Look, Row, count_of, duration, look, printable, rows, size
 
 
 def command(

@@ -12,10 +12,10 @@ from millstream.cli import show
 from millstream.cli.exit_codes import FINDINGS
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import MillstreamError
-from millstream.observe.format import printable
+from millstream.observe import printable
 
 if TYPE_CHECKING:
-    from millstream.testing.verify import Verdict
+    from millstream.testing.verify import PromiseResult
 
 
 class KitMissing(MillstreamError):
@@ -50,7 +50,7 @@ def command(
         raise typer.Exit(FINDINGS)
 
 
-async def _asked(url: str, prefix: str, output: OutputKind) -> list[Verdict]:
+async def _asked(url: str, prefix: str, output: OutputKind) -> list[PromiseResult]:
     from millstream.testing.verify import verify
 
     verdicts = []

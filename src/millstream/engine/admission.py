@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.engine.blocking import BLOCKED
 from millstream.engine.registry import Flag, Spec
-from millstream.wire.replies import QUEUED, ErrorReply, Reply, Several, Status
+from millstream.wire import QUEUED, ErrorReply, Reply, Several, Status
 
 if TYPE_CHECKING:
     from millstream.engine.session import Session

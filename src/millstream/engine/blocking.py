@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from millstream.wire.replies import NIL_ARRAY, Reply
+from millstream.wire import NIL_ARRAY, Reply
 
 if TYPE_CHECKING:
     from millstream.engine.keyspace import Database

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.engine.glob import glob
 from millstream.engine.numbers import INT64_MAX, read_int
 from millstream.engine.pubsub import format_flags, parse_flags
-from millstream.wire.names import to_bytes, to_name
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply, to_bytes, to_name
 
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine

@@ -32,7 +32,7 @@ from millstream.engine.scan import ScanOrders
 from millstream.engine.scripts import Twin, sha1_hex
 from millstream.engine.session import Session
 from millstream.engine.snapshot import Effect
-from millstream.wire.replies import ErrorReply, Reply, Several
+from millstream.wire import ErrorReply, Reply, Several
 
 
 def _nothing() -> Mapping[str, object]:

@@ -7,8 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from millstream.engine.numbers import INT64_MAX, INT64_MIN, SYNTAX_ERROR, parse_int
-from millstream.wire.names import to_name
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply, to_name
 
 if TYPE_CHECKING:
     from millstream.engine.keyspace import Database

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final
 
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 WILDCARD_PIECE: Final = 1000
 """A piece with wildcards may be so long: making an expression of it takes time and memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from millstream.wire.names import to_bytes
+from millstream.wire import to_bytes
 
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.engine.pubsub import KEY_MISS, NEW
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 if TYPE_CHECKING:
     from collections import deque

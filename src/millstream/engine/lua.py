@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from millstream.engine.scripts import Call
-from millstream.wire.replies import NIL_ARRAY, ErrorReply, Reply, Status
+from millstream.wire import NIL_ARRAY, ErrorReply, Reply, Status
 
 MEMORY_BYTES: Final = 64 << 20
 TIME_MS: Final = 1000

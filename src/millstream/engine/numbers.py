@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1

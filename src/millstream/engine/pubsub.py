@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from millstream.engine.glob import Glob
-from millstream.wire.replies import Push, Reply
+from millstream.wire import Push, Reply
 
 if TYPE_CHECKING:
     from millstream.engine.session import Session

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.wire.names import to_name
-from millstream.wire.replies import ErrorReply, Reply, Status
+from millstream.wire import ErrorReply, Reply, Status, to_name
 
 if TYPE_CHECKING:
     from millstream.engine.session import Session

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from millstream.engine.glob import glob
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 KEPT_ORDERS: Final = 16
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from millstream.engine.admission import DENY_OOM, OUT_OF_MEMORY, feed_monitors
 from millstream.engine.registry import Flag
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire import ErrorReply, Reply
 
 if TYPE_CHECKING:
     from millstream.engine.session import Session

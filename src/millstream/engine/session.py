@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from millstream.wire.names import to_name
+from millstream.wire import to_name
 
 if TYPE_CHECKING:
     from millstream.engine.blocking import Block

@@ -20,7 +20,7 @@ from millstream.messaging.burial import Burial, marked, original, read_burial
 from millstream.messaging.middleware.throttle import RateLimit
 from millstream.messaging.settings import check_topic
 from millstream.model import MAX_ID, MIN_ID, Entry, EntryId
-from millstream.wire.names import to_name
+from millstream.wire import to_name
 
 if TYPE_CHECKING:
     from millstream.broker import Broker

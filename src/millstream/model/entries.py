@@ -1,8 +1,8 @@
-"""What a stream holds and what a group hands out."""
+"""What a stream holds, what a group hands out, and what XINFO tells of both."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from millstream.model.entry_id import EntryId
@@ -69,3 +69,37 @@ class Claimed(NamedTuple):
     cursor: EntryId
     deliveries: list[Delivery]
     deleted: list[EntryId]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    name: str
+    pending: int
+    idle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """``entries_read`` and ``lag`` are None where Redis cannot know them (after SETID, after deletions)."""
+
+    name: str
+    pending: int
+    last_delivered: EntryId
+    entries_read: int | None
+    lag: int | None
+    consumers: list[ConsumerInfo] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """``entries_added`` minus ``length`` is what was ever deleted or trimmed."""
+
+    name: str
+    length: int
+    last_generated: EntryId
+    entries_added: int
+    max_deleted: EntryId
+    recorded_first: EntryId
+    groups: int
+    first: Entry | None
+    last: Entry | None

@@ -10,11 +10,63 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millstream.observe.diagnose import Finding as Finding
+    from millstream.observe.diagnose import Severity as Severity
+    from millstream.observe.diagnose import examine_machine as examine_machine
+    from millstream.observe.diagnose import examine_slot as examine_slot
+    from millstream.observe.diagnose import examine_stream as examine_stream
+    from millstream.observe.diagnose_server import examine_server as examine_server
+    from millstream.observe.format import age as age
+    from millstream.observe.format import count_of as count_of
+    from millstream.observe.format import duration as duration
+    from millstream.observe.format import entries as entries
+    from millstream.observe.format import harmless as harmless
+    from millstream.observe.format import named as named
+    from millstream.observe.format import printable as printable
+    from millstream.observe.format import size as size
+    from millstream.observe.http import HttpServer as HttpServer
+    from millstream.observe.http import application as application
+    from millstream.observe.metrics import Exposition as Exposition
+    from millstream.observe.metrics import together as together
+    from millstream.observe.pipeline_metrics import PipelineMetrics as PipelineMetrics
+    from millstream.observe.pipeline_routes import PipelineRoutes as PipelineRoutes
     from millstream.observe.service import ServiceMonitor as ServiceMonitor
     from millstream.observe.service_metrics import ServiceMetrics as ServiceMetrics
     from millstream.observe.stream_metrics import StreamSurveyor as StreamSurveyor
+    from millstream.observe.watch import Look as Look
+    from millstream.observe.watch import Row as Row
+    from millstream.observe.watch import look as look
+    from millstream.observe.watch import rows as rows
 
-_HOMES = {"ServiceMetrics": "service_metrics", "ServiceMonitor": "service", "StreamSurveyor": "stream_metrics"}
+_HOMES = {
+    "Finding": "diagnose",
+    "Severity": "diagnose",
+    "examine_machine": "diagnose",
+    "examine_slot": "diagnose",
+    "examine_stream": "diagnose",
+    "examine_server": "diagnose_server",
+    "age": "format",
+    "count_of": "format",
+    "duration": "format",
+    "entries": "format",
+    "harmless": "format",
+    "named": "format",
+    "printable": "format",
+    "size": "format",
+    "HttpServer": "http",
+    "application": "http",
+    "Exposition": "metrics",
+    "together": "metrics",
+    "PipelineMetrics": "pipeline_metrics",
+    "PipelineRoutes": "pipeline_routes",
+    "ServiceMonitor": "service",
+    "ServiceMetrics": "service_metrics",
+    "StreamSurveyor": "stream_metrics",
+    "Look": "watch",
+    "Row": "watch",
+    "look": "watch",
+    "rows": "watch",
+}
 """Entered when asked for: an examination on the command line needs no HTTP server."""
 
 __all__ = [*_HOMES]  # noqa: PLE0604  # the keys are strings, which the rule does not see

@@ -6,7 +6,7 @@ import time
 
 from millstream.broker import BlockingBroker, server_setting, server_version
 from millstream.errors import MillstreamError, PermissionDenied
-from millstream.observe.findings import Finding, Severity
+from millstream.observe.diagnose import Finding, Severity
 
 OLDEST = (7, 0)
 NEWER_CAPABILITIES = (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from millstream.broker import Broker
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.observe.labels import label
+from millstream.observe.metrics import label
 
 PATIENCE_S = 2.0
 """For the broker's answer to a ping: a probe does not wait for longer."""

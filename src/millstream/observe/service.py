@@ -18,8 +18,7 @@ from millstream.broker import Broker
 from millstream.errors import InvalidArgument
 from millstream.messaging import Middleware, metrics
 from millstream.observe.health import Failures, HealthStatus, Watched, check_watched, health_of, name_of
-from millstream.observe.labels import MAX_SERIES, label
-from millstream.observe.metrics import Exposition
+from millstream.observe.metrics import MAX_SERIES, Exposition, label
 from millstream.observe.service_http import LOOPBACK, LoopServer, service_app
 from millstream.observe.service_metrics import ServiceMetrics
 from millstream.observe.stream_metrics import EVERY_S, MAX_STREAMS, StreamSurveyor

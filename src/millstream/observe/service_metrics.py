@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from millstream.observe.labels import MAX_SERIES, Series
-from millstream.observe.metrics import LATENCY_BUCKETS
+from millstream.observe.metrics import LATENCY_BUCKETS, MAX_SERIES, Series
 
 log = logging.getLogger("millstream.observe")
 

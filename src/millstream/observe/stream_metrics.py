@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from millstream.broker import Broker, GroupSurvey, StreamSurvey, survey
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import ConsumerInfo, GroupInfo
-from millstream.observe.labels import label
+from millstream.observe.metrics import label
 
 MAX_STREAMS = 200
 MAX_GROUPS = 1000

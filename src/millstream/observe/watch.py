@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from millstream.broker import Context, GroupSurvey, StreamSurvey, list_streams, server_info, server_time_ms, survey
 from millstream.errors import PermissionDenied
-from millstream.wire.commands import Conversation
+from millstream.wire import Conversation
 
 FIRST_TIME_MS = 1_000_000_000_000
 """Ids below this (September 2001) are no times, and have no age."""

@@ -8,5 +8,16 @@ Never a decision about messages: what runs here does that itself.
 from millstream.runner.lifespan import lifespan
 from millstream.runner.supervisor import Supervisor, SupervisorSettings
 from millstream.runner.target import RunTarget, TargetRefused, load_target
+from millstream.runner.worker import REFUSED, handlers_of, log_to_stderr
 
-__all__ = ["RunTarget", "Supervisor", "SupervisorSettings", "TargetRefused", "lifespan", "load_target"]
+__all__ = [
+    "REFUSED",
+    "RunTarget",
+    "Supervisor",
+    "SupervisorSettings",
+    "TargetRefused",
+    "handlers_of",
+    "lifespan",
+    "load_target",
+    "log_to_stderr",
+]

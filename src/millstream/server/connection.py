@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from millstream.engine import Session
-from millstream.wire.requests import RequestLimits, RequestParser
+from millstream.wire import RequestLimits, RequestParser
 
 _REQUEST_BYTES: Final = 64
 _WORD_BYTES: Final = 41

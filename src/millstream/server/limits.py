@@ -7,7 +7,7 @@ import resource
 from dataclasses import dataclass, field
 from typing import Final
 
-from millstream.wire.requests import RequestLimits
+from millstream.wire import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,7 @@ from millstream.engine import BLOCKED
 from millstream.server.connection import Connection, address_of
 from millstream.server.limits import ServerLimits
 from millstream.server.sockets import EDGE, HANGUP, READ, WRITE, Poller
-from millstream.wire.replies import ErrorReply, Push, Reply
-from millstream.wire.requests import BROWSERS, UNAUTHENTICATED, RequestLimits
-from millstream.wire.resp import encode
+from millstream.wire import BROWSERS, UNAUTHENTICATED, ErrorReply, Push, Reply, RequestLimits, encode
 
 logger = logging.getLogger("millstream.server")
 

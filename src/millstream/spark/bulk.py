@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from millstream.broker import ROW_WORDS, Context, InBulk, Joined, Once, beside, code_of, keep_short, script, typed
 from millstream.spark.errors import RowsMiscounted
-from millstream.wire.commands import Args, Batch, Conversation
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, Batch, Conversation, ErrorReply
 
 NO_TRIM = (b"0",)
 GREATEST_ID = b"%d-%d" % (2**64 - 1, 2**64 - 1)

@@ -13,9 +13,7 @@ from typing import Any
 from millstream.broker import BlockingBroker, beside, mapping, typed
 from millstream.errors import InvalidArgument, NoSuchStream, PermissionDenied
 from millstream.model import TrimPolicy
-from millstream.wire.commands import Args, Batch
-from millstream.wire.names import to_bytes
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, Batch, ErrorReply, to_bytes
 
 log = logging.getLogger("millstream.spark")
 

@@ -15,9 +15,7 @@ from millstream.broker import BlockingBroker, beside, mapping, typed
 from millstream.errors import InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import EntryId, StreamInfo
 from millstream.spark.offsets import StreamPosition
-from millstream.wire.commands import Batch
-from millstream.wire.names import to_bytes, to_name
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Batch, ErrorReply, to_bytes, to_name
 
 
 class Gap(NamedTuple):

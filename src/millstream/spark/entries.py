@@ -19,7 +19,7 @@ from millstream.errors import PayloadTooLarge
 from millstream.spark.bulk import UniformRows
 from millstream.spark.errors import InvalidOption, UnusableRow
 from millstream.spark.sink_options import SinkOptions
-from millstream.wire.names import to_bytes, to_name
+from millstream.wire import to_bytes, to_name
 
 Words = list[bytes]
 """One entry: names and values in turn."""

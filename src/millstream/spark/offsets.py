@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from millstream.errors import InvalidArgument
-from millstream.model import EntryId
-from millstream.model.entry_id import MIN_ID
+from millstream.model import MIN_ID, EntryId
 
 _VERSION = 1
 

@@ -48,8 +48,7 @@ from typing import Final, Literal
 
 from millstream.broker import DEFAULT_LIMITS
 from millstream.errors import InvalidArgument
-from millstream.model import EntryId
-from millstream.model.units import parse_duration_ms
+from millstream.model import EntryId, parse_duration_ms
 from millstream.spark.connection import Address, address_from
 from millstream.spark.errors import InvalidOption
 

@@ -14,9 +14,7 @@ from millstream.model import EntryId
 from millstream.spark.data_loss import Gap, gap_after
 from millstream.spark.offsets import Range, StreamPosition
 from millstream.spark.survey import told
-from millstream.wire.commands import Batch, Command
-from millstream.wire.names import to_bytes
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Batch, Command, ErrorReply, to_bytes
 
 PAGE_BYTES = 1024 * 1024
 """What a page should weigh: big enough to be cheap, small enough that memory does not grow with the entries."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from millstream.model import EntryId, StreamInfo
-from millstream.model.entry_id import MIN_ID
+from millstream.model import MIN_ID, EntryId, StreamInfo
 from millstream.spark.data_loss import Gap, gap_after
 from millstream.spark.offsets import BEGINNING, Offset, StreamPosition, expected
 from millstream.spark.options import SourceOptions, Start

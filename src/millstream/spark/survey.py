@@ -13,9 +13,7 @@ from millstream.errors import NoSuchStream
 from millstream.model import EntryId, StreamInfo
 from millstream.spark import splits
 from millstream.spark.options import SourceOptions
-from millstream.wire.commands import Args, Batch, Command
-from millstream.wire.names import to_bytes
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, Batch, Command, ErrorReply, to_bytes
 
 _SITE = Context()
 LISTING_S = 1.0

@@ -11,8 +11,14 @@ from millstream.testing.ledger import DeliveryLedger
 from millstream.testing.loading import LoadingRedis
 from millstream.testing.postgres import PostgresDatabase, PostgresProcess, postgres_binaries
 from millstream.testing.proxy import CuttingProxy
-from millstream.testing.served import ServedBroker
-from millstream.testing.servers import RedisProcess, free_port, redis_server_installed, valkey_server
+from millstream.testing.servers import (
+    RedisProcess,
+    ServedBroker,
+    ServeProcess,
+    free_port,
+    redis_server_installed,
+    valkey_server,
+)
 from millstream.testing.topologies import ClusterSetup, SentinelSetup
 from millstream.testing.waiting import eventually, wait_until
 
@@ -31,6 +37,7 @@ __all__ = [
     "PostgresProcess",
     "RedisProcess",
     "SentinelSetup",
+    "ServeProcess",
     "ServedBroker",
     "eventually",
     "free_port",

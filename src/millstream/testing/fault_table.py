@@ -51,7 +51,7 @@ class Follows(Enum):
     """The server does not answer that here."""
 
 
-class Fault(NamedTuple):
+class FaultRow(NamedTuple):
     """One row. ``text`` is the reply as a server writes it; {slot} and {place} stand for a slot and for host:port."""
 
     name: str
@@ -78,36 +78,36 @@ class Fault(NamedTuple):
 RETRIED, FOLLOWED, RAISED, FATAL, PERHAPS, NEVER = Follows
 EVERYWHERE = RETRIED, RETRIED, RETRIED, RETRIED, RETRIED
 
-TABLE: tuple[Fault, ...] = (
-    Fault(
+TABLE: tuple[FaultRow, ...] = (
+    FaultRow(
         "LOADING",
         "LOADING Redis is loading the dataset in memory",
         ServerLoading,
         *EVERYWHERE,
         "it was restarted and reads its data",
     ),
-    Fault(
+    FaultRow(
         "BUSY",
         "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
         ServerError,
         *EVERYWHERE,
         "somebody's script runs for too long",
     ),
-    Fault(
+    FaultRow(
         "OOM",
         "OOM command not allowed when used memory > 'maxmemory'.",
         OutOfMemory,
         *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
         "maxmemory is reached; reading goes on",
     ),
-    Fault(
+    FaultRow(
         "READONLY",
         "READONLY You can't write against a read only replica.",
         ReadOnlyReplica,
         *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
         "it is a replica now; the link looks for the primary",
     ),
-    Fault(
+    FaultRow(
         "MISCONF",
         "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk. Commands "
         "that may modify the data set are disabled, because this instance is configured to report errors during writes "
@@ -117,119 +117,119 @@ TABLE: tuple[Fault, ...] = (
         *EVERYWHERE,
         "its disk is full or broken",
     ),
-    Fault(
+    FaultRow(
         "NOREPLICAS",
         "NOREPLICAS Not enough good replicas to write.",
         ServerError,
         *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
         "fewer replicas than min-replicas-to-write",
     ),
-    Fault(
+    FaultRow(
         "MASTERDOWN",
         "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
         ServerError,
         *EVERYWHERE,
         "a replica without its primary",
     ),
-    Fault(
+    FaultRow(
         "CLUSTERDOWN",
         "CLUSTERDOWN The cluster is down",
         ServerError,
         *(NEVER, RETRIED, RETRIED, RETRIED, RETRIED),
         "slots without an owner; the link reads the table again",
     ),
-    Fault(
+    FaultRow(
         "TRYAGAIN",
         "TRYAGAIN Multiple keys request during rehashing of slot",
         ServerError,
         *(NEVER, RETRIED, RETRIED, RETRIED, NEVER),
         "keys of one command are on two nodes while their slot moves",
     ),
-    Fault(
+    FaultRow(
         "MOVED",
         "MOVED {slot} {place}",
         ServerError,
         *(NEVER, FOLLOWED, FOLLOWED, FOLLOWED, FOLLOWED),
         "the slot has another owner",
     ),
-    Fault(
+    FaultRow(
         "ASK",
         "ASK {slot} {place}",
         ServerError,
         *(NEVER, FOLLOWED, FOLLOWED, RETRIED, FOLLOWED),
         "the slot is on its way; a transaction waits until it has arrived",
     ),
-    Fault(
+    FaultRow(
         "NOAUTH",
         "NOAUTH Authentication required.",
         AuthenticationFailed,
         *(FATAL, FATAL, FATAL, FATAL, FATAL),
         "a password is needed",
     ),
-    Fault(
+    FaultRow(
         "WRONGPASS",
         "WRONGPASS invalid username-password pair or user is disabled.",
         AuthenticationFailed,
         *(FATAL, NEVER, NEVER, NEVER, NEVER),
         "the password is wrong",
     ),
-    Fault(
+    FaultRow(
         "NOPERM",
         "NOPERM this user has no permissions to run the 'xadd' command",
         PermissionDenied,
         *(NEVER, FATAL, FATAL, FATAL, FATAL),
         "the ACL user may not do this; a PING that is refused so is no reason not to connect",
     ),
-    Fault(
+    FaultRow(
         "NOSCRIPT",
         "NOSCRIPT No matching script. Please use EVAL.",
         ServerError,
         *(NEVER, FOLLOWED, FOLLOWED, NEVER, NEVER),
         "a node does not know the script: it is sent there; transactions carry scripts as text",
     ),
-    Fault(
+    FaultRow(
         "NOGROUP",
         "NOGROUP No such key 'orders' or consumer group 'billing' in XREADGROUP with GROUP option",
         NoSuchGroup,
         *(NEVER, RAISED, RAISED, RAISED, RAISED),
         "somebody deleted the group; a subscriber makes it again",
     ),
-    Fault(
+    FaultRow(
         "WRONGTYPE",
         "WRONGTYPE Operation against a key holding the wrong kind of value",
         WrongKeyType,
         *(NEVER, RAISED, RAISED, RAISED, RAISED),
         "the key is no stream",
     ),
-    Fault(
+    FaultRow(
         "max clients",
         "ERR max number of clients reached",
         BrokerUnavailable,
         *(RETRIED, NEVER, NEVER, NEVER, NEVER),
         "maxclients is reached: the server ends the connection",
     ),
-    Fault(
+    FaultRow(
         "EXECABORT",
         "EXECABORT Transaction discarded because of previous errors.",
         ServerError,
         *(NEVER, NEVER, NEVER, RAISED, NEVER),
         "without a reason; with one, what the reason's own row says",
     ),
-    Fault(
+    FaultRow(
         "EXECABORT: OOM",
         "EXECABORT Transaction discarded because of: OOM command not allowed when used memory > 'maxmemory'.",
         OutOfMemory,
         *(NEVER, NEVER, NEVER, RETRIED, NEVER),
         "EXEC itself was refused, and names the reason",
     ),
-    Fault(
+    FaultRow(
         "UNBLOCKED",
         "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
         ServerError,
         *(NEVER, NEVER, NEVER, NEVER, RETRIED),
         "the primary became a replica under a read that waited",
     ),
-    Fault(
+    FaultRow(
         "no answer",
         "",
         BrokerUnavailable,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from millstream.broker import BlockingLink, BlockingListener, Link, Listener
 from millstream.errors import BrokerUnavailable
-from millstream.wire.commands import Args, Batch, Command
+from millstream.wire import Args, Batch, Command
 
 
 class Fault(NamedTuple):

@@ -222,7 +222,7 @@ def _attempts(lines: list[Line], died: dict[int, float]) -> dict[str, list[Attem
     return {token: sorted(some, key=lambda one: one.started) for token, some in attempts.items()}
 
 
-class Pause(NamedTuple):
+class ProcessPause(NamedTuple):
     """From when to when a process did not run."""
 
     pid: int
@@ -237,7 +237,7 @@ class _Excuses:
 
     def __init__(self, lines: list[Line]) -> None:
         self.stalls = list(_stalls(lines))
-        self.used: dict[Pause, set[str]] = defaultdict(set)
+        self.used: dict[ProcessPause, set[str]] = defaultdict(set)
         """By stall: what it excused."""
         # Known stops first: what they explain is not charged to a stall.
         self._pauses = [*_stops(lines), *self.stalls]
@@ -266,7 +266,7 @@ class _Excuses:
         return False
 
 
-def _lost_by(pause: Pause, one: Attempt, later: Attempt) -> bool:
+def _lost_by(pause: ProcessPause, one: Attempt, later: Attempt) -> bool:
     """The first one's process slept in the middle of it, or before it was acknowledged, and the other took over."""
     return (
         pause.pid == one.pid
@@ -276,7 +276,7 @@ def _lost_by(pause: Pause, one: Attempt, later: Attempt) -> bool:
     )
 
 
-def _begun_before(pause: Pause, one: Attempt, later: Attempt) -> bool:
+def _begun_before(pause: ProcessPause, one: Attempt, later: Attempt) -> bool:
     """The later one's process had decided to start, slept before it could note that, and began with it when it woke
     up: only the very first line after a silence can be such a start."""
     return (
@@ -284,18 +284,18 @@ def _begun_before(pause: Pause, one: Attempt, later: Attempt) -> bool:
     )
 
 
-def _stops(lines: list[Line]) -> list[Pause]:
-    stops: list[Pause] = []
+def _stops(lines: list[Line]) -> list[ProcessPause]:
+    stops: list[ProcessPause] = []
     for line in lines:
         if line.event == "stopped":
-            stops.append(Pause(int(line.token), line.at, FOR_EVER))
+            stops.append(ProcessPause(int(line.token), line.at, FOR_EVER))
         elif line.event == "resumed":
             at = max(at for at, stop in enumerate(stops) if stop.pid == int(line.token))
             stops[at] = stops[at]._replace(end=line.at)
     return stops
 
 
-def _stalls(lines: list[Line]) -> Iterator[Pause]:
+def _stalls(lines: list[Line]) -> Iterator[ProcessPause]:
     """Every silence of a process that is longer than it promised."""
     promised: dict[int, tuple[float, int]] = {}
     last: dict[int, float] = {}
@@ -304,7 +304,7 @@ def _stalls(lines: list[Line]) -> Iterator[Pause]:
             silent_s, held = line.token.split(" ")
             promised[line.pid] = float(silent_s), int(held)
         elif line.pid in promised and line.at - last[line.pid] > promised[line.pid][0]:
-            yield Pause(line.pid, last[line.pid], line.at, promised[line.pid][1])
+            yield ProcessPause(line.pid, last[line.pid], line.at, promised[line.pid][1])
         last[line.pid] = line.at
 
 

@@ -8,7 +8,7 @@ import subprocess
 from millstream.broker import open_blocking_broker
 from millstream.testing.servers import RedisProcess
 from millstream.testing.waiting import wait_until
-from millstream.wire.commands import Command
+from millstream.wire import Command
 
 FILLERS = 50_000
 LOADING_S = 120.0

@@ -1,13 +1,18 @@
-"""Servers for tests: real redis-server processes on free loopback ports, started and stopped by whoever asked."""
+"""Servers for tests: real redis-server processes on free loopback ports, and our own server, on a thread or as a
+process; started and stopped by whoever asked.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
@@ -16,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from millstream.broker import Embedded
+from millstream.server import Server
 from millstream.testing.waiting import wait_until
 
 STARTING_S = 60.0
@@ -157,3 +164,101 @@ class RedisProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class ServedBroker:
+    """An embedded broker that others can reach at ``url`` while the block lasts."""
+
+    def __init__(self, *, password: str | None = None) -> None:
+        self._password = password
+        self.embedded = Embedded(password=password.encode() if password else None)
+        self.server = Server(self.embedded, port=0)
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def url(self) -> str:
+        login = f":{self._password}@" if self._password else ""
+        return f"redis://{login}127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.server.stop()
+        self.embedded.close()
+
+
+class ServeProcess:
+    """``options`` are the command's own. ``start`` returns when it has said that it is ready.
+
+    ``planted`` is Python code that runs in the process first: a fault, to see whether a test would notice it.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str | Path] = (),
+        *,
+        environment: dict[str, str] | None = None,
+        planted: str = "",
+    ) -> None:
+        self._options = [str(option) for option in options]
+        self._environment = environment or {}
+        self._planted = planted
+        self._process: subprocess.Popen[str] | None = None
+        self.greeting = ""
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        program = ["-m", "millstream"]
+        if self._planted:
+            program = ["-c", f"{self._planted}\nfrom millstream.cli.main import main\nmain()"]
+        words = [sys.executable, *program, "serve", *self._options]
+        if "--port" not in self._options:
+            words += ["--port", "0"]
+        here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._environment}
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=here)
+        assert self._process.stdout is not None
+        self.greeting = self._process.stdout.readline()
+        found = re.search(r"redis://[^ ]*:(\d+)", self.greeting)
+        if found is None:
+            _, errors = self._process.communicate()
+            raise RuntimeError(f"millstream serve did not start: {errors[-2000:]}")
+        self.port = int(found.group(1))
+        return self
+
+    def kill(self) -> None:
+        """As a crash does it: nothing is flushed, nobody is told."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+        """Asks it to end. Returns its exit code, and what it wrote."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        out, errors = self._process.communicate(timeout=60)
+        return self._process.returncode, out, errors
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()

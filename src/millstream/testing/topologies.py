@@ -13,7 +13,7 @@ from millstream.broker import BlockingBroker, open_blocking_broker
 from millstream.errors import MillstreamError
 from millstream.testing.servers import RedisProcess, free_port
 from millstream.testing.waiting import wait_until
-from millstream.wire.commands import Command
+from millstream.wire import Command
 
 SETTLING_S = 60.0
 

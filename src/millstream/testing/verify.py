@@ -19,11 +19,13 @@ from millstream.broker import Broker, list_keys, open_broker, server_setting
 from millstream.errors import MillstreamError
 from millstream.testing.conformance import CHAPTERS, DurabilityChapter
 
+__all__ = ["PromiseResult", "verify"]
+
 TEST_TIMEOUT_S = 30.0
 """A server that holds a test for longer than this does not behave."""
 
 
-class Verdict(NamedTuple):
+class PromiseResult(NamedTuple):
     """One test. ``failure`` is None where the server behaves; ``skipped`` says why it was not asked."""
 
     chapter: str
@@ -70,7 +72,7 @@ def _parameters(function: Any) -> Iterator[dict[str, Any]]:
         yield {name: value for one in chosen for name, value in one.items()}
 
 
-async def verify(url: str, *, prefix: str = "millstream:verify") -> AsyncIterator[Verdict]:
+async def verify(url: str, *, prefix: str = "millstream:verify") -> AsyncIterator[PromiseResult]:
     """Asks the server everything, one verdict at a time. Raises BrokerUnavailable where none answers."""
     namespace = f"{prefix}:{uuid4().hex[:8]}"
     async with open_broker(url) as broker:
@@ -79,11 +81,11 @@ async def verify(url: str, *, prefix: str = "millstream:verify") -> AsyncIterato
         try:
             for number, case in enumerate(cases()):
                 if case.chapter is DurabilityChapter and unasked:
-                    yield Verdict(case.title, case.sentence, skipped=unasked)
+                    yield PromiseResult(case.title, case.sentence, skipped=unasked)
                     continue
                 async with open_broker(url) as own:  # some tests close theirs
                     failure = await _ask(own, case, f"{namespace}:{number}")
-                yield Verdict(case.title, case.sentence, failure)
+                yield PromiseResult(case.title, case.sentence, failure)
         finally:
             await _tidy(broker, namespace)
 

@@ -2,3 +2,64 @@
 
 Nothing here opens a socket, waits, or knows what a command means.
 """
+
+from millstream.wire.commands import (
+    Args,
+    Batch,
+    Command,
+    Conversation,
+    Reading,
+    as_they_are,
+    to_bytes,
+    to_name,
+)
+from millstream.wire.replies import (
+    NIL_ARRAY,
+    OK,
+    PONG,
+    QUEUED,
+    Double,
+    ErrorReply,
+    Map,
+    Members,
+    Pairs,
+    Push,
+    Reply,
+    Several,
+    Status,
+    Verbatim,
+)
+from millstream.wire.requests import BROWSERS, UNAUTHENTICATED, RequestLimits, RequestParser
+from millstream.wire.resp import encode, format_double, pack
+
+__all__ = [
+    "BROWSERS",
+    "NIL_ARRAY",
+    "OK",
+    "PONG",
+    "QUEUED",
+    "UNAUTHENTICATED",
+    "Args",
+    "Batch",
+    "Command",
+    "Conversation",
+    "Double",
+    "ErrorReply",
+    "Map",
+    "Members",
+    "Pairs",
+    "Push",
+    "Reading",
+    "Reply",
+    "RequestLimits",
+    "RequestParser",
+    "Several",
+    "Status",
+    "Verbatim",
+    "as_they_are",
+    "encode",
+    "format_double",
+    "pack",
+    "to_bytes",
+    "to_name",
+]

@@ -1,4 +1,8 @@
-"""What an operation asks of a link: one command, or several that travel together."""
+"""What an operation asks of a link: one command, or several that travel together; and how names become words of it.
+
+Names of streams, groups and consumers are just bytes to Redis. Bytes that are not UTF-8 become surrogate escapes, and
+come back as the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +69,11 @@ Conversation = Generator[Command | Batch, Any, R]
 An error reply to a Command is thrown in as the typed error; in the replies to a Batch it is an item of the list.
 A driver of a dozen lines runs it over a blocking link, another over an async link; a test runs it over a list.
 """
+
+
+def to_bytes(name: str | bytes) -> bytes:
+    return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
+
+
+def to_name(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -14,9 +14,8 @@ from messaging_chapters.chapter import (
     running,
 )
 from millstream.broker.broker import Broker
-from millstream.broker.context import Context
+from millstream.broker.context import Context, Limits
 from millstream.broker.keys import beside
-from millstream.broker.limits import Limits
 from millstream.broker.steps.script import script
 from millstream.messaging import Ack, Message, Publisher
 from millstream.messaging.publisher import MAX_QUEUES

@@ -10,12 +10,12 @@ import pytest
 
 from messaging_chapters.chapter import Chapter, Seen, numbered, running
 from millstream.broker.broker import Broker
+from millstream.broker.context import Limits
 from millstream.broker.keys import beside
-from millstream.broker.limits import Limits
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, InvalidArgument, PayloadTooLarge
 from millstream.messaging import Message, Publisher, PublisherClosed
 from millstream.messaging.codecs import codec
-from millstream.model.durability import replicated
+from millstream.model.policies import replicated
 from millstream.testing.faulty import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command

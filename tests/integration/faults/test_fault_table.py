@@ -18,7 +18,7 @@ from millstream import BlockingBroker, Broker, open_blocking_broker, open_broker
 from millstream.errors import MillstreamError
 from millstream.testing import RedisProcess, eventually
 from millstream.testing.answering import ANSWER_LOST, Answer, AnsweringProxy, Request, pass_on, refusal
-from millstream.testing.fault_table import TABLE, Fault, Follows, Phase, markdown
+from millstream.testing.fault_table import TABLE, FaultRow, Follows, Phase, markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "operate" / "faults.md"
 STREAM = "orders"
@@ -38,7 +38,7 @@ CELLS = [
 class Refusing:
     """Answers for the server in one phase, so many times; then everything goes its way."""
 
-    def __init__(self, fault: Fault, phase: Phase, place: str, times: float) -> None:
+    def __init__(self, fault: FaultRow, phase: Phase, place: str, times: float) -> None:
         self._answer = self._made(fault, phase, place)
         self._phase = phase
         self._fault = fault
@@ -47,7 +47,7 @@ class Refusing:
         self._lock = threading.Lock()
         self.refused = 0
 
-    def _made(self, fault: Fault, phase: Phase, place: str) -> Answer:
+    def _made(self, fault: FaultRow, phase: Phase, place: str) -> Answer:
         if not fault.text:
             return ANSWER_LOST
         text = fault.text.format(slot=105, place=place)
@@ -93,7 +93,7 @@ Ask = Callable[[str], Awaitable[Any]]
 class Asking:
     """The operation of each phase, over either link. ``first`` is asked before the fault: the connection stands."""
 
-    def __init__(self, fault: Fault, phase: Phase) -> None:
+    def __init__(self, fault: FaultRow, phase: Phase) -> None:
         self._scripted = fault.name == "NOSCRIPT"
         self._phase = phase
 
@@ -153,7 +153,7 @@ async def stored(server: RedisProcess) -> list[bytes]:
 
 
 async def outcome(
-    server: RedisProcess, fault: Fault, phase: Phase, broker: Broker | BlockingBroker, refusing: Refusing, begin: Any
+    server: RedisProcess, fault: FaultRow, phase: Phase, broker: Broker | BlockingBroker, refusing: Refusing, begin: Any
 ) -> Any:
     """What the operation answered, or what it raised. Whoever waits for an entry gets one when it waits."""
     asking = Asking(fault, phase)
@@ -178,7 +178,7 @@ async def outcome(
 
 @pytest.mark.parametrize(("fault", "phase"), CELLS)
 async def test_what_follows_is_what_the_table_says(
-    redis_server: RedisProcess, opened: Callable[..., Broker | BlockingBroker], fault: Fault, phase: Phase
+    redis_server: RedisProcess, opened: Callable[..., Broker | BlockingBroker], fault: FaultRow, phase: Phase
 ) -> None:
     follows = fault.follows(phase)
     times = TWICE if follows in (Follows.RETRIED, Follows.FOLLOWED) else 1
@@ -217,7 +217,7 @@ PASSING = [pytest.param(fault, id=fault.name) for fault in TABLE if fault.comman
 
 @pytest.mark.parametrize("fault", PASSING)
 async def test_what_does_not_pass_before_the_deadline_is_raised_and_may_be_retried(
-    redis_server: RedisProcess, opened: Callable[..., Broker | BlockingBroker], fault: Fault
+    redis_server: RedisProcess, opened: Callable[..., Broker | BlockingBroker], fault: FaultRow
 ) -> None:
     with AnsweringProxy(redis_server.port) as proxy:
         refusing = Refusing(fault, Phase.COMMAND, "", times=10**6)

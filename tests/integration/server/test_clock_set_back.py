@@ -10,7 +10,7 @@ from raw_client import Client
 from millstream.broker.embedded import Embedded
 from millstream.broker.open import open_blocking_broker, open_broker
 from millstream.model.clock import SystemClock
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 from millstream.wire.replies import NIL_ARRAY
 
 SET_BACK_WHEN_TOLD = """

@@ -6,7 +6,7 @@ import pytest
 from raw_client import Client
 
 from millstream.broker.embedded import Embedded
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 from millstream.wire.replies import ErrorReply
 
 WITHOUT_LUA = "import sys; sys.modules['lupa'] = None"

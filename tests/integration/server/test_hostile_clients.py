@@ -3,7 +3,7 @@
 import pytest
 from raw_client import Client
 
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 from millstream.wire.replies import NIL_ARRAY
 from millstream.wire.resp import pack
 

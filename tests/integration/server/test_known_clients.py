@@ -7,7 +7,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from millstream.testing import free_port, wait_until
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 
 MODULE = "github.com/oliver006/redis_exporter"
 VERSION = "v1.54.0"

@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 
 
 def refused(*options):

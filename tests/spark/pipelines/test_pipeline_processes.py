@@ -17,7 +17,7 @@ import redis
 from running import numbers
 
 from millstream.testing import RedisProcess, free_port, wait_until
-from millstream.testing.serving import ServeProcess
+from millstream.testing.servers import ServeProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_places import PATHS, StandaloneCluster, cluster, spark_42  # noqa: F401  # the connector's own cluster, as a fixture

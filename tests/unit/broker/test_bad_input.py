@@ -26,7 +26,7 @@ from millstream.broker.steps.settle import call as settle
 from millstream.broker.steps.unique import call as unique
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId, TrimPolicy
-from millstream.model.durability import Durability, replicated
+from millstream.model.policies import Durability, replicated
 from millstream.wire.commands import Batch, Command
 
 ROOMS = (

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.context import Context
-from millstream.broker.limits import Limits
+from millstream.broker.context import Context, Limits
 from millstream.broker.operations import groups, streams
 from millstream.broker.operations.durability import REMEMBER_MS
 from millstream.broker.steps.once import BatchWriter, Digest, Once

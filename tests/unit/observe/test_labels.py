@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from millstream.observe.labels import MAX_LABEL, OTHER, Series, label
-from millstream.wire.names import to_name
+from millstream.observe.metrics import MAX_LABEL, OTHER, Series, label
+from millstream.wire.commands import to_name
 
 
 def test_plain_names_stay_as_they_are() -> None:

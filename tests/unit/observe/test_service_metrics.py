@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from millstream.observe.labels import OTHER
+from millstream.observe.metrics import OTHER
 from millstream.observe.service_metrics import MEANINGS, Count, Level, ServiceMetrics, Time
 
 SUBSCRIPTION = {"topic": "orders", "group": "billing", "consumer": "host-1"}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from millstream.cdc import SlotStatus
-from millstream.observe.diagnose_slot import MUCH, examine_slot
-from millstream.observe.findings import Severity
+from millstream.observe.diagnose import MUCH, Severity, examine_slot
 from millstream.pipelines.slot_watch import SlotWatch
 
 

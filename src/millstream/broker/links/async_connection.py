@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import hiredis
 
-from millstream.broker.limits import Limits
+from millstream.broker.context import Limits
 from millstream.broker.links.blocking_connection import readable
 from millstream.broker.links.packing import chunks_of, pack, pack_all
 from millstream.broker.links.routes import NoAnswer, NotSent
-from millstream.wire.commands import Args, Reading, as_they_are
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, ErrorReply, Reading, as_they_are
 
 _MISSING: Final = object()
 GATHERED_BYTES: Final = 64 * 1024

@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import hiredis
 
-from millstream.broker.limits import Limits
+from millstream.broker.context import Limits
 from millstream.broker.links.packing import chunks_of, pack, pack_all, pieces_of
 from millstream.broker.links.routes import NoAnswer, NotSent
-from millstream.wire.commands import Args, Reading, as_they_are
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, ErrorReply, Reading, as_they_are
 
 _MISSING: Final = object()
 READ_SIZE: Final = 256 * 1024

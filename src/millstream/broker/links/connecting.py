@@ -17,8 +17,8 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from millstream.broker.context import Limits
 from millstream.broker.failures import code_of, typed
-from millstream.broker.limits import Limits
 from millstream.broker.links.routes import NotSent
 from millstream.broker.links.targets import Node, Target
 from millstream.broker.links.tls import tls_trouble
@@ -28,8 +28,7 @@ from millstream.errors import (
     MillstreamError,
     PermissionDenied,
 )
-from millstream.wire.commands import Args
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, ErrorReply
 
 
 def connection_options(target: Target, node: Node, limits: Limits) -> dict[str, Any]:

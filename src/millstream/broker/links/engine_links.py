@@ -11,18 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from millstream.broker.context import Limits
 from millstream.broker.embedded import Embedded
 from millstream.broker.failures import typed
-from millstream.broker.limits import Limits
 from millstream.broker.links.link import Features
 from millstream.broker.links.listeners import message_of
 from millstream.broker.links.local import Handle, LocalAddress
 from millstream.engine import BLOCKED, Session
 from millstream.errors import BrokerClosed
-from millstream.model.clock import Clock
-from millstream.model.observer import Observer
-from millstream.wire.commands import Args, Batch, Command
-from millstream.wire.replies import ErrorReply
+from millstream.model import Clock, Observer
+from millstream.wire import Args, Batch, Command, ErrorReply
 
 TICK_MARGIN_S = 0.002
 """The engine's clock counts whole milliseconds: a tick that comes a little late finds the wait over."""

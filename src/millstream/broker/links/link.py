@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from millstream.wire.commands import Args, Batch, Command
+from millstream.wire import Args, Batch, Command
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from millstream.broker.context import Limits
 from millstream.broker.failures import typed
-from millstream.broker.limits import Limits
 from millstream.broker.links.async_connection import AsyncConnection
 from millstream.broker.links.blocking_connection import BlockingConnection
 from millstream.broker.links.packing import pack
@@ -18,9 +18,8 @@ from millstream.broker.links.retry_policy import BACKOFF
 from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.broker.links.targets import Node
 from millstream.errors import BrokerUnavailable
-from millstream.model.observer import Observer
-from millstream.wire.commands import Args
-from millstream.wire.replies import ErrorReply
+from millstream.model import Observer
+from millstream.wire import Args, ErrorReply
 
 if TYPE_CHECKING:
     from millstream.broker.links.redis_async import RedisLink

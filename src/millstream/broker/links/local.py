@@ -12,8 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from millstream.broker.embedded import Embedded
 from millstream.engine import Session
 from millstream.errors import BrokerClosed, InvalidArgument
-from millstream.model.clock import Clock
-from millstream.model.units import parse_size_bytes
+from millstream.model import Clock, parse_size_bytes
 
 Policy = Literal["always", "everysec", "no"]
 LOCAL_FORMS = (

@@ -8,8 +8,8 @@ from typing import cast
 import hiredis
 
 from millstream.broker.bulk import InBulk, Joined, SameShape
-from millstream.broker.limits import Limits
-from millstream.wire.commands import Args
+from millstream.broker.context import Limits
+from millstream.wire import Args
 
 pack = cast(Callable[[Args], bytes], hiredis.pack_command)
 

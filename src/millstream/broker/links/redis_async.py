@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from millstream.broker.limits import Limits
+from millstream.broker.context import Limits
 from millstream.broker.links.async_connection import AsyncConnection
 from millstream.broker.links.connecting import PING, check_first_answer, open_stream, why_not_connected
 from millstream.broker.links.link import Features
@@ -18,9 +18,8 @@ from millstream.broker.links.sentinel_watch import SentinelWatch
 from millstream.broker.links.targets import Node, Target
 from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import BrokerClosed, MillstreamError
-from millstream.model.clock import Clock
-from millstream.model.observer import Observer
-from millstream.wire.commands import Args, Batch, Command
+from millstream.model import Clock, Observer
+from millstream.wire import Args, Batch, Command
 
 R = TypeVar("R")
 

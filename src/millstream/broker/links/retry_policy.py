@@ -12,15 +12,12 @@ from typing import Any
 
 from millstream.broker.bulk import InBulk, Joined
 from millstream.broker.failures import REPLACED, TRANSIENT, code_of, typed
-from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, Pause, Route
+from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NodeRoute, NotSent, Pause
 from millstream.broker.links.targets import Node
 from millstream.broker.steps.script import source_of
 from millstream.errors import BrokerUnavailable
-from millstream.model.backoff import Backoff
-from millstream.model.clock import Clock
-from millstream.model.observer import Observer
-from millstream.wire.commands import Args, Batch, Command, Reading, as_they_are
-from millstream.wire.replies import ErrorReply
+from millstream.model import Backoff, Clock, Observer
+from millstream.wire import Args, Batch, Command, ErrorReply, Reading, as_they_are
 
 BACKOFF = Backoff(initial_ms=20, max_ms=800, jitter=0.25)
 MAX_HOPS = 5
@@ -37,7 +34,7 @@ class RetryPolicy:
 
     def __init__(
         self,
-        route: Route,
+        route: NodeRoute,
         clock: Clock,
         deadline_ms: int,
         observer: Observer,

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from millstream.broker.keys import SLOTS, slot_of
 from millstream.broker.links.targets import Node, NodeName, Target
 from millstream.errors import InvalidArgument
-from millstream.wire.commands import Args, Reading, as_they_are
-from millstream.wire.replies import ErrorReply
+from millstream.wire import Args, ErrorReply, Reading, as_they_are
 
 R = TypeVar("R")
 
@@ -57,7 +56,7 @@ NO_CLUSTER = ("ERR This instance has cluster support disabled", "ERR unknown com
 """What no waiting mends."""
 
 
-class Route(Protocol):
+class NodeRoute(Protocol):
     def node_for(self, key: bytes | None) -> Exchanges[Node]:
         """Raises NotSent when no node can be found now."""
 
@@ -75,7 +74,7 @@ class Route(Protocol):
         """Every node that holds data of its own."""
 
 
-def route_to(target: Target) -> Route:
+def route_to(target: Target) -> NodeRoute:
     if target.kind == "cluster":
         return ClusterRoute(target)
     return SentinelRoute(target) if target.kind == "sentinel" else SingleRoute(target)

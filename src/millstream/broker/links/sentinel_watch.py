@@ -20,7 +20,7 @@ from millstream.broker.links.retry_policy import BACKOFF
 from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.broker.links.targets import Node, Target
 from millstream.errors import MillstreamError
-from millstream.wire.commands import Args
+from millstream.wire import Args
 
 CHANNEL = b"+switch-master"
 SUBSCRIBE: Args = (b"SUBSCRIBE", CHANNEL)

@@ -8,10 +8,8 @@ from json import loads
 from typing import Any
 
 from millstream.broker.bulk import gc_paused
-from millstream.model.entries import Delivery, Entry
-from millstream.model.entry_id import EntryId
-from millstream.wire.names import to_name
-from millstream.wire.replies import ErrorReply
+from millstream.model import Delivery, Entry, EntryId
+from millstream.wire import ErrorReply, to_name
 
 _new = tuple.__new__
 

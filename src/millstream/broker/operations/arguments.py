@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from millstream.broker.limits import Limits
+from millstream.broker.context import Limits
 from millstream.errors import InvalidArgument, PayloadTooLarge
-from millstream.model.entry_id import EntryId
-from millstream.model.trim import TrimPolicy
+from millstream.model import EntryId, TrimPolicy
 
 S = TypeVar("S")
 T = TypeVar("T")

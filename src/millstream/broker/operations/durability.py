@@ -11,9 +11,8 @@ from millstream.broker.keys import slot_of
 from millstream.broker.operations.answers import mapping
 from millstream.broker.steps.script import Guard, Script, guarded_form
 from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
-from millstream.model.durability import Durability
-from millstream.wire.commands import Args, Batch, Command, Conversation, Reading, as_they_are
-from millstream.wire.replies import ErrorReply
+from millstream.model import Durability
+from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, Reading, as_they_are
 
 REMEMBER_MS = 10_000
 """How long the server's settings are believed. A change by CONFIG SET, or a failover, is noticed after that."""

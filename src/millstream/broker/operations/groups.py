@@ -21,8 +21,8 @@ from millstream.broker.operations.arguments import (
 from millstream.broker.steps.leases.call import fenced_write
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import GroupExists, InvalidArgument
-from millstream.model.entries import Delivery
-from millstream.wire.commands import Command, Conversation
+from millstream.model import Delivery
+from millstream.wire import Command, Conversation
 
 
 def create_group(

@@ -9,12 +9,8 @@ from millstream.broker.context import Context
 from millstream.broker.links.targets import NodeName
 from millstream.broker.operations.answers import entries, entry_id, mapping
 from millstream.broker.operations.arguments import Name, name_word, sequence
-from millstream.model.entries import Entry
-from millstream.model.entry_id import EntryId
-from millstream.model.info import ConsumerInfo, GroupInfo, StreamInfo
-from millstream.wire.commands import Args, Batch, Command, Conversation
-from millstream.wire.names import to_name
-from millstream.wire.replies import ErrorReply
+from millstream.model import ConsumerInfo, Entry, EntryId, GroupInfo, StreamInfo
+from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, to_name
 
 SCAN_STEP = b"1000"
 

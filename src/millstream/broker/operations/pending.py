@@ -10,11 +10,8 @@ from millstream.broker.failures import typed
 from millstream.broker.operations.answers import deliveries, entry_id, entry_ids, fields_of
 from millstream.broker.operations.arguments import Id, Name, bound_word, count_word, id_word, name_word, sequence
 from millstream.errors import InvalidArgument
-from millstream.model.entries import Claimed, Delivery, PendingEntry, PendingSummary
-from millstream.model.entry_id import EntryId
-from millstream.wire.commands import Args, Batch, Command, Conversation
-from millstream.wire.names import to_name
-from millstream.wire.replies import ErrorReply
+from millstream.model import Claimed, Delivery, EntryId, PendingEntry, PendingSummary
+from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, to_name
 
 
 def xpending(context: Context, stream: Name, group: Name) -> Conversation[PendingSummary]:

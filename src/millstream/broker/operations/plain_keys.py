@@ -9,7 +9,7 @@ from millstream.broker.keys import LEGEND, beside
 from millstream.broker.operations.answers import mapping
 from millstream.broker.operations.arguments import Name, Value, count_word, field_value, name_word, value_word
 from millstream.errors import InvalidArgument
-from millstream.wire.commands import Command, Conversation
+from millstream.wire import Command, Conversation
 
 SCAN_STEP = b"1000"
 

@@ -13,7 +13,7 @@ from millstream.broker.operations.info import group_info
 from millstream.broker.steps.groups.call import delete_consumer
 from millstream.errors import NoSuchGroup, NoSuchStream
 from millstream.model import MIN_ID, Delivery, EntryId
-from millstream.wire.commands import Command, Conversation
+from millstream.wire import Command, Conversation
 
 
 class JoinedGroup(NamedTuple):

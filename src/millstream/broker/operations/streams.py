@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.broker.bulk import SameShape, same_shape
-from millstream.broker.context import Context
+from millstream.broker.context import Context, Limits
 from millstream.broker.failures import typed
-from millstream.broker.limits import Limits
 from millstream.broker.operations.answers import by_stream, entry_id, ids_or_errors
 from millstream.broker.operations.answers import entries as read_entries
 from millstream.broker.operations.arguments import (
@@ -33,11 +32,8 @@ from millstream.broker.operations.durability import Wanted, durability_of, send_
 from millstream.broker.steps.leases.call import fenced_write
 from millstream.broker.steps.retention.call import keep_short
 from millstream.errors import DurabilityUnavailable, InvalidArgument, MillstreamError, OutOfMemory, PayloadTooLarge
-from millstream.model.entries import Entry
-from millstream.model.entry_id import EntryId
-from millstream.model.trim import TrimPolicy
-from millstream.wire.commands import Args, Batch, Command, Conversation
-from millstream.wire.replies import ErrorReply
+from millstream.model import Entry, EntryId, TrimPolicy
+from millstream.wire import Args, Batch, Command, Conversation, ErrorReply
 
 
 def xadd(

@@ -13,7 +13,7 @@ from millstream.broker.steps.retention.twin import retain
 from millstream.broker.steps.twins import clock_ms
 from millstream.broker.steps.unique.twin import append_unique
 from millstream.engine import Call, Twin
-from millstream.wire.replies import Reply
+from millstream.wire import Reply
 
 
 def later_add(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:

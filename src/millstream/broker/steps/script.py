@@ -9,7 +9,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from millstream.wire.commands import Args, Command, Conversation
+from millstream.wire import Args, Command, Conversation
 
 
 class Script(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from millstream.broker.steps.script import all_names, folder_of, guarded_form, script
 from millstream.engine import Call, Twin
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire import ErrorReply, Reply
 
 
 def twin(name: str) -> Twin:

@@ -8,8 +8,7 @@ from millstream.engine.commands.connection import checked_name
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int, read_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session, describe
-from millstream.wire.names import to_bytes, to_name
-from millstream.wire.replies import OK, ErrorReply, Reply, Several, Verbatim
+from millstream.wire import OK, ErrorReply, Reply, Several, Verbatim, to_bytes, to_name
 
 _PLAIN = Flag.NO_SCRIPT
 _ADMIN = Flag.NO_SCRIPT | Flag.ADMIN

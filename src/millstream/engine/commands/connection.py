@@ -12,8 +12,7 @@ from millstream.engine.info import REDIS_VERSION
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session, describe
-from millstream.wire.names import to_bytes, to_name
-from millstream.wire.replies import OK, PONG, ErrorReply, Map, Reply, Status
+from millstream.wire import OK, PONG, ErrorReply, Map, Reply, Status, to_bytes, to_name
 
 _ANYTIME = Flag.NO_SCRIPT | Flag.FAST | Flag.NO_AUTH
 _LOGGED_NAME: Final = 128

@@ -15,7 +15,7 @@ from millstream.engine.snapshot import effects_of_key
 from millstream.engine.stream import Stream
 from millstream.engine.stream.dump import dump, duplicate, is_sound, restore
 from millstream.engine.stream.listpack import BadPayload
-from millstream.wire.replies import OK, ErrorReply, Reply
+from millstream.wire import OK, ErrorReply, Reply
 
 STREAMS_ONLY = "ERR millstream dumps streams only. Use COPY here, or read the value and write it there."
 

@@ -11,7 +11,7 @@ from millstream.engine.pubsub import HASH
 from millstream.engine.registry import Flag, command
 from millstream.engine.scan import ScanOptions, parse_cursor
 from millstream.engine.session import Session
-from millstream.wire.replies import OK, ErrorReply, Map, Reply
+from millstream.wire import OK, ErrorReply, Map, Reply
 
 _WRITE = Flag.WRITE | Flag.DENY_OOM | Flag.FAST
 _READ = Flag.READONLY | Flag.FAST

@@ -12,7 +12,7 @@ from millstream.engine.pubsub import GENERIC
 from millstream.engine.registry import Flag, command
 from millstream.engine.scan import ScanOptions, parse_cursor
 from millstream.engine.session import Session
-from millstream.wire.replies import OK, ErrorReply, Reply, Status
+from millstream.wire import OK, ErrorReply, Reply, Status
 
 _READ = Flag.READONLY | Flag.FAST
 _WRITE = Flag.WRITE | Flag.FAST

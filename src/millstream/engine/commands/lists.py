@@ -13,7 +13,7 @@ from millstream.engine.numbers import INT64_MAX, parse_float, parse_int, parse_r
 from millstream.engine.pubsub import LIST
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
-from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Reply
+from millstream.wire import NIL_ARRAY, OK, ErrorReply, Reply
 
 _PUSH = Flag.WRITE | Flag.DENY_OOM | Flag.FAST
 _POP = Flag.WRITE | Flag.FAST

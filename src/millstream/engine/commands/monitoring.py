@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from millstream.engine.numbers import parse_int, read_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
-from millstream.wire.replies import OK, Double, ErrorReply, Map, Members, Reply, Status, Verbatim
+from millstream.wire import OK, Double, ErrorReply, Map, Members, Reply, Status, Verbatim
 
 _ADMIN = Flag.ADMIN | Flag.NO_SCRIPT
 

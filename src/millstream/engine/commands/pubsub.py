@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from millstream.engine.glob import glob
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
-from millstream.wire.replies import Push, Reply, Several
+from millstream.wire import Push, Reply, Several
 
 _LISTEN = Flag.PUBSUB | Flag.NO_SCRIPT | Flag.WHILE_SUBSCRIBED
 

@@ -11,7 +11,7 @@ from millstream.engine.numbers import parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.scripts import FOREIGN, Twin, run_twin, sha1_hex
 from millstream.engine.session import Session
-from millstream.wire.replies import OK, ErrorReply, Reply
+from millstream.wire import OK, ErrorReply, Reply
 
 NO_SCRIPT = "NOSCRIPT No matching script. Please use EVAL."
 

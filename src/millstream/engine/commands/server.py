@@ -10,8 +10,7 @@ from millstream.engine.memory import size_of_key
 from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_float, parse_int, parse_range
 from millstream.engine.registry import Flag, Spec, command
 from millstream.engine.session import Session
-from millstream.wire.names import to_bytes, to_name
-from millstream.wire.replies import OK, ErrorReply, Map, Members, Reply, Status, Verbatim
+from millstream.wire import OK, ErrorReply, Map, Members, Reply, Status, Verbatim, to_bytes, to_name
 
 _NAMES = (
     (Flag.WRITE, b"write"),

@@ -11,7 +11,7 @@ from millstream.engine.pubsub import SET
 from millstream.engine.registry import Flag, command
 from millstream.engine.scan import ScanOptions, parse_cursor
 from millstream.engine.session import Session
-from millstream.wire.replies import ErrorReply, Members, Reply
+from millstream.wire import ErrorReply, Members, Reply
 
 _READ = Flag.READONLY | Flag.FAST
 

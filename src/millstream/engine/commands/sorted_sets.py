@@ -10,7 +10,7 @@ from millstream.engine.pubsub import SORTED_SET
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.sorted_set import Item, SortedSet
-from millstream.wire.replies import Double, ErrorReply, Reply
+from millstream.wire import Double, ErrorReply, Reply
 
 _READ = Flag.READONLY | Flag.FAST
 

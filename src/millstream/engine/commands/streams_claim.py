@@ -15,7 +15,7 @@ from millstream.engine.stream.effects import claims
 from millstream.engine.stream.group import Holding
 from millstream.engine.stream.ids import format_id, parse_end, parse_id, parse_start, read_id
 from millstream.engine.stream.lookup import changed_unwatched, consumer_of, group_of, shown
-from millstream.wire.replies import NIL_ARRAY, ErrorReply, Reply
+from millstream.wire import NIL_ARRAY, ErrorReply, Reply
 
 _ATTEMPTS: Final = 10
 """XAUTOCLAIM looks at so many pending entries for each one that it may claim."""

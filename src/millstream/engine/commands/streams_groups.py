@@ -11,11 +11,11 @@ from millstream.engine.pubsub import STREAM
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
-from millstream.engine.stream.delivery import Delivery
+from millstream.engine.stream.delivery import GroupDelivery
 from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids, parse_loose_id
 from millstream.engine.stream.lookup import changed_unwatched, consumer_of, shown
 from millstream.engine.stream.read_options import BLOCKED_COUNT, ReadOptions
-from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
+from millstream.wire import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
 
 _NO_KEY = (
     "ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you may want to use the MKSTREAM option "
@@ -188,7 +188,7 @@ def xreadgroup(session: Session, args: Sequence[bytes]) -> Reply:
     return _wait(db, options)
 
 
-def _plan(db: Database, options: ReadOptions, key: bytes, raw: bytes) -> tuple[Delivery, int | None]:
+def _plan(db: Database, options: ReadOptions, key: bytes, raw: bytes) -> tuple[GroupDelivery, int | None]:
     """The group of one stream, and the id from which on its history is wanted; None for new entries."""
     stream = db.read_as(key, Stream)
     assert options.group is not None
@@ -198,7 +198,7 @@ def _plan(db: Database, options: ReadOptions, key: bytes, raw: bytes) -> tuple[D
             f"NOGROUP No such key '{shown(key)}' or consumer group '{shown(options.group)}' in XREADGROUP with GROUP "
             "option"
         )
-    delivery = Delivery(db, key, stream, group)
+    delivery = GroupDelivery(db, key, stream, group)
     if raw == b"$":
         raise ErrorReply(_DOLLAR_IN_GROUP)
     if raw == b">":
@@ -221,7 +221,7 @@ def _wait(db: Database, options: ReadOptions) -> Block:
         if stream.last_id <= group.last_id:
             return None
         consumer = consumer_of(db, key, group, options.consumer)
-        delivery = Delivery(db, key, stream, group)
+        delivery = GroupDelivery(db, key, stream, group)
         return Pairs([[key, delivery.new(consumer, options.count or BLOCKED_COUNT, no_ack=options.no_ack)]])
 
     keys = [key for key, _ in options.streams]

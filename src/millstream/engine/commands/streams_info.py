@@ -12,7 +12,7 @@ from millstream.engine.stream import UNKNOWN_READS, Consumer, Group, Stream, rea
 from millstream.engine.stream.group import lag
 from millstream.engine.stream.ids import ID_MAX, format_id
 from millstream.engine.stream.lookup import shown
-from millstream.wire.replies import ErrorReply, Map, Reply, Status
+from millstream.wire import ErrorReply, Map, Reply, Status
 
 _FULL_COUNT: Final = 10
 """How many entries and pending entries FULL shows where it is not told."""

@@ -12,7 +12,7 @@ from millstream.engine.session import Session
 from millstream.engine.stream import Stream, reading
 from millstream.engine.stream.ids import ID_MAX, parse_end, parse_id, parse_start
 from millstream.engine.stream.read_options import BLOCKED_COUNT, ReadOptions
-from millstream.wire.replies import NIL_ARRAY, ErrorReply, Pairs, Reply
+from millstream.wire import NIL_ARRAY, ErrorReply, Pairs, Reply
 
 _GREATER_OUTSIDE_GROUP = (
     "ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> <consumer> option."

@@ -16,7 +16,7 @@ from millstream.engine.stream.lookup import changed_unwatched, modified_quietly
 from millstream.engine.stream.redis_sizes import MAX_BYTES
 from millstream.engine.stream.stream import EXHAUSTED
 from millstream.engine.stream.trim import Trim
-from millstream.wire.replies import OK, ErrorReply, Reply
+from millstream.wire import OK, ErrorReply, Reply
 
 _TWO_TRIMS = "ERR syntax error, MAXLEN and MINID options at the same time are not compatible"
 _LIMIT_ALONE = "ERR syntax error, LIMIT cannot be used without specifying a trimming strategy"

@@ -10,7 +10,7 @@ from millstream.engine.numbers import INT64_MAX, INT64_MIN, parse_int
 from millstream.engine.pubsub import GENERIC, STRING
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
-from millstream.wire.replies import OK, ErrorReply, Reply
+from millstream.wire import OK, ErrorReply, Reply
 
 _WRITE = Flag.WRITE | Flag.DENY_OOM
 _READ = Flag.READONLY | Flag.FAST

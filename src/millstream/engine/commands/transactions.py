@@ -8,7 +8,7 @@ from millstream.engine.admission import discard as end_transaction
 from millstream.engine.admission import feed_monitors
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
-from millstream.wire.replies import NIL_ARRAY, OK, ErrorReply, Reply
+from millstream.wire import NIL_ARRAY, OK, ErrorReply, Reply
 
 _FLAGS = Flag.NO_SCRIPT | Flag.FAST | Flag.AT_ONCE
 

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from millstream.engine.snapshot import Effect
 from millstream.errors import JournalCorrupt
-from millstream.wire.resp import pack
+from millstream.wire import pack
 
 _MULTI: Final = pack((b"MULTI",))
 _EXEC: Final = pack((b"EXEC",))

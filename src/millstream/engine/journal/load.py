@@ -12,7 +12,7 @@ import hiredis
 
 from millstream.engine.journal.files import Files
 from millstream.engine.journal.frames import FIRST_CHAIN, FrameReader
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine

@@ -23,7 +23,7 @@ from millstream.engine.journal.journal import REWRITE_NAME, Journal, JournalUnwr
 from millstream.engine.journal.load import load
 from millstream.engine.snapshot import Effect, snapshot
 from millstream.errors import JournalCorrupt
-from millstream.wire.resp import pack
+from millstream.wire import pack
 
 FRAME_BYTES: Final = 1 << 20
 

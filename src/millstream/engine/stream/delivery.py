@@ -11,13 +11,13 @@ from millstream.engine.stream.ids import format_id
 from millstream.engine.stream.lookup import changed_unwatched
 from millstream.engine.stream.node import EntryReply
 from millstream.engine.stream.stream import Stream
-from millstream.wire.replies import NIL_ARRAY
+from millstream.wire import NIL_ARRAY
 
 if TYPE_CHECKING:
     from millstream.engine.keyspace import Database
 
 
-class Delivery(NamedTuple):
+class GroupDelivery(NamedTuple):
     """One stream and one group of it, while a command reads from them."""
 
     db: Database

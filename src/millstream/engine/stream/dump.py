@@ -18,7 +18,7 @@ from millstream.engine.stream.listpack import (
     pack_string,
     read_listpack,
 )
-from millstream.engine.stream.node import Node
+from millstream.engine.stream.node import StreamNode
 from millstream.engine.stream.stream import NodeLimits, Stream
 
 VERSION: Final = 10
@@ -75,7 +75,7 @@ def _parts(stream: Stream) -> Iterator[bytes]:
         yield from _group(group)
 
 
-def _elements(node: Node, first_id: int) -> list[int | bytes]:
+def _elements(node: StreamNode, first_id: int) -> list[int | bytes]:
     names = node.names
     elements: list[int | bytes] = [node.live, node.gone, len(names), *names, 0]
     for index, words in enumerate(node.words(0, node.total)):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 SEQ_BITS: Final = 64
 SEQ_MAX: Final = (1 << 64) - 1

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from millstream.engine.stream.node import Node
+from millstream.engine.stream.node import StreamNode
 
 _FEW: Final = 64
 
@@ -18,7 +18,7 @@ class NodeIndex:
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
-        self._nodes: list[Node | None] = []
+        self._nodes: list[StreamNode | None] = []
         self._head = 0
         """Places before it are free: cutting them off each time would move all the others."""
         self.version = 0
@@ -27,7 +27,7 @@ class NodeIndex:
     def __len__(self) -> int:
         return len(self._nodes) - self._head
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[StreamNode]:
         return (node for node in self._nodes[self._head :] if node is not None)
 
     @property
@@ -40,12 +40,12 @@ class NodeIndex:
         """The place behind the last."""
         return len(self._nodes)
 
-    def __getitem__(self, at: int) -> Node:
+    def __getitem__(self, at: int) -> StreamNode:
         node = self._nodes[at]
         assert node is not None
         return node
 
-    def __setitem__(self, at: int, node: Node) -> None:
+    def __setitem__(self, at: int, node: StreamNode) -> None:
         """Another form of the same node."""
         self._nodes[at] = node
 
@@ -53,7 +53,7 @@ class NodeIndex:
         """The place of the node that would hold this id; the first one for an id before all of them."""
         return max(bisect_right(self._firsts, entry_id, self._head) - 1, self._head)
 
-    def append(self, first_id: int, node: Node) -> None:
+    def append(self, first_id: int, node: StreamNode) -> None:
         """A node whose entries come after all others. The last one may be known by a greater id, after XSETID has gone
         back behind its deleted entries: then it is found by where its entries were moved to."""
         if len(self) and self._firsts[-1] >= first_id:

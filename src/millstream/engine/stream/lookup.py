@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from millstream.engine.pubsub import STREAM
 from millstream.engine.stream.group import Consumer, Group
 from millstream.engine.stream.stream import Stream
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 if TYPE_CHECKING:
     from millstream.engine.keyspace import Database

@@ -36,7 +36,7 @@ MOST_SPARE: Final = 35
 tail 10, both parts of the id 20, and 1 where a counter grows."""
 
 
-class Node:
+class StreamNode:
     """What both kinds share."""
 
     __slots__ = ("dead", "gone", "moved", "names", "skip")
@@ -177,7 +177,7 @@ class Node:
             self.dead = None
 
 
-class OpenNode(Node):
+class OpenNode(StreamNode):
     """The node that entries are added to: plain lists, which the stream adds to by itself where it is in a hurry."""
 
     __slots__ = (
@@ -313,7 +313,7 @@ class OpenNode(Node):
             self.times[index], self.seqs[index] = ms, seq
 
     @classmethod
-    def reopened(cls, node: Node, first_id: int) -> OpenNode:
+    def reopened(cls, node: StreamNode, first_id: int) -> OpenNode:
         """The same node, ready for more entries. ``first_id`` is the one under which it is found."""
         base, times, seqs = node.columns()
         rows = [tuple(words) for words in node.words(0, node.total)]

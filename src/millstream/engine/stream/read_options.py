@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 BLOCKED_COUNT: Final = 1000
 """What a reader that has waited gets at most where it set no COUNT, as in Redis: its id may lie far back."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from millstream.engine.stream.ids import ID_MAX
-from millstream.engine.stream.node import EntryReply, Node
+from millstream.engine.stream.node import EntryReply, StreamNode
 
 if TYPE_CHECKING:
     from millstream.engine.stream.stream import Stream
 
-Run = tuple[Node, int, int]
+Run = tuple[StreamNode, int, int]
 """Part of a node, from an index up to another one."""
 
 
@@ -62,7 +62,7 @@ def runs_back(stream: Stream, first: int, last: int, count: int) -> Iterator[Run
         stop = nodes[at].total
 
 
-def _live(node: Node, start: int, stop: int) -> int:
+def _live(node: StreamNode, start: int, stop: int) -> int:
     if node.dead is None:
         return stop - start
     return sum(index not in node.dead for index in range(start, stop))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from millstream.engine.stream.node import Node, OpenNode, Words
+from millstream.engine.stream.node import OpenNode, StreamNode, Words
 
 _TYPE_OF_WIDTH: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
@@ -34,7 +34,7 @@ def unpack(packed: bytes, count: int) -> Sequence[int]:
     return memoryview(packed).cast(_TYPE_OF_WIDTH[len(packed) // count])  # type: ignore[call-overload,no-any-return]  # the stub wants a literal
 
 
-class SealedNode(Node):
+class SealedNode(StreamNode):
     """Few objects, because millions of them would burden Python's garbage collector."""
 
     __slots__ = ("_base", "_blob", "_counts", "_ends", "_seqs", "_times", "_total")

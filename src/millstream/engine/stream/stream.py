@@ -15,7 +15,7 @@ from millstream.engine.stream.index import NodeIndex
 from millstream.engine.stream.node import SMALL_NUMBERS, OpenNode, Words
 from millstream.engine.stream.redis_sizes import MAX_BYTES, count_nodes
 from millstream.engine.stream.sealed import SealedNode
-from millstream.wire.replies import ErrorReply
+from millstream.wire import ErrorReply
 
 EXHAUSTED: Final = "ERR The stream has exhausted the last possible ID, unable to add more items"
 

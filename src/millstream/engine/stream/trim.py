@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from millstream.engine.stream.node import Node
+    from millstream.engine.stream.node import StreamNode
     from millstream.engine.stream.stream import Stream
 
 
@@ -45,13 +45,13 @@ class Trim:
             break
         return deleted
 
-    def _takes_all(self, stream: Stream, node: Node) -> bool:
+    def _takes_all(self, stream: Stream, node: StreamNode) -> bool:
         if self.max_len is not None:
             return stream.length - node.live >= self.max_len
         assert self.min_id is not None
         return node.last_id() < self.min_id
 
-    def _part_of(self, stream: Stream, node: Node) -> int:
+    def _part_of(self, stream: Stream, node: StreamNode) -> int:
         """How many live entries of this node go, where not all of its places do."""
         if self.max_len is not None:
             return stream.length - self.max_len

@@ -24,8 +24,7 @@ from millstream.messaging.subscriber.sweeper import Sweeper, interval_ms
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.subscriber.workers import Workers
 from millstream.messaging.supervision import keep_running
-from millstream.model import Delivery, EntryId
-from millstream.model.clock import monotonic_ms
+from millstream.model import Delivery, EntryId, monotonic_ms
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.supervision import can_pass
-from millstream.model import MIN_ID, Entry, EntryId
-from millstream.model.clock import monotonic_ms
+from millstream.model import MIN_ID, Entry, EntryId, monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol

@@ -17,9 +17,8 @@ from millstream.messaging.message import Message
 from millstream.messaging.subscriber.group import lost, restore
 from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.topic import Topic
-from millstream.model import EntryId
-from millstream.model.clock import monotonic_ms
-from millstream.wire.commands import Conversation
+from millstream.model import EntryId, monotonic_ms
+from millstream.wire import Conversation
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.consumer import SharedConsumer

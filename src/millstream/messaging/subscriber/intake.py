@@ -15,7 +15,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Bury
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import Delivery, EntryId
-from millstream.wire.names import to_bytes
+from millstream.wire import to_bytes
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.consumer import SharedConsumer

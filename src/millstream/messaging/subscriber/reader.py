@@ -20,8 +20,7 @@ from millstream.messaging.outage import Outage
 from millstream.messaging.subscriber.intake import accept
 from millstream.messaging.subscriber.shard import POLL_MS, POLL_MS_A_TOPIC, Shard
 from millstream.messaging.subscriber.topic import Topic
-from millstream.model import Delivery
-from millstream.model.clock import monotonic_ms
+from millstream.model import Delivery, monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.consumer import SharedConsumer

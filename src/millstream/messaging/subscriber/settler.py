@@ -23,8 +23,7 @@ from millstream.messaging.subscriber.group import lost, restore
 from millstream.messaging.subscriber.intake import release, start_again
 from millstream.messaging.subscriber.outputs import store_outputs
 from millstream.messaging.subscriber.topic import Topic
-from millstream.model import Backoff, EntryId
-from millstream.model.clock import monotonic_ms
+from millstream.model import Backoff, EntryId, monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.consumer import SharedConsumer

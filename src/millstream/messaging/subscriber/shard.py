@@ -20,9 +20,8 @@ from millstream.messaging.burial import text_of
 from millstream.messaging.subscriber.group import restore
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import can_pass
-from millstream.model import Backoff, Delivery
-from millstream.model.clock import monotonic_ms
-from millstream.wire.names import to_bytes
+from millstream.model import Backoff, Delivery, monotonic_ms
+from millstream.wire import to_bytes
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.reader import Reader

@@ -18,9 +18,8 @@ from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuch
 from millstream.messaging.subscriber.group import restore, retire_dead_consumers
 from millstream.messaging.subscriber.intake import accept, accept_taken
 from millstream.messaging.subscriber.topic import FIRST, MAX_SCAN, Topic
-from millstream.model import Delivery, GroupInfo
-from millstream.model.clock import monotonic_ms
-from millstream.wire.commands import Conversation
+from millstream.model import Delivery, GroupInfo, monotonic_ms
+from millstream.wire import Conversation
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.consumer import SharedConsumer

@@ -16,10 +16,8 @@ from millstream.messaging.outcome import Outcome
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.book import Book
 from millstream.messaging.subscriber.room import Room
-from millstream.model import MIN_ID, EntryId
-from millstream.model.clock import monotonic_ms
-from millstream.wire.commands import Conversation
-from millstream.wire.names import to_bytes
+from millstream.model import MIN_ID, EntryId, monotonic_ms
+from millstream.wire import Conversation, to_bytes
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.shard import Shard

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from millstream.errors import InvalidArgument
-from millstream.model.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration_ms, parse_size_bytes
+from millstream.model import DURATION_PATTERN, SIZE_PATTERN, parse_duration_ms, parse_size_bytes
 from millstream.pipelines.templates import Template, TemplateError
 
 

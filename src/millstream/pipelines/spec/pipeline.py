@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from millstream.model.backoff import Backoff
+from millstream.model import Backoff
 from millstream.pipelines.processors import AnyProcessor
 from millstream.pipelines.sinks import AnySink
 from millstream.pipelines.sources import AnySource

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.broker.context import Context
+from millstream.broker.context import ROW_WORDS, Context
 from millstream.broker.keys import beside
-from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.arguments import (
     Fields,
     Name,
@@ -19,7 +18,7 @@ from millstream.broker.operations.durability import Wanted, durability_of, run_s
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument
-from millstream.wire.commands import Conversation
+from millstream.wire import Conversation
 
 
 def publish_later(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream.broker.steps.twins import clock_ms
 from millstream.broker.steps.unique.twin import Seen
 from millstream.engine import Call
-from millstream.wire.replies import Reply
+from millstream.wire import Reply
 
 
 def later_add(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:

@@ -13,8 +13,7 @@ from millstream.broker.operations.arguments import (
 )
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import ConsumerHasPending, InvalidArgument
-from millstream.wire.commands import Command, Conversation
-from millstream.wire.names import to_name
+from millstream.wire import Command, Conversation, to_name
 
 
 def advance_group(

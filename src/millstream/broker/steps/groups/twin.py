@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.broker.steps.twins import facts_of, id_order
 from millstream.engine import Call
-from millstream.wire.replies import Reply
+from millstream.wire import Reply
 
 
 def advance_group(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:

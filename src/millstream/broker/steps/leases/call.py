@@ -22,10 +22,8 @@ from millstream.broker.operations.arguments import (
 from millstream.broker.operations.durability import run_script_durably
 from millstream.broker.steps.script import Script, run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.model.durability import Durability
-from millstream.wire.commands import Args, Batch, Command, Conversation
-from millstream.wire.names import to_name
-from millstream.wire.replies import ErrorReply
+from millstream.model import Durability
+from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, to_name
 
 TABLE_TTL_MS = 86_400_000
 """A service without members for a day leaves no table behind."""

@@ -7,9 +7,8 @@ from copy import copy
 from itertools import chain
 from typing import Any, Self, TypeVar
 
-from millstream.broker.context import Context
+from millstream.broker.context import ROW_WORDS, Context, Limits
 from millstream.broker.keys import beside
-from millstream.broker.limits import ROW_WORDS, Limits
 from millstream.broker.operations.answers import entry_id, entry_ids
 from millstream.broker.operations.arguments import (
     Fields,
@@ -25,10 +24,8 @@ from millstream.broker.steps.once.digest import UNKNOWN, WEEK_MS, Appended, Dige
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
 from millstream.errors import IdTooSmall, InvalidArgument, NonDeterministicReplay, ServerError, StaleWriter
-from millstream.model.entry_id import EntryId
-from millstream.model.trim import TrimPolicy
-from millstream.wire.commands import Command, Conversation
-from millstream.wire.names import to_name
+from millstream.model import EntryId, TrimPolicy
+from millstream.wire import Command, Conversation, to_name
 
 R = TypeVar("R")
 GREATEST = 2**53 - 1

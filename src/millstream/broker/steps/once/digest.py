@@ -7,8 +7,8 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from millstream.errors import MillstreamError
-from millstream.model.entry_id import EntryId
-from millstream.wire.resp import pack
+from millstream.model import EntryId
+from millstream.wire import pack
 
 WEEK_MS = 7 * 24 * 3600 * 1000
 UNKNOWN = b"-"

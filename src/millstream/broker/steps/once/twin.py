@@ -7,7 +7,7 @@ from typing import Final
 
 from millstream.broker.steps.twins import facts_of, id_order
 from millstream.engine import Call
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire import ErrorReply, Reply
 
 _MARKER: Final = re.compile(rb"(\d+) (\d+) (\S+) (\S+)")
 

@@ -17,9 +17,8 @@ from millstream.broker.operations.arguments import (
     sequence,
 )
 from millstream.broker.steps.script import run_script, script
-from millstream.model.entries import Delivery
-from millstream.model.entry_id import EntryId
-from millstream.wire.commands import Conversation
+from millstream.model import Delivery, EntryId
+from millstream.wire import Conversation
 
 
 class Swept(NamedTuple):

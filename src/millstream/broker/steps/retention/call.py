@@ -12,9 +12,8 @@ from millstream.broker.operations.answers import entry_id, mapping
 from millstream.broker.operations.arguments import Id, Name, count_word, id_word, name_word
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.model.entry_id import EntryId
-from millstream.wire.commands import Command, Conversation
-from millstream.wire.names import to_name
+from millstream.model import EntryId
+from millstream.wire import Command, Conversation, to_name
 
 REMEMBERED_STREAMS = 10_000
 """Streams whose adds are counted. Beyond that counting starts afresh: streams are then trimmed sooner, never later."""

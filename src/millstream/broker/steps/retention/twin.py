@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from millstream.broker.steps.twins import clock_ms, facts_of, id_order
 from millstream.engine import Call
-from millstream.wire.replies import Reply
+from millstream.wire import Reply
 
 
 def trim_safely(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:

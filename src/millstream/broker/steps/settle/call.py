@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from millstream.broker.context import Context
+from millstream.broker.context import ROW_WORDS, Context
 from millstream.broker.keys import beside, due_key, slot_of
-from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.answers import entry_id, entry_ids
 from millstream.broker.operations.arguments import (
     Fields,
@@ -28,8 +27,8 @@ from millstream.broker.operations.arguments import (
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument
-from millstream.model.entry_id import EntryId
-from millstream.wire.commands import Command, Conversation
+from millstream.model import EntryId
+from millstream.wire import Command, Conversation
 
 CHUNK = 1000
 """Ids in one call: a script holds up everybody else, and Lua passes some thousands of words at most."""

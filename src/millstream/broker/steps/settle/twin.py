@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.broker.steps.twins import clock_ms
 from millstream.engine import Call
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire import ErrorReply, Reply
 
 
 def settle(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:

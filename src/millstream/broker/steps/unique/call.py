@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.broker.context import Context
+from millstream.broker.context import ROW_WORDS, Context
 from millstream.broker.keys import beside
-from millstream.broker.limits import ROW_WORDS
 from millstream.broker.operations.answers import entry_id
 from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word, pairs, trim_words
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
@@ -15,9 +14,8 @@ from millstream.broker.steps.once.digest import Appended
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument, ServerError
-from millstream.model.entry_id import EntryId
-from millstream.model.trim import TrimPolicy
-from millstream.wire.commands import Conversation
+from millstream.model import EntryId, TrimPolicy
+from millstream.wire import Conversation
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from millstream.broker.steps.twins import clock_ms, facts_of
 from millstream.engine import Call
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire import ErrorReply, Reply
 
 _WINDOW: Final = re.compile(rb"(\d+) (\d+)")
 
