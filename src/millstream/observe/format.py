@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.model import EntryId
-from millstream.observe import FIRST_TIME_MS
+from millstream.observe.watch import FIRST_TIME_MS
 
 
 def duration(ms: float) -> str:
