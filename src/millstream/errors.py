@@ -7,6 +7,7 @@ A room with errors of its own keeps them in ``<room>/errors.py``, derived from h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
@@ -46,7 +47,16 @@ class InvalidArgument(MillstreamError):
             shown = f"this {type(got).__name__}"
         if len(shown) > 80:
             shown = shown[:77] + "..."
-        super().__init__(f"{argument}: {shown} is not allowed. Use {allowed}.", argument=argument, allowed=allowed)
+        end = "" if allowed.endswith("?") else "."
+        super().__init__(f"{argument}: {shown} is not allowed. Use {allowed}{end}", argument=argument, allowed=allowed)
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The nearest of the words that would have been right, as the end of a sentence; empty where none is near."""
+    import difflib  # only those who made a mistake wait for it
+
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class PayloadTooLarge(InvalidArgument):

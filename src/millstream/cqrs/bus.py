@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from millstream.cqrs.errors import CannotUnmarshal
 from millstream.cqrs.handlers import Check, Handlers, Registered, call, one_group_each, one_handler_each
@@ -20,6 +20,7 @@ from millstream.messaging import (
     Publisher,
     Route,
     Router,
+    SubscriberOptions,
     check_topic,
     correlated,
     make_subscriber,
@@ -62,7 +63,7 @@ class Bus(Handlers, ABC):
         marshaler: Marshaler | None,
         publisher: Publisher | None,
         close_timeout: Seconds,
-        options: dict[str, Any],
+        options: SubscriberOptions,
     ) -> None:
         super().__init__(self._check_routes)
         self._rule = check
@@ -195,7 +196,7 @@ class CommandBus(Bus):
         marshaler: Marshaler | None = None,
         publisher: Publisher | None = None,
         close_timeout: Seconds = 30.0,
-        **options: Any,
+        **options: Unpack[SubscriberOptions],
     ) -> None:
         super().__init__(
             broker,
@@ -246,7 +247,7 @@ class EventBus(Bus):
         marshaler: Marshaler | None = None,
         publisher: Publisher | None = None,
         close_timeout: Seconds = 30.0,
-        **options: Any,
+        **options: Unpack[SubscriberOptions],
     ) -> None:
         if not service:
             raise InvalidArgument("service", service, "the service's name: handlers of two services are two groups")

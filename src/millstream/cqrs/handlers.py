@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from millstream.cqrs.dependencies import Given, Kind, Plan, plan_dependency, plan_handler
 from millstream.cqrs.errors import DuplicateHandler
-from millstream.messaging import Message, Middleware, callable_name, callable_place, in_thread
+from millstream.messaging import HandlerOptions, Message, Middleware, callable_name, callable_place, in_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +29,7 @@ class Registered:
     name: str
     place: str
     middleware: tuple[Middleware, ...]
-    options: dict[str, Any]
+    options: HandlerOptions
 
 
 Check = Callable[[Sequence[Registered]], None]
@@ -50,7 +50,7 @@ class Handlers:
 
     @overload
     def handler(
-        self, /, *, name: str | None = None, middleware: Sequence[Middleware] = (), **options: Any
+        self, /, *, name: str | None = None, middleware: Sequence[Middleware] = (), **options: Unpack[HandlerOptions]
     ) -> Callable[[F], F]: ...
 
     def handler(
@@ -60,7 +60,7 @@ class Handlers:
         *,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
-        **options: Any,
+        **options: Unpack[HandlerOptions],
     ) -> F | Callable[[F], F]:
         """Registers a function for the class that its parameter is annotated with: ``@bus.handler``, or with options
         of the subscriber, ``@bus.handler(max_in_flight=1)``. Raises HandlerRefused and DuplicateHandler.

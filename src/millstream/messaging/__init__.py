@@ -57,7 +57,7 @@ from millstream.messaging.publisher import Publisher
 from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
 from millstream.messaging.route import DuplicateRoute, Route, make_subscriber, refuse_shared_groups
 from millstream.messaging.router import AlreadyRunning, Router
-from millstream.messaging.settings import SubscriberSettings, check_topic
+from millstream.messaging.settings import HandlerOptions, SubscriberOptions, SubscriberSettings, check_topic
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
 from millstream.messaging.supervision import keep_running
@@ -81,6 +81,7 @@ __all__ = [
     "Handler",
     "HandlerCancelled",
     "HandlerCrashed",
+    "HandlerOptions",
     "HandlerRefused",
     "Janitor",
     "Message",
@@ -101,6 +102,7 @@ __all__ = [
     "Selection",
     "StreamReport",
     "Subscriber",
+    "SubscriberOptions",
     "SubscriberSettings",
     "TooLateToSettle",
     "Undecodable",

@@ -9,12 +9,11 @@ stream nobody has handled it, and a mark would keep everybody away.
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 
+from millstream.messaging.failure import text_of, traceback_of, type_of
+
 PREFIX = b"dlq."
-_TRACEBACK_LIMIT = 8_000
-_TEXT_LIMIT = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +36,8 @@ class Burial:
 
 
 def describe(error: BaseException) -> tuple[str, str, str]:
-    """Message, type and traceback of an error; the end of a long traceback is the part that tells most."""
-    text = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return text_of(error), name, text[-_TRACEBACK_LIMIT:]
-
-
-def text_of(error: BaseException) -> str:
-    """What an error says, whatever its class makes of that: it may fail to say it, or take megabytes."""
-    try:
-        text = str(error) or repr(error)
-    except Exception:  # a stranger's __str__: its message must get its outcome all the same
-        text = f"{type(error).__name__}, which cannot be shown as text"
-    return text if len(text) <= _TEXT_LIMIT else text[:_TEXT_LIMIT] + "..."
+    """Message, type and traceback of an error."""
+    return text_of(error), type_of(error), traceback_of(error)
 
 
 def _encoded(text: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from millstream.broker import delayed
 from millstream.errors import BrokerClosed, MillstreamError
-from millstream.messaging.burial import text_of
+from millstream.messaging.failure import text_of
 from millstream.model import monotonic_ms
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import partial, wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from millstream.errors import MillstreamError
 from millstream.messaging.errors import HandlerCancelled, HandlerCrashed
@@ -25,6 +25,19 @@ Handler = Callable[[Message], Awaitable[Output]]
 """Gets one message; what it returns is published (where a destination is set) together with the acknowledgement."""
 
 Middleware = Callable[[Handler], Handler]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Returned = TypeVar("Returned", bound=Output | Awaitable[Output])
+"""What a sync or an async handler returns, as a type checker sees it."""
+
+
+class HandlerDecorator(Protocol):
+    """Takes a function whose first parameter is the message, and returns it as it was."""
+
+    def __call__(
+        self, function: Callable[Concatenate[Message, P], Returned], /
+    ) -> Callable[Concatenate[Message, P], Returned]: ...
 
 
 def as_messages(output: Output) -> Sequence[Message]:
@@ -85,10 +98,6 @@ def callable_place(function: Callable[..., Any]) -> str:
     where = f"{named.__module__}.{named.__qualname__}"
     code = getattr(function, "__code__", None)
     return f"{where} (line {code.co_firstlineno})" if code is not None else where
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 async def in_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -187,6 +187,8 @@ class Publisher:
     ) -> list[EntryId | None]:
         if not key:
             raise InvalidArgument("idempotency_key", key, "a text that is not empty")
+        for message in messages:
+            _check_message(message)
         named = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
         appended = await self._broker.run(append_unique, topic, named, window_ms=self._window_ms, durability=level)
         self._tell("messaging.published_unique", topic, messages=appended.added, skipped=appended.skipped)
@@ -197,6 +199,8 @@ class Publisher:
     ) -> list[EntryId | None]:
         if type(delay_ms) is not int or delay_ms < 0:
             raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative")
+        for message in messages:
+            _check_message(message)
         window_ms = None if key is None else self._window_ms
         if key is None:
             self._tokens += 1
@@ -217,7 +221,11 @@ class Publisher:
     def _row(self, message: Message) -> tuple[Row, int]:
         """The message as words, and their bytes. A message that is too large is its publisher's error: found out here,
         it is not the error of all who happen to travel with it."""
-        row: Row = list(chain.from_iterable(self._codec.encode(message).items()))
+        try:
+            row: Row = list(chain.from_iterable(self._codec.encode(message).items()))
+        except AttributeError:
+            _check_message(message)
+            raise
         size = sum(map(len, row))
         if size > self._max_entry_bytes:
             raise PayloadTooLarge("message", size, self._max_entry_bytes)
@@ -295,6 +303,11 @@ def _start_afresh_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_start_afresh_after_fork)
+
+
+def _check_message(message: object) -> None:
+    if not isinstance(message, Message):
+        raise InvalidArgument("messages", message, "Message objects, such as Message(b'...') or Message(text.encode())")
 
 
 def _numbered(key: str, at: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from millstream.broker import Retained, retention
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.messaging.burial import text_of
+from millstream.messaging.failure import text_of
 from millstream.model import EntryId, GroupInfo, Observer, Seconds, parse_duration_ms, parse_size_bytes, seconds
 
 if TYPE_CHECKING:

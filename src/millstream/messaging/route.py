@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import InvalidArgument, MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError, did_you_mean
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,
@@ -20,7 +20,7 @@ from millstream.messaging.handler import (
     message_handler,
 )
 from millstream.messaging.message import Message
-from millstream.messaging.settings import check_topic
+from millstream.messaging.settings import OPTION_NAMES, check_topic, parse_start
 from millstream.messaging.subscriber import Subscriber
 from millstream.model import EntryId
 
@@ -76,6 +76,7 @@ class Route:
             finally:
                 end(token)
 
+        handle.__name__ = self.name
         return handle
 
     def inside(self, middleware: Sequence[Middleware], options: Mapping[str, Any]) -> Route:
@@ -134,8 +135,7 @@ def make_route(
 def _check_start(start: str | EntryId, group: str | None) -> None:
     if group is not None:
         raise InvalidArgument("start", start, "group_start, because there is a group")
-    if start != "$" and not isinstance(start, EntryId):
-        EntryId.parse(start, argument="start")
+    parse_start(start, "start")
 
 
 def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:
@@ -147,13 +147,16 @@ def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:
 def make_subscriber(broker: BrokerProtocol | None, route: Route) -> Subscriber:
     """The subscriber of a route. It connects to nothing yet, so it also serves to check the options."""
     options = dict(route.options)
+    for name in options:
+        if name not in OPTION_NAMES:
+            hint = did_you_mean(name, OPTION_NAMES) or f". There are {', '.join(sorted(OPTION_NAMES))}."
+            raise HandlerRefused(route.place, f"there is no option {name!r}{hint}")
     if route.group is None:
         options.pop("group_start", None)
     try:
         return Subscriber(broker, group=route.group, **options)  # type: ignore[arg-type]  # None: only to check
-    except (InvalidArgument, TypeError) as error:
-        why = str(error).replace("Subscriber.__init__() got an unexpected keyword argument", "there is no option")
-        raise HandlerRefused(route.place, why) from error
+    except InvalidArgument as error:
+        raise HandlerRefused(route.place, str(error)) from error
 
 
 def refuse_shared_groups(routes: Sequence[Route]) -> None:

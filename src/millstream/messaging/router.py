@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError
-from millstream.messaging.handler import HandlerRefused, Middleware, callable_place, current_handler
+from millstream.messaging.handler import HandlerDecorator, HandlerRefused, Middleware, callable_place, current_handler
 from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
+from millstream.messaging.settings import SubscriberOptions
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
 from millstream.messaging.supervision import can_pass
@@ -25,8 +26,6 @@ from millstream.model import Backoff, EntryId, Seconds, seconds
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 log = logging.getLogger("millstream.router")
 POLL_S = 0.005
@@ -52,6 +51,11 @@ class RouterState(Enum):
     CLOSED = "closed"
 
 
+def _given(group_start: str | EntryId | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's start that is not given must not hide the one that holds for all."""
+    return {**options} if group_start is None else {**options, "group_start": group_start}
+
+
 class Router:
     """``router = Router(broker)``, ``@router.on("orders", group="billing", group_start="0")``, ``await router.run()``.
 
@@ -59,10 +63,17 @@ class Router:
     own; a subscriber's options are the names. A router without a broker is there to be included.
     """
 
-    def __init__(self, broker: BrokerProtocol | None = None, *, close_timeout: Seconds = 30.0, **options: Any) -> None:
+    def __init__(
+        self,
+        broker: BrokerProtocol | None = None,
+        *,
+        close_timeout: Seconds = 30.0,
+        group_start: str | EntryId | None = None,
+        **options: Unpack[SubscriberOptions],
+    ) -> None:
         self._broker = broker
         self._close_timeout = seconds(close_timeout, "close_timeout")
-        self._options: Mapping[str, Any] = options
+        self._options: Mapping[str, Any] = _given(group_start, options)
         self._middleware: list[Middleware] = []
         self._own: list[Route] = []
         self._places: dict[tuple[str, str | None], Route] = {}
@@ -79,12 +90,13 @@ class Router:
         topic: str,
         *,
         group: str | None = None,
+        group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
         publish_to: str | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
-        **options: Any,
-    ) -> Callable[[F], F]:
+        **options: Unpack[SubscriberOptions],
+    ) -> HandlerDecorator:
         """Registers the decorated function for ``topic``. What it returns goes to ``publish_to``, together with the
         acknowledgement. Without a group it gets every message after ``start`` (None: from now on), as every other
         instance does.
@@ -92,10 +104,11 @@ class Router:
         Raises HandlerRefused, which names the function, for whatever cannot work.
         """
 
-        def register(function: F) -> F:
+        def register(function: Any) -> Any:
             self.add(
                 *(function, topic),
                 group=group,
+                group_start=group_start,
                 start=start,
                 publish_to=publish_to,
                 name=name,
@@ -112,15 +125,16 @@ class Router:
         topic: str,
         *,
         group: str | None = None,
+        group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
         publish_to: str | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
-        **options: Any,
+        **options: Unpack[SubscriberOptions],
     ) -> Route:
         """The same without a decorator."""
         self._refuse_changes()
-        if group is None and options.get("group_start") is not None:
+        if group is None and group_start is not None:
             raise HandlerRefused(
                 callable_place(function), "group_start without a group. Name the group, or pass start."
             )
@@ -131,7 +145,7 @@ class Router:
             publish_to=publish_to,
             name=name,
             middleware=middleware,
-            options={**self._options, **options},
+            options={**self._options, **_given(group_start, options)},
         )
         place = (route.topic, route.group)
         refuse_shared_groups([self._places.get(place, route), route])

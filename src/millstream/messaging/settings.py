@@ -6,11 +6,15 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.message import KEY, Message
 from millstream.messaging.outcome import AckPolicy
 from millstream.model import Backoff, EntryId
+
+if TYPE_CHECKING:
+    from millstream.messaging.codecs import Codec
 
 KeyOf = Callable[[Message], str | None]
 """What must stay in order: messages of one key are handled one after the other. None: no order is asked for."""
@@ -97,6 +101,39 @@ class SubscriberSettings:
         return max(1, self.claim_min_idle_ms * 3 // 4)
 
 
+class SubscriberOptions(TypedDict, total=False):
+    """What ``Router``, ``Router.on`` and the buses hand on to the subscribers they make. See SubscriberSettings."""
+
+    consumer: str | None
+    block_ms: int | None
+    count: int
+    max_in_flight: int
+    max_bytes_in_flight: int
+    process_max_in_flight: int
+    process_max_bytes_in_flight: int
+    claim_min_idle_ms: int
+    claim_interval_ms: int
+    max_hold_ms: int | None
+    max_deliveries: int
+    dlq: str | None
+    ack_policy: AckPolicy | str
+    codec: str | Codec
+    backoff: Backoff | None
+    ordered_by_key: bool | KeyOf
+    dead_consumer_ms: int
+    grace_ms: int
+    close_timeout_ms: int
+
+
+class HandlerOptions(SubscriberOptions, total=False):
+    """The same, and where the handler's group begins."""
+
+    group_start: str | EntryId | None
+
+
+OPTION_NAMES = frozenset(HandlerOptions.__annotations__)
+
+
 def _check_group(settings: SubscriberSettings) -> None:
     if settings.group is None:
         return
@@ -106,8 +143,24 @@ def _check_group(settings: SubscriberSettings) -> None:
         raise InvalidArgument("consumer", settings.consumer, "a name that is not empty")
     if settings.group_start is None:
         raise InvalidArgument("group_start", None, "'0' (everything), '$' (from now on) or an id: it has no default")
-    if settings.group_start != "$":
-        EntryId.parse(settings.group_start, argument="group_start")
+    parse_start(settings.group_start, "group_start")
+
+
+STARTS = {"earliest": "0", "beginning": "0", "first": "0", "latest": "$", "end": "$", "last": "$", "now": "$", ">": "$"}
+"""What others call it, and what it is here."""
+
+
+def parse_start(start: str | EntryId, argument: str) -> None:
+    """Raises InvalidArgument for what is no place to begin at."""
+    if start == "$" or isinstance(start, EntryId):
+        return
+    try:
+        EntryId.parse(start, argument=argument)
+    except InvalidArgument:
+        meant = STARTS.get(start.lower()) if isinstance(start, str) else None
+        hint = "" if meant is None else f"; for {start!r} that is {meant!r}"
+        allowed = f"'0' (everything), '$' (from now on), or the id of an entry{hint}"
+        raise InvalidArgument(argument, start, allowed) from None
 
 
 def _at_least(name: str, value: object, least: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream.errors import MillstreamError
-from millstream.messaging.burial import text_of
+from millstream.messaging.failure import text_of
 from millstream.model import Backoff, monotonic_ms
 
 log = logging.getLogger(__name__)

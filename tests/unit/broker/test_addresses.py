@@ -95,6 +95,9 @@ def test_local_places() -> None:
         "nosuch://user:p@hunter2@h",
         "redis://user:p/hunter2@h:1/0",
         "redis://user:p?hunter2@h",
+        "redis:/user:hunter2@h",
+        "redis:user:hunter2@h",
+        "user:hunter2@h:6379",
     ],
 )
 def test_no_secret_gets_out(url: str) -> None:

@@ -81,13 +81,16 @@ OPTIONS: dict[str, type] = {
 def redacted(url: str) -> str:
     """The URL without what is secret in it, fit for errors, logs and reprs."""
     # Up to the last @: a password that was not quoted may hold any character, an @ or a slash among them.
-    url = re.sub(r"(?<=://).*@", "***@", url, flags=re.DOTALL)
+    # A slash or two may be missing too: what is refused is shown.
+    url = re.sub(r"(?:(?<=://)|(?<=:/)(?!/)|(?<=:)(?!/)).*@", "***@", url, count=1, flags=re.DOTALL)
     return re.sub(r"((?:^|[?&])[a-z_]*password=)[^&]*", r"\1***", url)
 
 
 def target_of(url: str) -> Target:
     """Reads redis://, rediss://, unix://, redis+sentinel:// and redis+cluster:// URLs, the latter with ``s`` too."""
     try:
+        if "://" not in url:
+            raise InvalidArgument("url", redacted(url), "a scheme and two slashes, as in redis://localhost:6379")
         parts = urlsplit(url)
         scheme, plus, kind = parts.scheme.partition("+")
         if scheme not in ("redis", "rediss", "unix") or kind not in ("", "sentinel", "cluster") or (plus and not kind):

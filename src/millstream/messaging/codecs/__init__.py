@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, did_you_mean
 
 if TYPE_CHECKING:
     from millstream.messaging.message import Message
@@ -93,5 +93,5 @@ def codec(name: str | Codec) -> Codec:
         return name
     maker = _MAKERS.get(name)
     if maker is None:
-        raise InvalidArgument("codec", name, ", ".join(codec_names()))
+        raise InvalidArgument("codec", name, ", ".join(codec_names()) + did_you_mean(name, codec_names()))
     return maker()

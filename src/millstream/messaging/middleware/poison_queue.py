@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.burial import text_of
 from millstream.messaging.errors import RetryLater
+from millstream.messaging.failure import text_of
 from millstream.messaging.handler import Handler, Middleware, Output, current_handler
 from millstream.messaging.message import Message
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import stream_info, xadd_many, xread
 from millstream.errors import NoSuchStream
-from millstream.messaging.burial import is_for, text_of, unmarked
+from millstream.messaging.burial import is_for, unmarked
 from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import NothingToSettle
-from millstream.messaging.handler import Handler, failure_of
+from millstream.messaging.failure import report_failure, text_of
+from millstream.messaging.handler import Handler, callable_name, failure_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
 from millstream.messaging.settings import SubscriberSettings
@@ -95,7 +96,7 @@ class Fanout:
                     failure = failure_of(error, task)
                     if failure is None:
                         raise
-                    self._failed(message, failure)
+                    self._failed(message, handler, failure)
         finally:
             self._ended.set()
 
@@ -106,8 +107,8 @@ class Fanout:
             await self._broker.run(xadd_many, publish_to, [self._codec.encode(one) for one in outputs])
             self._broker.context.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
 
-    def _failed(self, message: Message, error: Exception) -> None:
-        log.warning("handler failed on %s of %s", message.id, self.topic, exc_info=error)
+    def _failed(self, message: Message, handler: Handler, error: Exception) -> None:
+        report_failure(message, callable_name(handler), error)
         self._tell(
             "messaging.handler_failed", id=str(message.id), error=text_of(error), error_type=type(error).__name__
         )

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import Settled, settle, shares_slot, together, xadd, xadd_many
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
-from millstream.messaging.burial import Burial, bury_with, describe, text_of
+from millstream.messaging.burial import Burial, bury_with, describe
+from millstream.messaging.failure import text_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.subscriber.book import ids_by_count
@@ -315,7 +316,8 @@ class Settler:
             buried = await topic.broker.run(xadd, dlq, letter)
             await topic.run(settle.ack_held, [message.id], times_delivered=times)
         if buried is not None:
-            log.warning("buried %s of %s after %d deliveries: %s: %s", message.id, topic.name, times, kind, text)
+            counted = f"{times} {'delivery' if times == 1 else 'deliveries'}"
+            log.warning("buried %s of %s after %s: %s: %s", message.id, topic.name, counted, kind, text)
             topic.tell("messaging.buried", id=str(message.id), error=text, error_type=kind, deliveries=times)
         release(self._consumer, topic, [message.id])
 

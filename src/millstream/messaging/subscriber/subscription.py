@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from millstream.broker import BrokerProtocol, recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
-from millstream.messaging.burial import text_of
 from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import TooLateToSettle
+from millstream.messaging.failure import text_of
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome

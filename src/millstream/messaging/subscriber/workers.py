@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millstream.messaging.burial import text_of
 from millstream.messaging.errors import HandlerCancelled
-from millstream.messaging.handler import Handler, failure_of
+from millstream.messaging.failure import report_failure, text_of
+from millstream.messaging.handler import Handler, callable_name, failure_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, AckPolicy, after_error
 from millstream.messaging.subscriber.outputs import outputs_of
@@ -197,7 +197,8 @@ class Workers:
             log.error("a worker of group %s ended", self._consumer.group, exc_info=error)
 
     def failed(self, topic: Topic, message: Message, error: Exception) -> None:
-        log.info("handler failed on %s of %s", message.id, topic.name, exc_info=error)
+        assert topic.handler is not None
+        report_failure(message, callable_name(topic.handler), error, of=topic.settings.max_deliveries)
         topic.tell(
             "messaging.handler_failed", id=str(message.id), error=text_of(error), error_type=type(error).__name__
         )
