@@ -34,21 +34,22 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `make test`, which has two processes: one Spark session is enough, so everything of Spark is one piece of
-    work; of the rest each file is one."""
+    """For `make test`, which has two processes: a directory of Spark's tests shares one session, so it is one piece of
+    work, and there are a few of them, so that neither process waits for the other; of the rest each file is one."""
     return PiecesOfWork(config, log)
 
 
 class PiecesOfWork(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+        file = nodeid.partition("::")[0]
+        return file.rpartition("/")[0] if file.startswith(SPARK) else file
 
 
 SPARK = "tests/spark/"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest piece of work first."""
+    """The longest pieces of work first."""
     items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
 
 
