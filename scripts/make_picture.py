@@ -39,7 +39,7 @@ def main() -> None:
         broker.xadd_many("audit", [{"event": "{}"}] * 1_900)
         time.sleep(1)
         console = Console(record=True, width=100)
-        console.print(picture(broker.run(look, "*"), before, height=20))
+        console.print(picture(broker.run(look, "*"), before, width=100, height=20))
     drawn = console.export_svg(title="millstream top")
     # A picture that loads nothing: the fonts that rich names are elsewhere, any monospaced one will do.
     drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from millstream.broker.keys import LEGEND
 from millstream.cli.exit_codes import LEGEND as EXITS
+from millstream.cli.json_keys import ANSWERS, KINDS
 from millstream.cli.main import CHAPTERS
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
@@ -21,7 +23,8 @@ def command_line() -> str:
         "# The command line",
         "",
         "`millstream COMMAND --help` tells the options. Every command takes `--url` (or",
-        "`MILLSTREAM_URL`); every listing and every change takes `-o table|json`. Made from the code.",
+        "`MILLSTREAM_URL`); every listing and every change takes `-o table|json`: [the keys](json.md). Tables are as",
+        "wide as the terminal: numbers and ids stay whole, names are cut in the middle. Made from the code.",
         "",
     ]
     lines += ["| command | what it does |", "|---|---|"]
@@ -46,7 +49,43 @@ def keys() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": command_line, "keys.md": keys}
+def json_keys() -> str:
+    shapes = {"list": "a list of objects", "object": "one object", "lines": "an object a line"}
+    lines = [
+        "# What `-o json` prints",
+        "",
+        "Numbers are numbers, times are ISO 8601 in UTC, durations are milliseconds (`_ms`), sizes bytes (`_bytes`).",
+        "A key that stands here stays; new ones may be added. Made from the code; a test holds every command to it.",
+        "",
+        "| kind | means |",
+        "|---|---|",
+    ]
+    lines += [f"| {kind} | {meaning} |" for kind, meaning in KINDS.items()]
+    lines += ["", "`?` behind a kind: it may be null."]
+    for command, answer in ANSWERS.items():
+        lines += [
+            "",
+            f"## `millstream {command}`",
+            "",
+            f"Prints {shapes[answer.shape]}.",
+            "",
+            "| key | kind |",
+            "|---|---|",
+        ]
+        lines += [f"| `{key}` | {kind} |" for key, kind in _flattened(answer.keys)]
+    return "\n".join(lines) + "\n"
+
+
+def _flattened(keys: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, kind in keys.items():
+        if isinstance(kind, list):
+            yield f"{prefix}{key}", "a list of objects"
+            yield from _flattened(kind[0], f"{prefix}{key}[].")
+        else:
+            yield f"{prefix}{key}", kind
+
+
+PAGES: dict[str, Callable[[], str]] = {"cli.md": command_line, "json.md": json_keys, "keys.md": keys}
 
 
 def main() -> int:

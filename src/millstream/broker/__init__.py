@@ -22,6 +22,7 @@ from millstream.broker.operations.groups import create_consumer, xreadgroup
 from millstream.broker.operations.info import (
     GroupSurvey,
     StreamSurvey,
+    blocked_commands,
     group_info,
     list_keys,
     list_streams,
@@ -112,6 +113,7 @@ __all__ = [
     "Turn",
     "append_unique",
     "beside",
+    "blocked_commands",
     "code_of",
     "create_consumer",
     "delayed",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from millstream.assignment import Announcement, announce_stream, assignments, balancer_stream, force_release
 from millstream.broker import BlockingBroker
 from millstream.cli import show
+from millstream.cli.columns import flag, ident, name, span, text
 from millstream.cli.lookup import opened, typed
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument, NoSuchStream
-from millstream.observe import duration, named, printable
+from millstream.observe import moment, named, printable
 
 app = typer.Typer()
 
@@ -29,16 +30,23 @@ def list_assignments(service: Service, url: Url = DEFAULT_URL, output: Output = 
         items = [
             {
                 "stream": one.stream,
-                "lbs_id": str(one.lbs_id),
+                "lbs_id": one.lbs_id,
                 "owner": one.owner or None,
                 "alive": one.alive,
                 "token": one.token or None,
-                "held_for": duration(max(0, now_ms - one.token)) if one.owner else None,
-                "info": json.dumps(dict(one.info)) if one.info else None,
+                "held_since": moment(one.token) if one.owner else None,
+                "held_for_ms": max(0, now_ms - one.token) if one.owner else None,
+                "info": dict(one.info),
             }
             for one in assignments(broker, service)
         ]
-    show.rows(output, ("stream", "owner", "alive", "held_for", "token", "lbs_id", "info"), items)
+    columns = [name("stream"), name("owner"), flag("alive"), span("held_for_ms", "held for"), ident("token")]
+    columns += [ident("lbs_id", spare=True), text("info", spare=True, shown=_info)]
+    show.rows(output, columns, items)
+
+
+def _info(value: Any) -> str:
+    return printable(json.dumps(value)) if value else "-"
 
 
 @app.command()
@@ -58,7 +66,7 @@ def announce(
         raise InvalidArgument("--info", info, 'a JSON object, such as {"tenant": "a"}')
     with opened(url) as broker:
         announced = announce_stream(broker, service, Announcement(stream, details))
-    show.outcome(output, str(announced), service=service, stream=stream, lbs_id=str(announced))
+    show.outcome(output, str(announced), service=service, stream=stream, lbs_id=announced)
 
 
 @app.command()

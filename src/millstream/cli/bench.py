@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from millstream.cli import show
+from millstream.cli.columns import ShownColumn, flag, text
 from millstream.cli.exit_codes import FAILED
-from millstream.cli.show import console
+from millstream.cli.options import Output, OutputKind
 
 
 class Suite(StrEnum):
@@ -25,11 +28,10 @@ class Suite(StrEnum):
 
 def command(
     suites: Annotated[list[Suite] | None, typer.Argument(help="Which suites; all of them by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as -o json does.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of ours and the peer in turn; the median counts.")] = 3,
+    output: Output = OutputKind.table,
 ) -> None:
-    from rich.table import Table
-
     from millstream.bench.result import Result, machine
 
     results: list[Result] = []
@@ -41,18 +43,16 @@ def command(
             typer.secho(f"  {error.name} is not installed. Run: pip install --group bench", fg="red", err=True)
             raise typer.Exit(FAILED) from None
         results += module.run(rounds, lambda text: typer.secho(f"  {text}", dim=True, err=True))
-    if as_json:
+    if as_json or output is OutputKind.json:
         json.dump({"machine": machine(), "results": [result.as_json() for result in results]}, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("name", "value", "unit", "peer", "peer's", "ratio", "goal", "reached"):
-        table.add_column(column, justify="right" if column in ("value", "peer's", "ratio") else "left")
-    for one in results:
-        reached = {None: "-", True: "[green]yes[/]", False: "[red]no[/]"}[one.reached]
-        numbers = [
-            f"{x:,.2f}" if x is not None and x < 1000 else "-" if x is None else f"{x:,.0f}"
-            for x in (one.value, one.peer_value, one.ratio)
-        ]
-        table.add_row(one.name, numbers[0], one.unit, one.peer or "-", numbers[1], numbers[2], one.goal, reached)
-    console().print(table)
+    items = [{**result.as_json(), "reached": result.reached} for result in results]
+    figure = ShownColumn("value", "value", "not", True, False, _figure)
+    columns = [ShownColumn("name", "name", "not"), figure, text("unit"), replace(figure, key="ratio", title="ratio")]
+    columns += [ShownColumn("goal", "goal", "not"), flag("reached"), text("peer", spare=True)]
+    show.table([*columns, replace(figure, key="peer_value", title="peer's", spare=True)], items)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
+from millstream.cli.columns import name, number, span
 from millstream.cli.lookup import need_group, need_stream, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
@@ -18,6 +19,7 @@ app = typer.Typer()
 
 Stream = Annotated[str, typer.Argument(help="The stream's name.")]
 Group = Annotated[str, typer.Argument(help="The group's name.")]
+_CONSUMER = (name("consumer"), number("pending"), span("idle_ms", "silent for"))
 
 
 @app.command("ls")
@@ -37,12 +39,11 @@ def list_consumers(
             "consumer": consumer.name,
             "pending": consumer.pending,
             "idle_ms": consumer.idle_ms,
-            "silent_for": duration(consumer.idle_ms),
         }
         for one in found
         for consumer in one.consumers
     ]
-    show.rows(output, ("group", "consumer", "pending", "silent_for"), items)
+    show.rows(output, [name("group"), *_CONSUMER], items)
 
 
 @app.command()
@@ -68,8 +69,10 @@ def reap(
         dead = [one for one in members if one.idle_ms >= idle_s * 1000 and one.name != to]
         if dead:
             if output is OutputKind.table:
-                rows = [[one.name, one.pending, duration(one.idle_ms)] for one in dead]
-                show.table(["consumer", "pending", "silent for"], rows)
+                show.table(
+                    _CONSUMER,
+                    [{"consumer": one.name, "pending": one.pending, "idle_ms": one.idle_ms} for one in dead],
+                )
             show.confirm(
                 f"Remove {count_of(len(dead), 'consumer', 'consumers')}{_heir(to, members, dead, discard)}?", yes=yes
             )

@@ -28,6 +28,9 @@ def command(
     ] = DemoSource.generator,
     data: Annotated[Path | None, typer.Option("--data", help="Where to keep everything.")] = None,
 ) -> None:
+    from millstream.cli.pipeline_files import need_spark
+
+    need_spark()
     from millstream.demo.run import run
 
     directory = data or Path("demo-data") / datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -8,10 +8,19 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from millstream.broker import open_broker
+from millstream.broker import beside, open_broker
 from millstream.cli import show
+from millstream.cli.columns import ShownColumn, ago, ident, name, number, text
 from millstream.cli.exit_codes import FAILED
-from millstream.cli.lookup import DEADLINE_MS, NoSuchEntry, no_entry, no_stream, typed
+from millstream.cli.lookup import (
+    DEADLINE_MS,
+    NoSuchEntry,
+    no_entry,
+    no_stream,
+    old_spelling,
+    something_to_look_at,
+    typed,
+)
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.messaging import (
     DeadLetter,
@@ -21,7 +30,7 @@ from millstream.messaging import (
     dead_letter_streams,
 )
 from millstream.model import EntryId
-from millstream.observe import age, named, printable
+from millstream.observe import count_of, made_at, named, printable
 
 R = TypeVar("R")
 
@@ -37,24 +46,51 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done,
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
 
 
-@app.command("streams")
-def list_streams(url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
-    """Every dead-letter stream that holds something, and its most frequent error."""
+@app.command("ls")
+def list_letters(
+    stream: Annotated[
+        str | None, typer.Argument(help="The stream whose dead letters they are; by default all that have some.")
+    ] = None,
+    error_type: ErrorType = None,
+    contains: Contains = None,
+    group: Group = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
+    dlq: Dlq = None,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """The dead letters of a stream, the newest first; without a stream, where there are dead letters at all."""
+    if stream is None and dlq is None:
+        _list_streams(url, output)
+        return
+    chosen = _selection(None, error_type, contains, group)
+    found = _with_letters(url, stream or str(dlq), dlq, lambda letters: letters.list(chosen, limit=limit))
+    now_ms = _with_broker(url, lambda broker: broker.server_time_ms())
+    columns = [ident("id"), ago("buried_at", now_ms, "buried", spare=True)]
+    if any(letter.failure for letter in found):  # a pipeline's: nobody tried them in a group
+        columns += [name("pipeline"), name("stage")]
+    else:
+        columns += [name("group"), number("deliveries", "tries"), name("error_type")]
+    show.rows(output, [*columns, text("error")], [_row(letter) for letter in found])
 
+
+def _list_streams(url: str, output: OutputKind) -> None:
     async def work(broker: Any) -> list[dict[str, Any]]:
         items = []
-        for name in await dead_letter_streams(broker):
-            letters = DeadLetters(broker, name, dlq=name)
+        for found in await dead_letter_streams(broker):
+            letters = DeadLetters(broker, found, dlq=found)
             if count := await letters.count():
-                errors = await letters.by_error()
-                items.append({"dead_letters": name, "count": count, "most_frequent": _summary(errors[0])})
+                first = (await letters.by_error())[0]
+                most = {"error_type": first.error_type, "error": first.error, "error_count": first.count}
+                items.append({"dead_letters": found, "count": count, **most})
         return items
 
-    show.rows(output, ("dead_letters", "count", "most_frequent"), _with_broker(url, work))
+    columns = [name("dead_letters"), number("count"), name("error_type", "most frequent"), text("error")]
+    show.rows(output, columns, _with_broker(url, work))
 
 
-@app.command("list")
-def list_letters(
+@app.command("list", hidden=True)
+def list_as_before(
     stream: Stream,
     error_type: ErrorType = None,
     contains: Contains = None,
@@ -64,13 +100,16 @@ def list_letters(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """The dead letters of a stream, the newest first."""
-    chosen = _selection(None, error_type, contains, group)
+    """The spelling of 0.1; it goes with the next release."""
+    old_spelling("dlq list STREAM", "dlq ls STREAM")
+    list_letters(stream, error_type, contains, group, limit, dlq, url, output)
 
-    found = _with_letters(url, stream, dlq, lambda letters: letters.list(chosen, limit=limit))
-    now_ms = _with_broker(url, lambda broker: broker.server_time_ms())
-    items = [{**_row(letter), "age": age(now_ms, letter.id)} for letter in found]
-    show.rows(output, ("id", "age", "group", "deliveries", "error_type", "error"), items)
+
+@app.command("streams", hidden=True)
+def list_streams_as_before(url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
+    """The spelling of 0.1; it goes with the next release."""
+    old_spelling("dlq streams", "dlq ls")
+    _list_streams(url, output)
 
 
 @app.command("show")
@@ -83,13 +122,16 @@ def show_letter(
 ) -> None:
     """One dead letter in full: its fields, and what happened."""
     letter = _with_letters(url, stream, dlq, lambda letters: letters.show(id))
-    fields = {printable(name): printable(value) for name, value in letter.fields.items()}
+    row = _row(letter)
     if output is OutputKind.json:
         trace = letter.burial.traceback if letter.burial is not None else None
-        show.as_json({**_row(letter), "traceback": trace, "fields": fields})
+        show.as_json({**row, "traceback": trace, "fields": letter.fields})
         return
-    show.table(("what", ""), [(name.replace("_", " "), value) for name, value in _row(letter).items()])
-    show.table(("field", "value"), list(fields.items()), title="\nThe entry as it was")
+    show.facts([_fact(key) for key, value in row.items() if value is not None], row)
+    typer.secho("\nThe entry as it was", italic=True)
+    fields = {printable(field): value for field, value in letter.fields.items()}
+    if fields:
+        show.facts([ShownColumn(field, field) for field in fields], fields)
     if letter.burial is not None and letter.burial.traceback:
         typer.echo("\n" + "\n".join(printable(line) for line in letter.burial.traceback.splitlines()))
 
@@ -106,14 +148,15 @@ def group_by_error(
             "count": each.count,
             "error_type": each.error_type,
             "error": each.error,
-            "groups": ", ".join(sorted(each.groups)),
-            "first": str(each.first),
-            "last": str(each.last),
+            "groups": sorted(each.groups),
+            "first_id": each.first,
+            "last_id": each.last,
             "example": each.example,
         }
         for each in found
     ]
-    show.rows(output, ("count", "error_type", "error", "groups", "first", "last"), items)
+    columns = [number("count"), name("error_type"), text("error"), text("groups", shown=_joined)]
+    show.rows(output, [*columns, ident("first_id", spare=True), ident("last_id", spare=True)], items)
 
 
 @app.command()
@@ -168,13 +211,13 @@ def _tell_replayed(done: Replayed) -> None:
         typer.echo(f"{done.already:,} of them had been sent by a replay that was interrupted")
     if done.left:
         typer.echo(f"{done.left:,} do not say where they came from, and stay: pass --to")
-    for (name, group), count in done.without_handler.items():
+    for (stream, group), count in done.without_handler.items():
         if group:
             why = f"no group {named(group)}: pass --for-group with its new name, or --every-group"
         else:
-            create = typed("groups", "create", name, "NAME", "--start", "0")
+            create = typed("groups", "create", stream, "NAME", "--start", "0")
             why = f"no group that would read them: make one first, {create}"
-        typer.echo(f"{count:,} stay: {named(name)} has {why}")
+        typer.echo(f"{count:,} stay: {named(stream)} has {why}")
 
 
 @app.command()
@@ -201,7 +244,8 @@ def purge(
         sentence = f"would purge {count:,}" if count else "there is nothing to purge"
         show.outcome(output, sentence, stream=stream, would_purge=count, dry_run=dry_run)
         return
-    show.confirm(f"Throw {count:,} dead letters of {named(stream)} away for good?", yes=yes)
+    letters = count_of(count, "dead letter", "dead letters")
+    show.confirm(f"Throw {letters} of {named(stream)} away for good?", yes=yes)
     gone = _with_letters(url, stream, dlq, lambda letters: letters.purge(chosen, limit=limit))
     show.outcome(output, f"purged {gone:,}", stream=stream, purged=gone, dry_run=False)
 
@@ -212,34 +256,42 @@ def _selection(ids: list[str] | None, error_type: str | None, contains: str | No
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
-    burial = letter.burial
-    if burial is None:
-        return {"id": str(letter.id), "error": "not written by millstream"}
+    """The same keys whoever wrote it; what a letter does not tell is None."""
+    burial, failure = letter.burial, letter.failure
     return {
-        "id": str(letter.id),
-        "stream": burial.stream,
-        "original_id": burial.original_id,
-        "group": burial.group,
-        "consumer": burial.consumer,
-        "deliveries": burial.deliveries,
-        "error_type": burial.error_type,
-        "error": burial.error,
+        "id": letter.id,
+        "buried_at": made_at(letter.id),
+        "stream": burial.stream if burial else None,
+        "original_id": burial.original_id if burial else failure.event if failure else None,
+        "group": burial.group if burial else None,
+        "consumer": burial.consumer if burial else None,
+        "deliveries": burial.deliveries if burial else None,
+        "pipeline": failure.pipeline if failure else None,
+        "stage": failure.stage if failure else None,
+        "error_type": letter.error_type if burial else None,
+        "error": letter.error if burial or failure else "not written by millstream",
     }
 
 
-def _summary(found: Any) -> str:
-    return f"{found.count:,} x {found.error_type}: {found.error}"
+def _fact(key: str) -> ShownColumn:
+    if key == "buried_at":
+        return text(key, shown=show.plain)
+    return ident(key) if key.endswith("id") else number(key) if key == "deliveries" else name(key)
+
+
+def _joined(names: list[str]) -> str:
+    return ", ".join(map(printable, names))
 
 
 def _no_letters(stream: str, ids: list[str]) -> NoSuchEntry:
-    return no_entry(stream, ids, f" among its dead letters; {typed('dlq', 'list', stream)} lists them")
+    return no_entry(stream, ids, f" among its dead letters; {typed('dlq', 'ls', stream)} lists them")
 
 
 def _with_letters(url: str, stream: str, dlq: str | None, work: Callable[[DeadLetters], Awaitable[R]]) -> R:
     """The stream's dead letters. That there are none is an answer; that the stream was never there is not."""
 
     async def run(broker: Any) -> R:
-        letters = DeadLetters(broker, stream, dlq=dlq)
+        letters = DeadLetters(broker, stream, dlq=dlq or await _other_place(broker, stream))
         if not await broker.exists(stream) and not await broker.exists(letters.name):
             raise no_stream(stream)
         return await work(letters)
@@ -247,8 +299,19 @@ def _with_letters(url: str, stream: str, dlq: str | None, work: Callable[[DeadLe
     return _with_broker(url, run)
 
 
+async def _other_place(broker: Any, stream: str) -> str | None:
+    """A dead-letter stream may be named itself, and a pipeline's is called after the pipeline, not beside a stream."""
+    if await broker.exists(beside(stream, "dlq")):
+        return None
+    for place in (stream if stream.endswith(".dlq") else None, f"{stream}.dlq"):
+        if place is not None and await broker.exists(place):
+            return place
+    return None
+
+
 def _with_broker(url: str, work: Callable[[Any], Awaitable[R]]) -> R:
     async def run() -> R:
+        something_to_look_at(url)
         async with open_broker(url, deadline_ms=DEADLINE_MS) as broker:
             return await work(broker)
 

@@ -9,7 +9,7 @@ import typer
 
 from millstream.cli import show
 from millstream.cli.exit_codes import FINDINGS
-from millstream.cli.lookup import opened
+from millstream.cli.lookup import need_stream, opened
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.observe import Finding, Severity, printable
 
@@ -23,6 +23,9 @@ def command(
             help="Look at this stream, or at the database of this pipeline's file; by default at the server."
         ),
     ] = None,
+    watch_s: Annotated[
+        float, typer.Option("--watch", min=0, max=3600, help="Seconds between the two looks at a stream.")
+    ] = 1.0,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
@@ -32,7 +35,11 @@ def command(
         findings = _examine_pipeline(Path(stream))
     else:
         with opened(url) as broker:
-            findings = examine_stream(broker, stream) if stream else [*examine_server(broker), *examine_machine()]
+            if stream:
+                need_stream(broker, stream)
+                findings = examine_stream(broker, stream, watch_s=watch_s)
+            else:
+                findings = [*examine_server(broker), *examine_machine()]
     if output is OutputKind.json:
         show.as_json([finding._asdict() for finding in findings])
     else:
@@ -54,7 +61,9 @@ def _examine_pipeline(file: Path) -> list[Finding]:
 
 
 def _print(finding: Finding) -> None:
-    typer.secho(f"{finding.level.value:>8}  ", fg=_STYLE[finding.level], nl=False)
-    typer.echo(f"{printable(finding.what)}: {printable(finding.found)}")
+    level = f"{finding.level.value:>8}  "
+    told = "\n".join(show.hanging(" " * len(level), f"{printable(finding.what)}: {printable(finding.found)}"))
+    typer.secho(level, fg=_STYLE[finding.level], nl=False)
+    typer.echo(told[len(level) :])
     if finding.remedy:
-        typer.secho(f"          -> {printable(finding.remedy)}", dim=True)
+        typer.secho("\n".join(show.hanging(" " * len(level) + "-> ", printable(finding.remedy))), dim=True)

@@ -9,11 +9,12 @@ import typer
 
 from millstream.broker import BlockingBroker, survey
 from millstream.cli import show
+from millstream.cli.columns import ago, ident, name, number, span
 from millstream.cli.lookup import need_group, opened, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId
-from millstream.observe import age, count_of, entries, named
+from millstream.observe import count_of, entries, made_at, named
 
 app = typer.Typer()
 
@@ -38,13 +39,15 @@ def list_groups(
             "consumers": group.consumers,
             "lag": group.lag,
             "pending": group.pending,
-            "oldest_pending": age(now_ms, group.oldest_pending) if group.oldest_pending else None,
-            "last_delivered": str(group.last_delivered),
+            "oldest_pending_id": group.oldest_pending,
+            "oldest_pending_at": made_at(group.oldest_pending),
+            "last_delivered_id": group.last_delivered,
         }
         for stream in found
         for group in stream.groups
     ]
-    columns = ("stream", "group", "consumers", "lag", "pending", "oldest_pending", "last_delivered")
+    columns = [name("stream"), name("group"), number("consumers"), number("lag"), number("pending")]
+    columns += [ago("oldest_pending_at", now_ms, "oldest"), ident("last_delivered_id", spare=True)]
     show.rows(output, columns, items)
 
 
@@ -56,7 +59,7 @@ def describe(stream: Stream, group: Group, url: Url = DEFAULT_URL, output: Outpu
     facts = {
         "stream": stream,
         "group": found.name,
-        "last_delivered": str(found.last_delivered),
+        "last_delivered_id": found.last_delivered,
         "entries_read": found.entries_read,
         "lag": found.lag,
         "pending": found.pending,
@@ -65,9 +68,10 @@ def describe(stream: Stream, group: Group, url: Url = DEFAULT_URL, output: Outpu
     if output is OutputKind.json:
         show.as_json({**facts, "consumers": members})
         return
-    show.table(["", ""], [[key.replace("_", " "), value] for key, value in facts.items()])
+    columns = [name("stream"), name("group"), ident("last_delivered_id"), number("entries_read")]
+    show.facts([*columns, number("lag"), number("pending")], facts)
     typer.echo()
-    show.rows(output, ("consumer", "pending", "idle_ms"), members)
+    show.rows(output, [name("consumer"), number("pending"), span("idle_ms", "silent for")], members)
 
 
 @app.command()
@@ -144,7 +148,7 @@ def reset(
         )
         read = 0 if to_earliest else info.entries_added if to_latest else None
         broker.set_group_position(stream, group, position, entries_read=read)
-    show.outcome(output, f"moved to {position}", stream=stream, group=group, position=str(position))
+    show.outcome(output, f"moved to {position}", stream=stream, group=group, position_id=position)
 
 
 def _moved(broker: BlockingBroker, stream: str, old: EntryId, new: EntryId, most: int = 10_000) -> tuple[str, str]:

@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import typer
+
 from millstream.broker import BlockingBroker, open_blocking_broker, survey
-from millstream.errors import MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import GroupInfo
 from millstream.observe import named, printable
 
@@ -79,7 +81,24 @@ DEADLINE_MS = 3_000
 """People wait for an answer: a server that is away is said to be away soon."""
 
 
+def old_spelling(before: str, now: str) -> None:
+    """For one release a command is still known by its old name."""
+    typer.secho(f"warning: `millstream {before}` is now `millstream {now}`.", fg="yellow", err=True)
+
+
+def something_to_look_at(url: str) -> None:
+    """A broker in memory begins empty in this process and ends with it: nobody could have put anything there."""
+    if url == "local:" or (url.startswith("local://") and not url.startswith("local:///")):
+        raise InvalidArgument(
+            "--url",
+            url,
+            "another URL: a broker in memory lives within one process, so here there is nothing to look at. Name its "
+            "directory (local:///path) or a server (redis://host:port; `millstream serve` starts one)",
+        )
+
+
 @contextmanager
 def opened(url: str) -> Iterator[BlockingBroker]:
+    something_to_look_at(url)
     with open_blocking_broker(url, deadline_ms=DEADLINE_MS) as broker:
         yield broker

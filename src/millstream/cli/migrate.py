@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -10,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from millstream.cli import show
 from millstream.cli.options import Output, OutputKind
+from millstream.observe import count_of
 
 
 def command(
@@ -33,14 +34,17 @@ def command(
         report = migrate(source, target, skip_existing=skip_existing, progress=bar.tell)
     seconds = time.monotonic() - began
     if output is OutputKind.json:
-        typer.echo(json.dumps({**asdict(report), "seconds": round(seconds, 3)}))
+        show.as_json({**asdict(report), "seconds": round(seconds, 3)})
         return
-    skipped = f", {report.skipped} keys were there already" if report.skipped else ""
-    typer.echo(
-        f"moved {report.streams} streams with {report.entries} entries, {report.groups} groups, "
-        f"{report.consumers} consumers and {report.pending} pending entries, and {report.other_keys} other keys"
-        f"{skipped}; compared with the target, all the same ({seconds:.1f} s)"
+    moved = (
+        f"{count_of(report.streams, 'stream', 'streams')} with {count_of(report.entries, 'entry', 'entries')}",
+        count_of(report.groups, "group", "groups"),
+        count_of(report.consumers, "consumer", "consumers"),
+        count_of(report.pending, "pending entry", "pending entries"),
+        count_of(report.other_keys, "other key", "other keys"),
     )
+    skipped = f"; {count_of(report.skipped, 'key was', 'keys were')} there already" if report.skipped else ""
+    typer.echo(f"moved {', '.join(moved)}{skipped}; compared with the target, all the same ({seconds:.1f} s)")
 
 
 class _Bar:

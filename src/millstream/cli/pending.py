@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from millstream.cli import show
-from millstream.cli.lookup import need_consumer, need_group, no_entry, opened
+from millstream.cli.columns import ident, name, number, span, text
+from millstream.cli.lookup import need_consumer, need_group, need_stream, no_entry, opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
 from millstream.observe import duration, entries, named, printable
 
@@ -21,7 +23,7 @@ Ids = Annotated[list[str], typer.Argument(help="The ids of the entries.")]
 @app.command("ls")
 def list_pending(
     stream: Stream,
-    group: Group,
+    group: Annotated[str | None, typer.Argument(help="One group; all of them by default.")] = None,
     consumer: Annotated[str | None, typer.Option("--consumer", help="Only this consumer's.")] = None,
     idle_s: Annotated[
         float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Idle for at least this many seconds.")
@@ -33,39 +35,52 @@ def list_pending(
 ) -> None:
     """Pending entries, oldest first: who holds them, for how long, delivered how often."""
     with opened(url) as broker:
-        if consumer is None:
-            need_group(broker, stream, group)
+        if group is None:
+            need_stream(broker, stream)
+            groups = [one.name for one in broker.group_info(stream)]
+        elif consumer is None:
+            groups = [need_group(broker, stream, group).name]
         else:
             need_consumer(broker, stream, group, consumer)
-        found = broker.xpending_range(
-            stream,
-            group,
-            count=count,
-            consumer=consumer,
-            min_idle_ms=int(idle_s * 1000) or None,
-            with_entries=with_entries,
-        )
-    items = [
+            groups = [group]
+        found = [
+            (one, entry)
+            for one in groups
+            for entry in broker.xpending_range(
+                stream,
+                one,
+                count=count,
+                consumer=consumer,
+                min_idle_ms=int(idle_s * 1000) or None,
+                with_entries=with_entries,
+            )
+        ]
+    items: list[dict[str, Any]] = [
         {
-            "id": str(one.id),
+            "group": in_group,
+            "id": one.id,
             "consumer": one.consumer,
             "idle_ms": one.idle_ms,
-            "idle": duration(one.idle_ms),
             "deliveries": one.times_delivered,
-            **({"fields": _fields(one.fields, output)} if with_entries else {}),
+            **({"fields": one.fields} if with_entries else {}),
         }
-        for one in found
+        for in_group, one in sorted(found, key=lambda each: each[1].id)[:count]
     ]
-    columns = ("id", "consumer", "idle", "deliveries")
-    show.rows(output, (*columns, "fields") if with_entries else columns, items)
+    columns = [ident("id"), name("consumer"), span("idle_ms", "idle for"), number("deliveries")]
+    if group is None:
+        columns.insert(0, name("group"))
+    if with_entries:
+        columns.append(text("fields"))
+        if output is OutputKind.table:
+            items = [{**item, "fields": _told(item["fields"])} for item in items]
+    show.rows(output, columns, items)
 
 
-def _fields(fields: dict[bytes, bytes] | None, output: OutputKind) -> dict[str, str] | str | None:
-    """None, or a word for people, where the entry was deleted while it was pending."""
+def _told(fields: Mapping[bytes, bytes] | None) -> str:
+    """For people; an entry may have been deleted while it was pending."""
     if fields is None:
-        return None if output is OutputKind.json else "(deleted)"
-    shown = {printable(name): printable(value) for name, value in fields.items()}
-    return shown if output is OutputKind.json else "  ".join(f"{name}={value}" for name, value in shown.items())
+        return "(deleted)"
+    return "  ".join(f"{printable(field)}={printable(value)}" for field, value in fields.items())
 
 
 @app.command()
@@ -87,7 +102,7 @@ def claim(
     if not moved:
         why = f" in what group {named(group)} was handed out and has left alone for {duration(idle_s * 1000)}"
         raise no_entry(stream, ids, why)
-    show.rows(output, ("id",), [{"id": str(one)} for one in moved])
+    show.rows(output, [ident("id")], [{"id": one} for one in moved])
 
 
 @app.command()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from millstream.broker import Broker, open_broker, retention
+from millstream.broker import BlockingBroker, Broker, StreamSurvey, open_broker, retention, survey
 from millstream.cli import show
+from millstream.cli.columns import ago, memory, name, number, text
 from millstream.cli.exit_codes import FAILED
-from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream
+from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream, opened, something_to_look_at, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import InvalidArgument
 from millstream.messaging import Janitor, RetentionPolicy, StreamReport, run_until_signalled
 from millstream.model import parse_duration_ms
-from millstream.observe import duration, size
+from millstream.observe import duration, holding_group, made_at, printable
 
 app = typer.Typer()
 
@@ -52,6 +53,37 @@ MetricsPort = Annotated[
 DeadAfter = Annotated[str, typer.Option("--dead-after", help="A group that was silent for longer looks dead.")]
 
 
+@app.command("ls")
+def list_streams(
+    streams: Streams = None,
+    url: Url = DEFAULT_URL,
+    output: Output = OutputKind.table,
+) -> None:
+    """How long streams have become, and who keeps them from being trimmed; nothing is changed."""
+    with opened(url) as broker:
+        names = {one: None for given in streams or ["*"] for one in streams_found(broker, given)}
+        now_ms = broker.server_time_ms()
+        items = [_standing(broker, found) for found in broker.run(survey, list(names))]
+    columns = [name("stream"), number("length"), ago("oldest_entry_at", now_ms, "oldest entry")]
+    columns += [memory("memory_bytes"), name("trim_waits_for"), number("lag"), number("pending")]
+    show.rows(output, [*columns, text("lost", shown=_lost)], items)
+
+
+def _standing(broker: BlockingBroker, found: StreamSurvey) -> dict[str, Any]:
+    first = broker.xrange(found.name, count=1)
+    holding = holding_group(found)
+    return {
+        "stream": found.name,
+        "length": found.length,
+        "oldest_entry_at": made_at(first[0].id) if first else None,
+        "memory_bytes": found.memory_bytes,
+        "trim_waits_for": holding.name if holding else None,
+        "lag": holding.lag if holding else None,
+        "pending": holding.pending if holding else None,
+        "lost": [{"group": group, "count": count} for group, count in broker.run(retention.losses, found.name).items()],
+    }
+
+
 @app.command()
 def apply(
     streams: Streams = None,
@@ -79,6 +111,8 @@ def apply(
         if name == "messaging.retention_failed":
             failed.append(facts["stream"])
 
+    something_to_look_at(url)
+
     async def work() -> list[dict[str, Any]]:
         async with open_broker(url, deadline_ms=DEADLINE_MS, observer=note) as broker:
             for name in streams or ():
@@ -87,7 +121,8 @@ def apply(
             reports = await Janitor(broker, policies, dead_after=silent_s).sweep()
             return [await _row(broker, report) for report in reports]
 
-    show.rows(output, ("stream", "dropped", "length", "memory", "held_back_by", "lost"), asyncio.run(work()))
+    columns = [name("stream"), number("dropped"), number("length"), memory("memory_bytes")]
+    show.rows(output, [*columns, text("held_back_by", shown=_holding), text("lost", shown=_lost)], asyncio.run(work()))
     if failed:  # said in a warning each; the others are done
         raise typer.Exit(FAILED)
 
@@ -178,18 +213,26 @@ async def _row(broker: Broker, report: StreamReport) -> dict[str, Any]:
         "stream": retained.stream,
         "dropped": retained.dropped,
         "length": retained.length,
-        "memory": size(await broker.run(retention.stream_bytes, retained.stream)),
-        "held_back_by": "; ".join(
-            f"{each.group} ({each.holds_back:,}{_silence(each.idle_ms) if each.dead else ''})"
+        "memory_bytes": await broker.run(retention.stream_bytes, retained.stream),
+        "held_back_by": [
+            {"group": each.group, "entries": each.holds_back, "idle_ms": each.idle_ms, "dead": each.dead}
             for each in report.holding
-        )
-        or None,
-        "lost": "; ".join(f"{group} ({count:,})" for group, count in lost.items()) or None,
+        ],
+        "lost": [{"group": group, "count": count} for group, count in lost.items()],
     }
 
 
-def _silence(idle_ms: int | None) -> str:
-    return ", dead: no consumer" if idle_ms is None else f", dead: silent for {duration(idle_ms)}"
+def _holding(groups: Sequence[Mapping[str, Any]]) -> str:
+    told = []
+    for each in groups:
+        silence = "no consumer" if each["idle_ms"] is None else f"silent for {duration(each['idle_ms'])}"
+        dead = f", dead: {silence}" if each["dead"] else ""
+        told.append(f"{printable(each['group'])} ({each['entries']:,}{dead})")
+    return "; ".join(told) or "-"
+
+
+def _lost(groups: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(f"{printable(each['group'])} ({each['count']:,})" for each in groups) or "-"
 
 
 def _log_trims(name: str, /, **facts: Any) -> None:

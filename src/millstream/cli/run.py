@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
+from millstream.cli.columns import name
 from millstream.cli.exit_codes import FAILED, USAGE
 from millstream.cli.options import Output, OutputKind
 from millstream.errors import InvalidArgument
@@ -48,7 +49,8 @@ def _check(target: str, url: str | None, output: OutputKind) -> None:
     from millstream.runner import load_target
 
     rows = asyncio.run(_handlers(load_target(target), url))
-    show.rows(output, ("handler", "topic", "group", "at"), rows, title=f"{target}: the broker answers")
+    columns = [name("handler"), name("topic"), name("group"), name("place", "at")]
+    show.rows(output, columns, rows, title=f"{target}: the broker answers")
 
 
 async def _handlers(target: object, url: str | None) -> list[dict[str, str | None]]:
@@ -61,6 +63,6 @@ async def _handlers(target: object, url: str | None) -> list[dict[str, str | Non
             if broker is not None:
                 await broker.ping()
         return [
-            {"handler": route.name, "topic": route.topic, "group": route.group or "(every instance)", "at": route.place}
+            {"handler": route.name, "topic": route.topic, "group": route.group, "place": route.place}
             for route in handlers_of(parts)
         ]

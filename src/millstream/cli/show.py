@@ -1,89 +1,108 @@
-"""How results look: tables for people, JSON for programs, and foreign text that cannot touch the terminal."""
+"""How results look: tables for people, JSON for programs, and foreign text that cannot touch the terminal.
+
+A command makes items of plain values once: numbers, ids, names, times. ``rows``, ``facts`` and ``outcome`` print them
+as JSON (``docs/reference/json.md`` lists the keys) or as people read them, never wider than their terminal.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import typer
 from rich.cells import cell_len
 from rich.console import Console
 
+from millstream.cli.columns import GAP, ShownColumn, lay_out
 from millstream.cli.exit_codes import DECLINED
 from millstream.cli.options import OutputKind
+from millstream.model import EntryId
 from millstream.observe import printable
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """Numbers to the right, everything else to the left. Plain lines: a thousand of them must not be felt."""
-    rows = [list(row) for row in rows]
-    texts = [[_cell(value) for value in row] for row in rows]
-    numeric = [all(isinstance(row[n], (int, float, type(None))) for row in rows) for n in range(len(columns))]
-    widths = [max(cell_len(text) for text in column) for column in zip(columns, *texts, strict=True)]
+def screen_width() -> int | None:
+    """The terminal's columns; None where no terminal reads, and nothing may be cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
-    def line(cells: Sequence[str]) -> str:
-        padded = []
-        for text, width, right in zip(cells, widths, numeric, strict=True):
-            space = " " * (width - cell_len(text))
-            padded.append(space + text if right else text + space)
-        return "  ".join(padded).rstrip()
 
+def table(columns: Sequence[ShownColumn], items: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
+    """Plain lines: a thousand of them must not be felt."""
+    laid = lay_out(columns, items, screen_width())
     if title:
-        typer.secho(title, italic=True)
-    if any(columns):
-        typer.secho(line(columns), bold=True)
-    typer.echo("\n".join(map(line, texts)))
+        typer.secho(printable(title), italic=True)
+    typer.secho(laid.header(), bold=True)
+    typer.echo("\n".join(laid.lines()))
+    if laid.left_out:
+        names = ", ".join(column.title for column in laid.left_out)
+        typer.secho(f"(no room for: {names}; a wider terminal or -o json has them)", dim=True, err=True)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.2f}"
-    return printable(value) if isinstance(value, (str, bytes)) else printable(str(value))
+def rows(
+    output: OutputKind, columns: Sequence[ShownColumn], items: Sequence[Mapping[str, Any]], *, title: str | None = None
+) -> None:
+    """The same items as a table or as JSON."""
+    if output is OutputKind.json:
+        as_json(items)
+    elif not items:
+        typer.secho("nothing to show", dim=True, err=True)
+    else:
+        table(columns, items, title=title)
+
+
+def facts(columns: Sequence[ShownColumn], item: Mapping[str, Any]) -> None:
+    """One thing, a line for each of its facts; a long one goes on under itself."""
+    widest = max(cell_len(column.title) for column in columns)
+    for column in columns:
+        value = item.get(column.key)
+        line = "-" if value is None else column.shown(value)
+        label = column.title + " " * (widest - cell_len(column.title) + GAP)
+        typer.echo("\n".join(hanging(label, line)))
+
+
+def hanging(label: str, line: str) -> list[str]:
+    """The line behind its label, broken between words where the screen ends, each further one under the first."""
+    width, indent = screen_width(), cell_len(label)
+    if width is None or indent + cell_len(line) <= width:
+        return [(label + line).rstrip()]
+    broken = textwrap.wrap(line, max(20, width - indent), break_on_hyphens=False) or [""]
+    return [label + broken[0], *(" " * indent + more for more in broken[1:])]
+
+
+def outcome(output: OutputKind, sentence: str, **known: Any) -> None:
+    """What a command did: a sentence for people, the facts in it for programs."""
+    if output is OutputKind.json:
+        as_json(known)
+    else:
+        typer.echo(sentence)
 
 
 def as_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, default=_jsonable, ensure_ascii=True))
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=True))
 
 
 def json_line(value: Any) -> None:
     """One object a line, for output that goes on."""
-    typer.echo(json.dumps(value, default=_jsonable, ensure_ascii=True))
+    typer.echo(json.dumps(plain(value), ensure_ascii=True))
 
 
-def _jsonable(value: Any) -> Any:
-    return printable(value) if isinstance(value, bytes) else str(value)
-
-
-def rows(
-    output: OutputKind, columns: Sequence[str], items: Sequence[Mapping[str, Any]], *, title: str | None = None
-) -> None:
-    """The same rows as a table or as JSON; ``columns`` are the keys to show, in order."""
-    if output is OutputKind.json:
-        as_json([dict(item) for item in items])
-    elif not items:
-        typer.secho("nothing to show", dim=True, err=True)
-    else:
-        table(
-            [column.replace("_", " ") for column in columns],
-            [[item.get(c) for c in columns] for item in items],
-            title=title,
-        )
-
-
-def outcome(output: OutputKind, sentence: str, **facts: Any) -> None:
-    """What a command did: a sentence for people, the facts in it for programs."""
-    if output is OutputKind.json:
-        as_json(facts)
-    else:
-        typer.echo(sentence)
+def plain(value: Any) -> Any:
+    """What JSON has: ids and names as texts, times as ISO 8601 in UTC, numbers as they are."""
+    if isinstance(value, EntryId):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, bytes):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(each) for each in value]
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
 def console() -> Console:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from millstream.broker import entries_at, survey
 from millstream.cli import show
+from millstream.cli.columns import ago, ident, memory, name, number, span
 from millstream.cli.lookup import need_stream, no_entry, no_stream, opened, streams_found
 from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
 from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId, TrimPolicy
-from millstream.observe import age, named, printable
 from millstream.observe import entries as entry_count
+from millstream.observe import made_at, named, printable
 
 app = typer.Typer()
 
@@ -34,12 +35,14 @@ def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output 
             "groups": len(one.groups),
             "lag": max((group.lag for group in one.groups if group.lag is not None), default=None),
             "pending": sum(group.pending for group in one.groups),
-            "last_entry": age(now_ms, one.last_generated) if one.entries_added else None,
+            "last_entry_at": made_at(one.last_generated) if one.entries_added else None,
             "memory_bytes": one.memory_bytes,
         }
         for one in found
     ]
-    show.rows(output, ("stream", "length", "groups", "lag", "pending", "last_entry", "memory_bytes"), items)
+    columns = [name("stream"), number("length"), number("groups"), number("lag"), number("pending")]
+    columns += [ago("last_entry_at", now_ms, "last entry"), memory("memory_bytes")]
+    show.rows(output, columns, items)
 
 
 @app.command()
@@ -53,29 +56,33 @@ def describe(stream: Stream, url: Url = DEFAULT_URL, output: Output = OutputKind
         "length": info.length,
         "entries_added": info.entries_added,
         "deleted_or_trimmed": info.entries_added - info.length,
-        "first_id": str(info.first.id) if info.first else None,
-        "last_id": str(info.last_generated),
-        "last_entry": age(now_ms, info.last_generated) if info.entries_added else None,
+        "first_id": info.first.id if info.first else None,
+        "last_id": info.last_generated,
+        "last_entry_at": made_at(info.last_generated) if info.entries_added else None,
     }
-    members = [
+    members: list[dict[str, Any]] = [
         {
             "group": group.name,
             "lag": group.lag,
             "pending": group.pending,
-            "last_delivered": str(group.last_delivered),
-            "consumer": consumer.name if consumer else None,
-            "its_pending": consumer.pending if consumer else None,
-            "idle_ms": consumer.idle_ms if consumer else None,
+            "last_delivered_id": group.last_delivered,
+            "consumers": [
+                {"consumer": one.name, "pending": one.pending, "idle_ms": one.idle_ms} for one in group.consumers
+            ],
         }
         for group in groups
-        for consumer in (*group.consumers, *(() if group.consumers else (None,)))
     ]
     if output is OutputKind.json:
         show.as_json({**facts, "groups": members})
         return
-    show.table(["", ""], [[key.replace("_", " "), value] for key, value in facts.items()])
+    columns = [name("stream"), number("length"), number("entries_added"), number("deleted_or_trimmed")]
+    show.facts([*columns, ident("first_id"), ident("last_id"), ago("last_entry_at", now_ms, "last entry")], facts)
     typer.echo()
-    show.rows(output, ("group", "lag", "pending", "last_delivered", "consumer", "its_pending", "idle_ms"), members)
+    show.rows(output, [name("group"), number("lag"), number("pending"), ident("last_delivered_id")], members)
+    held = [{"group": group["group"], **one} for group in members for one in group["consumers"]]
+    if held:
+        typer.echo()
+        show.rows(output, [name("group"), name("consumer"), number("pending"), span("idle_ms", "silent for")], held)
 
 
 @app.command()
@@ -105,7 +112,8 @@ def _print_entry(entry: Entry, output: OutputKind) -> None:
     if output is OutputKind.json:
         show.json_line({"id": str(entry.id), "fields": fields})
     else:
-        typer.echo(f"{entry.id}  " + "  ".join(f"{name}={value}" for name, value in fields.items()))
+        told = "  ".join(f"{field}={value}" for field, value in fields.items())
+        typer.echo("\n".join(show.hanging(f"{entry.id}  ", told)))
 
 
 @app.command()

@@ -1,8 +1,14 @@
-"""Ctrl-C for commands that run until they are told to end."""
+"""Ctrl-C and single keys, for commands that run until they are told to end."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import sys
+import termios
+import time
+import tty
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -30,3 +36,28 @@ class UntilInterrupted:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
         raise KeyboardInterrupt
+
+
+class Keys:
+    """``with Keys() as keys: keys.wait(2.0)`` gives a key as soon as it is pressed, or nothing when the time is over.
+
+    Where nobody sits at the terminal it only waits. The terminal is as it was when the block ends.
+    """
+
+    def __enter__(self) -> Self:
+        self._here = sys.stdin.isatty()
+        if self._here:
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._here:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> str:
+        if not self._here:
+            time.sleep(seconds)
+            return ""
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return os.read(sys.stdin.fileno(), 64).decode(errors="replace") if ready else ""

@@ -8,14 +8,29 @@ from typing import Annotated
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from millstream.broker import BlockingBroker
 from millstream.cli import show
+from millstream.cli.columns import GAP, ShownColumn, cut, lay_out, memory, name, number, span
 from millstream.cli.lookup import opened
 from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
-from millstream.cli.terminal import UntilInterrupted
-from millstream.observe import Look, Row, count_of, duration, look, printable, rows, size
+from millstream.cli.terminal import Keys, UntilInterrupted
+from millstream.errors import MillstreamError
+from millstream.observe import Look, Row, count_of, harmless, look, rows, size
+
+LATE_MS = 60_000
+COLUMNS = (
+    name("stream"),
+    number("length"),
+    ShownColumn("added_per_s", "in/s", "not", True, False, lambda value: f"{value:,.0f}"),
+    number("lag"),
+    number("pending"),
+    span("oldest_pending_ms", "oldest"),
+    memory("memory_bytes"),
+    name("holds_back", "held back by", spare=True),
+    number("groups", spare=True),
+)
 
 
 def command(
@@ -28,68 +43,66 @@ def command(
     output: Output = OutputKind.table,
 ) -> None:
     with opened(url) as broker:
-        before: Look | None = None
         now = broker.run(look, pattern)
-        if once or output is OutputKind.json:
-            time.sleep(interval_s)
-            before, now = now, broker.run(look, pattern)
-            if output is OutputKind.json:
-                show.as_json([row._asdict() for row in rows(now, before)])
-            else:
-                show.console().print(picture(now, before, None))
+        if not once and output is OutputKind.table:
+            _live(broker, pattern, interval_s, now)
             return
-        console = show.console()
-        screen = Live(picture(now, before, console.height), console=console, screen=True, auto_refresh=False)
-        with screen as live, UntilInterrupted() as going:
-            while going:
-                time.sleep(interval_s)
+        time.sleep(interval_s)
+        before, now = now, broker.run(look, pattern)
+        if output is OutputKind.json:
+            show.as_json([row._asdict() for row in rows(now, before)])
+        else:
+            show.console().print(picture(now, before, show.screen_width(), None))
+
+
+def _live(broker: BlockingBroker, pattern: str, interval_s: float, now: Look) -> None:
+    """Until q or Ctrl-C. A server that goes away is waited for: what it showed last stays, and a line says so."""
+    console = show.console()
+    before: Look | None = None
+    away: str | None = None
+    first = picture(now, before, console.width, console.height)
+    screen = Live(first, console=console, screen=True, auto_refresh=False)
+    with screen as live, Keys() as keys, UntilInterrupted() as going:
+        while going and "q" not in keys.wait(interval_s).lower():
+            try:
                 before, now = now, broker.run(look, pattern)
-                live.update(picture(now, before, console.height), refresh=True)
+                away = None
+            except MillstreamError as error:
+                if not error.retryable:
+                    raise
+                away = harmless(str(error))
+            live.update(picture(now, before, console.width, console.height, away), refresh=True)
 
 
-def picture(now: Look, before: Look | None, height: int | None) -> Group:
+def picture(now: Look, before: Look | None, width: int | None, height: int | None, away: str | None = None) -> Group:
     """Cut to a screen of ``height`` lines; without one all of it, for a look that ends."""
     found = rows(now, before)
     limit = f" of {size(now.max_memory)}" if now.max_memory else ""
-    server = f"memory {size(now.used_memory)}{limit}   {now.blocked_clients} readers waiting"
+    waiting = count_of(now.blocked_clients, "reader", "readers")
+    server = f"memory {size(now.used_memory)}{limit}   {waiting} waiting"
     if not now.used_memory:
         server = "memory unknown (no right to INFO)"
     head = Text.assemble(("millstream top", "bold"), f"   {count_of(len(found), 'stream', 'streams')}   {server}")
-    table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
-    for column in (
-        "stream",
-        "length",
-        "in/s",
-        "groups",
-        "lag",
-        "pending",
-        "oldest",
-        "memory",
-        "trim waits for",
-    ):
-        table.add_column(
-            column,
-            justify="left" if column in ("stream", "trim waits for") else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    shown = found if height is None else found[: max(1, height - 5)]
-    for row in shown:
-        table.add_row(*_cells(row))
-    foot = Text(f"… {len(found) - len(shown):,} more; Ctrl-C ends" if len(shown) < len(found) else "Ctrl-C ends", "dim")
-    return Group(head, Text(), table, *(() if height is None else (foot,)))
+    if away is not None:
+        told = f"The server is away; waiting for it. These are the last figures. ({away})"
+        head.append("\n" + cut(told, width or len(told), "end"), "red")
+    shown = found if height is None else found[: max(1, height - 5 - (away is not None) * 2)]
+    more = f"… {len(found) - len(shown):,} more; q quits" if len(shown) < len(found) else "q quits"
+    table = _table(shown, width)
+    return Group(head, Text(), *table, *(() if height is None else (Text(more, "dim"),)))
 
 
-def _cells(row: Row) -> list[Text]:
-    late = row.oldest_pending_ms is not None and row.oldest_pending_ms > 60_000
-    return [
-        Text(printable(row.stream)),
-        Text(f"{row.length:,}"),
-        Text("-" if row.added_per_s is None else f"{row.added_per_s:,.0f}"),
-        Text(f"{row.groups:,}"),
-        Text("-" if row.lag is None else f"{row.lag:,}", "yellow" if row.lag else ""),
-        Text(f"{row.pending:,}"),
-        Text("-" if row.oldest_pending_ms is None else duration(row.oldest_pending_ms), "red" if late else ""),
-        Text("-" if row.memory_bytes is None else size(row.memory_bytes)),
-        Text("-" if row.holds_back is None else printable(row.holds_back)),
-    ]
+def _table(shown: list[Row], width: int | None) -> list[Text]:
+    laid = lay_out(COLUMNS, [row._asdict() for row in shown], width)
+    lines = [Text(laid.header(), "bold", no_wrap=True)]
+    for row, cells in zip(shown, laid.cells, strict=True):
+        styles = {
+            "lag": "yellow" if row.lag else "",
+            "oldest_pending_ms": "red" if row.oldest_pending_ms is not None and row.oldest_pending_ms > LATE_MS else "",
+        }
+        line = Text(no_wrap=True)
+        for at, (column, cell) in enumerate(zip(laid.columns, cells, strict=True)):
+            line.append(" " * GAP * (at > 0))
+            line.append(laid.padded(at, cell), styles.get(column.key, ""))
+        lines.append(line)
+    return lines

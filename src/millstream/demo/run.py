@@ -180,7 +180,7 @@ def _next_steps(console: Console, url: str | None, data: Path, tag: str) -> None
     if url is None:
         console.print(f"  millstream serve --dir {data / 'broker'}", highlight=False)
     console.print(f"  millstream top --url {address}", highlight=False)
-    console.print(f"  millstream dlq list '{tag}.orders' --url {address}", highlight=False)
+    console.print(f"  millstream dlq ls '{tag}.orders' --url {address}", highlight=False)
     console.print(f"  millstream streams tail '{tag}.done' --url {address}", highlight=False)
     console.print(f"  {data / 'shop.yaml'} is the pipeline; docs/tutorial.md takes ten minutes", highlight=False)
 

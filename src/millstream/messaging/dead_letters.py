@@ -70,8 +70,18 @@ class NoSuchDeadLetter(MillstreamError):
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineFailure:
+    """Why a pipeline gave an event up: what it says in its letters, which are no entries that came from a stream."""
+
+    pipeline: str
+    stage: str
+    event: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """``burial`` tells why and where from; None where somebody else wrote the entry."""
+    """``burial`` tells why and where from; None where somebody else wrote the entry, a pipeline for one."""
 
     id: EntryId
     fields: dict[bytes, bytes]
@@ -79,8 +89,28 @@ class DeadLetter:
     burial: Burial | None
 
     @property
+    def failure(self) -> PipelineFailure | None:
+        """What a pipeline wrote; None in every other letter."""
+        if self.burial is not None or not self.fields.keys() >= {b"pipeline", b"stage", b"id", b"reason"}:
+            return None
+        return PipelineFailure(*(to_name(self.fields[name]) for name in (b"pipeline", b"stage", b"id", b"reason")))
+
+    @property
     def error_type(self) -> str:
-        return self.burial.error_type if self.burial is not None else ""
+        """The error's type; the stage that failed, in a pipeline's letter."""
+        if self.burial is not None:
+            return self.burial.error_type
+        return self.failure.stage if self.failure is not None else ""
+
+    @property
+    def error(self) -> str:
+        if self.burial is not None:
+            return self.burial.error
+        return self.failure.reason if self.failure is not None else ""
+
+    @property
+    def group(self) -> str:
+        return self.burial.group if self.burial is not None else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +127,7 @@ class Selection:
     before: EntryId | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
-        burial = letter.burial
-        error_type, error, group = (burial.error_type, burial.error, burial.group) if burial else ("", "", "")
+        error_type, error, group = letter.error_type, letter.error, letter.group
         return (
             (not self.ids or letter.id in self.ids)
             and (self.error_type is None or self.error_type in (error_type, error_type.rpartition(".")[2]))
@@ -174,11 +203,10 @@ class DeadLetters:
         """Letters that failed alike, counted: same type, and same text but for numbers and ids. The most first."""
         groups: dict[tuple[str, str], FailureGroup] = {}
         async for letter in self._all(selection):
-            error = letter.burial.error if letter.burial is not None else ""
-            key = (letter.error_type, signature(error))
+            key = (letter.error_type, signature(letter.error))
             if key not in groups:
-                groups[key] = FailureGroup(*key, first=letter.id, example=error)
-            groups[key].add(letter.id, letter.burial.group if letter.burial is not None else "")
+                groups[key] = FailureGroup(*key, first=letter.id, example=letter.error)
+            groups[key].add(letter.id, letter.group)
         return sorted(groups.values(), key=lambda each: (-each.count, each.error_type, each.error))
 
     async def replay(

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from millstream.observe.diagnose import Severity as Severity
     from millstream.observe.diagnose import examine_machine as examine_machine
     from millstream.observe.diagnose import examine_slot as examine_slot
-    from millstream.observe.diagnose import examine_stream as examine_stream
     from millstream.observe.diagnose_server import examine_server as examine_server
+    from millstream.observe.diagnose_stream import examine_stream as examine_stream
     from millstream.observe.format import age as age
     from millstream.observe.format import count_of as count_of
     from millstream.observe.format import duration as duration
     from millstream.observe.format import entries as entries
     from millstream.observe.format import harmless as harmless
+    from millstream.observe.format import made_at as made_at
+    from millstream.observe.format import moment as moment
     from millstream.observe.format import named as named
     from millstream.observe.format import printable as printable
     from millstream.observe.format import size as size
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from millstream.observe.stream_metrics import StreamSurveyor as StreamSurveyor
     from millstream.observe.watch import Look as Look
     from millstream.observe.watch import Row as Row
+    from millstream.observe.watch import holding_group as holding_group
     from millstream.observe.watch import look as look
     from millstream.observe.watch import rows as rows
 
@@ -43,7 +46,7 @@ _HOMES = {
     "Severity": "diagnose",
     "examine_machine": "diagnose",
     "examine_slot": "diagnose",
-    "examine_stream": "diagnose",
+    "examine_stream": "diagnose_stream",
     "examine_server": "diagnose_server",
     "age": "format",
     "count_of": "format",
@@ -53,6 +56,9 @@ _HOMES = {
     "named": "format",
     "printable": "format",
     "size": "format",
+    "made_at": "format",
+    "moment": "format",
+    "holding_group": "watch",
     "HttpServer": "http",
     "application": "http",
     "Exposition": "metrics",

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from millstream.model import EntryId
 from millstream.observe.watch import FIRST_TIME_MS
+
+_LAST_TIME_MS = 253_402_300_800_000
+"""The year 10000, which no calendar of Python's knows."""
 
 
 def duration(ms: float) -> str:
@@ -19,6 +24,16 @@ def duration(ms: float) -> str:
 def age(now_ms: int, entry_id: EntryId) -> str:
     """How long ago an id was made, by the server's clock; ids that are no times have none."""
     return f"{duration(max(0, now_ms - entry_id.ms))} ago" if entry_id.ms > FIRST_TIME_MS else "-"
+
+
+def moment(ms: float | None) -> datetime | None:
+    """A server's milliseconds as a time; ids that are no times have none."""
+    return None if ms is None or not FIRST_TIME_MS < ms < _LAST_TIME_MS else datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def made_at(entry_id: EntryId | None) -> datetime | None:
+    """When an id was made, by the server's clock."""
+    return None if entry_id is None else moment(entry_id.ms)
 
 
 def count_of(number: int, one: str, many: str) -> str:

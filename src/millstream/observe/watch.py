@@ -77,14 +77,13 @@ def _row(one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: floa
         pending=sum(group.pending for group in one.groups),
         oldest_pending_ms=max(0, now_ms - oldest.ms) if oldest and oldest.ms > FIRST_TIME_MS else None,
         memory_bytes=one.memory_bytes,
-        holds_back=_holds_back(one),
+        holds_back=held.name if (held := holding_group(one)) else None,
     )
 
 
-def _holds_back(one: StreamSurvey) -> str | None:
-    """The group with the smallest id that it still needs, if others are further or entries wait behind it."""
-    behind = [group for group in one.groups if group.pending or group.lag]
-    return min(behind, key=_needs_from).name if behind else None
+def holding_group(one: StreamSurvey) -> GroupSurvey | None:
+    """The group that safe trimming waits for: the one with the smallest id that it still needs."""
+    return min((group for group in one.groups if group.pending or group.lag), key=_needs_from, default=None)
 
 
 def _needs_from(group: GroupSurvey) -> tuple[int, int]:

@@ -67,21 +67,21 @@ def letters(redis_url: str) -> BlockingBroker:
 
 def test_dead_letters_are_shown_and_cannot_touch_the_terminal(terminal: Terminal, letters: BlockingBroker) -> None:
     for output in (
-        terminal.run(dlq_app, "streams"),
-        terminal.run(dlq_app, "list", "orders"),
+        terminal.run(dlq_app, "ls"),
+        terminal.run(dlq_app, "ls", "orders"),
         terminal.run(dlq_app, "errors", "orders"),
-        terminal.run(dlq_app, "show", "orders", terminal.json(dlq_app, "list", "orders")[0]["id"]),
+        terminal.run(dlq_app, "show", "orders", terminal.json(dlq_app, "ls", "orders")[0]["id"]),
     ):
         assert "not found" in output
         assert "\x1b[2J" not in output
-    listed = terminal.json(dlq_app, "list", "orders", "--error-type", "OSError")
+    listed = terminal.json(dlq_app, "ls", "orders", "--error-type", "OSError")
     assert [item["original_id"] for item in listed] == ["4-1", "3-1"]
     counted = terminal.json(dlq_app, "errors", "orders")
     assert [(item["count"], item["error_type"]) for item in counted] == [(3, "LookupError"), (2, "OSError")]
     shown = terminal.json(dlq_app, "show", "orders", listed[0]["id"])
     assert shown["fields"] == {"payload": "4", "uuid": "u4"}
     assert shown["traceback"].startswith("Traceback")
-    assert terminal.json(dlq_app, "streams")[0]["count"] == 5
+    assert terminal.json(dlq_app, "ls")[0]["count"] == 5
 
 
 def test_dead_letters_are_replayed_and_purged(terminal: Terminal, letters: BlockingBroker) -> None:
@@ -94,10 +94,10 @@ def test_dead_letters_are_replayed_and_purged(terminal: Terminal, letters: Block
     assert "would purge 3" in terminal.run(dlq_app, "purge", "orders", "--dry-run")
     assert "--yes" in terminal.run(dlq_app, "purge", "orders", fails_with=DECLINED)
     assert letters.xlen("{orders}.dlq") == 3
-    chosen = terminal.json(dlq_app, "list", "orders")[0]["id"]
+    chosen = terminal.json(dlq_app, "ls", "orders")[0]["id"]
     assert "purged 1" in terminal.run(dlq_app, "purge", "orders", "--id", chosen, "--yes")
     assert "purged 2" in terminal.run(dlq_app, "purge", "orders", "--yes")
-    assert terminal.json(dlq_app, "list", "orders") == []
+    assert terminal.json(dlq_app, "ls", "orders") == []
 
 
 def test_letters_that_nobody_would_handle_stay_and_the_command_says_what_to_do(
@@ -115,6 +115,34 @@ def test_letters_that_nobody_would_handle_stay_and_the_command_says_what_to_do(
     assert [entry.fields[b"replay.group"] for entry in letters.xrange("orders")] == [b"billing-v2"] * 5
 
 
+def test_a_pipelines_letters_are_shown_with_their_reason(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        for event in ("e1", "e2"):
+            fields = {"id": event, "reason": f"no column total in {event}", "stage": "sql", "payload": "{}"}
+            broker.xadd("shop.dlq", {**fields, "table": "orders", "key": "1", "pipeline": "shop", "batch": "3"})
+    for name in ("shop", "shop.dlq"):  # by the pipeline's name, and by the stream's own
+        newest, _ = terminal.json(dlq_app, "ls", name)
+        told = (newest["pipeline"], newest["stage"], newest["original_id"], newest["error"])
+        assert told == ("shop", "sql", "e2", "no column total in e2")
+    assert "no column total in e1" in terminal.run(dlq_app, "ls", "shop")
+    assert "no column total in e1" in terminal.run(
+        dlq_app, "show", "shop", terminal.json(dlq_app, "ls", "shop")[1]["id"]
+    )
+    [alike] = terminal.json(dlq_app, "errors", "shop")
+    assert (alike["count"], alike["error_type"]) == (2, "sql")
+    [listed] = terminal.json(dlq_app, "ls")
+    assert (listed["dead_letters"], listed["count"], listed["error_type"]) == ("shop.dlq", 2, "sql")
+    told = terminal.run(dlq_app, "replay", "shop", fails_with=FAILED)
+    assert "2 do not say where they came from, and stay" in told
+
+
+def test_old_spellings_go_on_for_a_release_with_a_warning(terminal: Terminal, letters: BlockingBroker) -> None:
+    assert "warning: `millstream dlq list STREAM` is now `millstream dlq ls STREAM`" in terminal.run(
+        dlq_app, "list", "orders"
+    )
+    assert "warning: `millstream dlq streams` is now `millstream dlq ls`" in terminal.run(dlq_app, "streams")
+
+
 def test_bad_ids_are_refused(terminal: Terminal, letters: BlockingBroker) -> None:
     with pytest.raises(NoSuchDeadLetter, match="may have been replayed"):
         terminal.run(dlq_app, "show", "orders", "1-1")
@@ -129,9 +157,12 @@ def test_policies_are_applied_once_and_what_holds_back_is_shown(terminal: Termin
         broker.xadd_many("logs", [{"n": n} for n in range(10)])
         broker.create_group("orders", "abandoned", start="0")
         rows = {row["stream"]: row for row in terminal.json(retention_app, "apply", "orders", "logs", "--max-len", "4")}
-        assert (rows["logs"]["dropped"], rows["logs"]["length"], rows["logs"]["held_back_by"]) == (6, 4, None)
+        assert (rows["logs"]["dropped"], rows["logs"]["length"], rows["logs"]["held_back_by"]) == (6, 4, [])
         assert (rows["orders"]["dropped"], rows["orders"]["length"]) == (0, 10)
-        assert rows["orders"]["held_back_by"] == "abandoned (6, dead: no consumer)"
+        assert rows["orders"]["held_back_by"] == [{"group": "abandoned", "entries": 6, "idle_ms": None, "dead": True}]
+        assert "abandoned (6, dead: no consumer)" in terminal.run(retention_app, "apply", "orders", "--max-len", "4")
+        [standing] = terminal.json(retention_app, "ls", "orders")
+        assert (standing["length"], standing["trim_waits_for"], standing["lag"]) == (10, "abandoned", 10)
         table = terminal.run(retention_app, "apply", "orders", "--hard-max-len", "3")
         assert "abandoned (7)" in table
         assert broker.xlen("orders") == 3

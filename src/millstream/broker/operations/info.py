@@ -120,6 +120,14 @@ def server_setting(context: Context, name: str) -> Conversation[str | None]:
     return to_name(reply[1]) if reply else None
 
 
+def blocked_commands(context: Context, stream: Name) -> Conversation[list[str]]:
+    """What the clients wait in that are blocked at the stream's server, such as ``xread``. Raises PermissionDenied."""
+    key = name_word(stream, "stream")
+    reply: bytes = yield Command((b"CLIENT", b"LIST", b"TYPE", b"NORMAL"), key, repeatable=True)
+    clients = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in to_name(reply).splitlines()]
+    return [client.get("cmd", "") for client in clients if "b" in client.get("flags", "")]
+
+
 # --- many streams at a glance, in a few round trips however many there are ---
 
 

@@ -1,0 +1,65 @@
+"""What the commands of ``millstream pipeline`` take: files with one pipeline each, and the token of their port."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millstream.errors import InvalidArgument, MillstreamError
+
+if TYPE_CHECKING:
+    from millstream.pipelines import PipelinePlan
+
+Files = Annotated[list[Path], typer.Argument(help="YAML files, one pipeline each.", show_default=False)]
+File = Annotated[Path, typer.Argument(help="The pipeline's YAML file.", show_default=False)]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--http-token-file",
+        help="A file with the token that every request must bring; or set MILLSTREAM_HTTP_TOKEN.",
+        show_default=False,
+    ),
+]
+
+
+def plans_of(files: list[Path]) -> list[PipelinePlan]:
+    from millstream.pipelines import load_pipelines, make_plan
+
+    return [make_plan(pipeline) for pipeline in load_pipelines(files)]
+
+
+class SparkMissing(MillstreamError):
+    """Pipelines run on Spark, and it is not installed."""
+
+
+def missing_parts() -> Iterator[str]:
+    """What a pipeline would miss on this machine, and how to get it. Looks, and imports nothing."""
+    if find_spec("pyspark") is None:
+        yield "Spark is not installed, and pipelines run on it. Install it: pip install 'millstream[spark]'"
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        yield "Spark needs Java 17 or newer, and there is none. Install it: apt-get install openjdk-17-jre-headless"
+
+
+def need_spark() -> None:
+    """Raises SparkMissing with the command that installs what is missing."""
+    for missing in missing_parts():
+        raise SparkMissing(missing)
+
+
+def token_in(file: Path | None) -> str | None:
+    """Never on the command line, where everybody on the machine could read it."""
+    if file is None:
+        return os.environ.get("MILLSTREAM_HTTP_TOKEN") or None
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as problem:
+        raise InvalidArgument("--http-token-file", str(file), f"a file that can be read ({problem})") from problem
+    if not token:
+        raise InvalidArgument("--http-token-file", str(file), "a file that holds a token")
+    return token

@@ -1,0 +1,180 @@
+"""``millstream pipeline ls``, ``status`` and ``checkpoints``: how pipelines stand; live where they run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.cli import show
+from millstream.cli.columns import ShownColumn, ident, name, number, text
+from millstream.cli.options import Output, OutputKind
+from millstream.cli.pipeline_files import File, TokenFile, plans_of, token_in
+from millstream.errors import InvalidArgument
+from millstream.observe import moment, printable
+
+if TYPE_CHECKING:
+    from millstream.pipelines import PipelinePlan
+
+
+def list_pipelines(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(help="YAML files, or directories of them; by default this one.", show_default=False),
+    ] = None,
+    token_file: TokenFile = None,
+    output: Output = OutputKind.table,
+) -> None:
+    """Pipelines whose files lie here, and how each stands; other YAML files are passed over."""
+    items = [_standing(file, token_in(token_file)) for file in _pipeline_files(places or [Path()])]
+    columns = [
+        name("pipeline"),
+        ShownColumn("state", "state", "not"),
+        number("batch"),
+        number("rows_per_second", "rows/s"),
+    ]
+    columns += [number("lag"), name("source"), text("sinks", shown=_joined), name("file", spare=True)]
+    show.rows(output, columns, items)
+
+
+def _standing(file: Path, token: str | None) -> dict[str, Any]:
+    from millstream.pipelines import CheckpointRefused, SpecRefused
+
+    item: dict[str, Any] = dict.fromkeys(("pipeline", "state", "batch", "rows_per_second", "lag", "source"))
+    item |= {"sinks": [], "file": str(file)}
+    try:
+        [made] = plans_of([file])
+        item |= {"pipeline": made.pipeline.name, "source": made.pipeline.spec.source.type}
+        item["sinks"] = [sink.config.id for sink in made.pipeline.spec.sinks]
+        found = _record(made, None, token)
+    except SpecRefused:
+        return item | {"state": "not valid"}
+    except CheckpointRefused:
+        return item | {"state": "does not fit its checkpoint"}
+    progress = found["progress"]
+    item |= {"state": found["state"], "batch": found["batch"], "lag": progress.get("lag")}
+    return item | {"rows_per_second": progress.get("processed_rows_per_second")}
+
+
+def _pipeline_files(places: list[Path]) -> list[Path]:
+    found: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            found += [file for file in sorted(place.glob("*.y*ml")) if b"kind: Pipeline" in _opening(file)]
+        elif place.is_file():
+            found.append(place)
+        else:
+            raise InvalidArgument("files", str(place), "a file or a directory that is there")
+    return found
+
+
+def _opening(file: Path, most: int = 65_536) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(most)
+
+
+def _joined(names: list[str]) -> str:
+    return ", ".join(map(printable, names))
+
+
+def _record(made: PipelinePlan, http_port: int | None, token: str | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from millstream.pipelines import Checkpoint, at_rest
+
+    checkpoint = Checkpoint(made.pipeline.checkpoint_path)
+    url = f"http://127.0.0.1:{http_port}" if http_port is not None else checkpoint.answers_at()
+    return (_live(made.pipeline.name, url, token) if url else None) or asdict(at_rest(made, checkpoint))
+
+
+def status(
+    file: File,
+    http_port: Annotated[
+        int | None, typer.Option("--http-port", help="Where it answers, where its checkpoint does not say.")
+    ] = None,
+    token_file: TokenFile = None,
+    output: Output = OutputKind.table,
+) -> None:
+    """How the pipeline stands: live where it runs, on whatever port; else from its checkpoint."""
+    [made] = plans_of([file])
+    found = _record(made, http_port, token_in(token_file))
+    if output is OutputKind.json:
+        show.as_json(found)
+        return
+    lines = _in_words(found)
+    show.facts([_fact(what, value) for what, value in lines.items()], lines)
+
+
+def _fact(what: str, value: Any) -> ShownColumn:
+    numeric = isinstance(value, (int, float)) and "batch" not in what
+    return number(what, what) if numeric else text(what, what)
+
+
+def _in_words(found: dict[str, Any]) -> dict[str, Any]:
+    """The record for people. Its source may not know how far it is behind."""
+    progress = found["progress"]
+    numbers = {"rows": "rows", "rows/s": "processed_rows_per_second", "lag": "lag", "batch ms": "batch_ms"}
+    return {
+        "pipeline": found["name"],
+        "state": found["state"],
+        **({"error": found["error"]} if found["error"] else {}),
+        "last committed batch": found["batch"],
+        "batch to be replayed": found["in_flight"],
+        "checkpoint": found["checkpoint"],
+        **({"source": found["source"]} if found["source"] != "unknown" else {}),
+        **{label: progress[name] for label, name in numbers.items() if progress.get(name) is not None},
+        **{f"sink {name}": state for name, state in found["sinks"].items() if state != "unknown"},
+        **{f"batches waiting for {name}": count for name, count in found["waiting"].items() if count},
+    }
+
+
+def _live(name: str, url: str, token: str | None) -> dict[str, Any] | None:
+    """What the process says that runs the pipeline; None where none answers, or another program does."""
+    from urllib.error import HTTPError, URLError
+    from urllib.parse import quote
+    from urllib.request import Request, urlopen
+
+    from millstream.pipelines import PipelineStatus
+
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with urlopen(Request(f"{url}/pipelines/{quote(name)}", headers=headers), timeout=2) as answer:  # noqa: S310
+            found = json.load(answer)
+            return found if isinstance(found, dict) and set(PipelineStatus.__slots__) <= found.keys() else None
+    except HTTPError as problem:
+        if problem.code == 401:
+            typer.secho(f"{url} wants its token: --http-token-file, or MILLSTREAM_HTTP_TOKEN", fg="yellow", err=True)
+        return None
+    except (URLError, OSError, ValueError):
+        return None
+
+
+def checkpoints(
+    file: File,
+    last: Annotated[int, typer.Option(help="How many batches.", min=1)] = 20,
+    output: Output = OutputKind.table,
+) -> None:
+    """The last batches, as Spark's logs have them: when planned, when committed, up to where."""
+    from millstream.pipelines import Checkpoint
+
+    [made] = plans_of([file])
+    checkpoint = Checkpoint(made.pipeline.checkpoint_path)
+    batches = checkpoint.batches(last) if checkpoint.owned(made) else []
+    items = [
+        {
+            "batch": one.id,
+            "planned_at": moment(one.planned_ms),
+            "committed_at": moment(one.committed_ms),
+            "offsets": list(one.offsets),
+        }
+        for one in batches
+    ]
+    columns = [ident("batch"), ShownColumn("planned_at", "planned", "not", shown=show.plain)]
+    columns += [ShownColumn("committed_at", "committed", "not", shown=show.plain), text("offsets", shown=_offsets)]
+    show.rows(output, columns, items)
+
+
+def _offsets(value: Any) -> str:
+    return printable(json.dumps(value))

@@ -1,0 +1,187 @@
+"""Why is this stream not processed, stuck, or growing? Each answer names who is to blame and what to type.
+
+Two looks, a moment apart: the difference tells a lag that grows from one that is worked off, and a consumer
+that asks from one that was killed. The judgements are pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from millstream.broker import BlockingBroker, beside, blocked_commands
+from millstream.errors import MillstreamError, PermissionDenied
+from millstream.model import ConsumerInfo, GroupInfo, StreamInfo
+from millstream.observe.diagnose import Finding, Severity
+from millstream.wire import to_name
+
+SILENT_AFTER_MS = 20_000
+"""A subscriber of ours asks, sweeps or renews what it holds at least every 5 s."""
+STUCK_AFTER_MS = 120_000
+LONG = 100_000
+WATCH_S = 1.0
+
+
+class StreamLook(NamedTuple):
+    at_s: float
+    info: StreamInfo
+    groups: Sequence[GroupInfo]
+
+    def group(self, name: str) -> GroupInfo | None:
+        return next((one for one in self.groups if one.name == name), None)
+
+
+def examine_stream(
+    broker: BlockingBroker,
+    stream: str,
+    *,
+    watch_s: float = WATCH_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Finding]:
+    """Raises NoSuchStream. Looks twice, ``watch_s`` apart."""
+    before = _look(broker, stream)
+    sleep(watch_s)
+    now = _look(broker, stream)
+    findings = [
+        Finding(Severity.ok, "length", f"{now.info.length:,} in the stream, {now.info.entries_added:,} ever added")
+    ]
+    if not now.groups:
+        findings.append(examine_readers(stream, _waiting_readers(broker, stream)))
+    for group in now.groups:
+        findings += examine_group(stream, group, before, now)
+        findings += _stuck(broker, stream, group)
+    findings += examine_growth(now.info, now.groups)
+    try:
+        buried = broker.xlen(beside(stream, "dlq"))
+    except PermissionDenied:
+        remedy = f"Allow this user the keys beside the stream, such as {to_name(beside(stream, 'dlq'))}."
+        findings.append(Finding(Severity.note, "dead letters", "not readable", remedy))
+        return findings
+    if buried:
+        remedy = f"See why: millstream dlq errors {shlex.quote(stream)}"
+        told = "1 message is buried" if buried == 1 else f"{buried:,} messages are buried"
+        findings.append(Finding(Severity.warning, "dead letters", told, remedy))
+    return findings
+
+
+def _look(broker: BlockingBroker, stream: str) -> StreamLook:
+    return StreamLook(time.monotonic(), broker.stream_info(stream), broker.group_info(stream))
+
+
+def _waiting_readers(broker: BlockingBroker, stream: str) -> int | None:
+    """How many clients wait in XREAD at the server, for this stream or another; None where it does not say."""
+    try:
+        return sum(command.lower() == "xread" for command in broker.run(blocked_commands, stream))
+    except MillstreamError:
+        return None
+
+
+def examine_readers(stream: str, waiting: int | None) -> Finding:
+    """A stream without groups: a broadcast, where every reader gets everything, or one that nobody reads."""
+    make = f"millstream groups create {shlex.quote(stream)} GROUP --start 0"
+    if waiting == 0:
+        told = "no group, and nobody reads it: nothing is processed"
+        remedy = f"Start a worker; it makes its group. By hand: {make}. A broadcast needs none: start a reader."
+        return Finding(Severity.warning, "groups", told, remedy)
+    readers = "readers are unknown" if waiting is None else f"readers that wait in XREAD: {waiting:,}"
+    return Finding(Severity.note, "groups", f"none ({readers}): right for a broadcast", f"To share work: {make}")
+
+
+def examine_group(stream: str, group: GroupInfo, before: StreamLook, now: StreamLook) -> list[Finding]:
+    """Who reads, who has gone silent, and whether the group keeps up."""
+    what = f"group {group.name}"
+    elapsed_s = now.at_s - before.at_s
+    silent = silent_consumers(group, before.group(group.name), elapsed_s)
+    living = len(group.consumers) - len(silent)
+    behind = "lag unknown" if group.lag is None else f"lag {group.lag:,}"
+    if not group.consumers:
+        return [Finding(Severity.warning, what, f"no consumer reads it ({behind})", "Start a worker with this group.")]
+    if living:
+        told = f"living consumers: {living}, {behind}, {group.pending:,} pending"
+        found = [Finding(Severity.ok, what, told)]
+        if (growing := examine_lag(group, before, now)) is not None:
+            found.append(growing)
+    elif group.lag == 0 and not group.pending:
+        longest = min(one.idle_ms for one in silent) // 1000
+        told = f"all done, but no consumer has asked for {longest:,} s"
+        found = [Finding(Severity.note, what, told, "Fine for a worker that is started when needed; else start it.")]
+    else:
+        told = f"no living consumer: {_named(silent)} ({behind}, {group.pending:,} pending)"
+        found = [Finding(Severity.problem, what, told, "Start a worker.")]
+    holding = [one for one in silent if one.pending]
+    if holding:
+        remedy = (
+            "A running subscriber takes them over by itself; by hand: "
+            f"millstream consumers reap {shlex.quote(stream)} {shlex.quote(group.name)} --idle 60 --to CONSUMER"
+        )
+        told = f"killed or stuck, with entries in hand: {_named(holding)}"
+        found.append(Finding(Severity.warning, what, told, remedy))
+    return found
+
+
+def silent_consumers(group: GroupInfo, before: GroupInfo | None, elapsed_s: float) -> list[ConsumerInfo]:
+    """Those that have not asked for longer than a living one would. One that asked between the looks is alive."""
+    earlier = {one.name: one.idle_ms for one in before.consumers} if before is not None else {}
+    return [
+        one
+        for one in group.consumers
+        if one.idle_ms >= SILENT_AFTER_MS and one.idle_ms >= earlier.get(one.name, 0) + elapsed_s * 500
+    ]
+
+
+def _named(consumers: Sequence[ConsumerInfo]) -> str:
+    told = [f"{one.name} (silent for {one.idle_ms // 1000:,} s, holds {one.pending:,})" for one in consumers[:5]]
+    return ", ".join(told) + (f", and {len(consumers) - 5:,} more" if len(consumers) > 5 else "")
+
+
+def examine_lag(group: GroupInfo, before: StreamLook, now: StreamLook) -> Finding | None:
+    """A lag that was there, and has grown by more than came in during the looks would explain at rest."""
+    earlier = before.group(group.name)
+    elapsed_s = now.at_s - before.at_s
+    if earlier is None or not earlier.lag or group.lag is None or elapsed_s <= 0:
+        return None
+    arrived = now.info.entries_added - before.info.entries_added
+    taken = arrived - (group.lag - earlier.lag)
+    rates = f"{arrived / elapsed_s:,.0f}/s arrive, {max(0, taken) / elapsed_s:,.0f}/s are taken"
+    if group.lag > earlier.lag and group.lag > arrived:
+        remedy = "Start more workers (millstream run ... --processes N), or make the handler faster."
+        told = f"its lag grows, from {earlier.lag:,} to {group.lag:,} in {elapsed_s:.1f} s: {rates}"
+        return Finding(Severity.warning, f"group {group.name}", told, remedy)
+    if group.lag < earlier.lag:
+        return Finding(Severity.ok, f"group {group.name}", f"its lag of {group.lag:,} is being worked off: {rates}")
+    return None
+
+
+def _stuck(broker: BlockingBroker, stream: str, group: GroupInfo) -> list[Finding]:
+    if not group.pending:
+        return []
+    oldest = broker.xpending_range(stream, group.name, count=1, min_idle_ms=STUCK_AFTER_MS)
+    if not oldest:
+        return []
+    one = oldest[0]
+    return [
+        Finding(
+            Severity.warning,
+            f"group {group.name}",
+            f"{one.id} has been pending for {one.idle_ms // 1000:,} s with {one.consumer}, "
+            f"delivered {one.times_delivered} times",
+            f"millstream pending ls {shlex.quote(stream)} {shlex.quote(group.name)} --idle {STUCK_AFTER_MS // 1000}",
+        )
+    ]
+
+
+def examine_growth(info: StreamInfo, groups: Sequence[GroupInfo]) -> list[Finding]:
+    """A long stream from which nothing was ever removed has nobody who trims it; or somebody holds trimming back."""
+    if info.length < LONG:
+        return []
+    slowest = max((group for group in groups if group.lag), key=lambda group: group.lag or 0, default=None)
+    if slowest is not None and (slowest.lag or 0) > info.length // 2:
+        text = f"group {slowest.name} holds back {slowest.lag:,} of {info.length:,} entries"
+        remedy = "Start its workers, or remove the group: safe trimming keeps what it still needs."
+        return [Finding(Severity.warning, "growth", text, remedy)]
+    if info.entries_added == info.length:
+        remedy = f"millstream retention run, with a policy for {shlex.quote(info.name)}"
+        return [Finding(Severity.warning, "growth", f"{info.length:,} entries, and nothing ever trims it", remedy)]
+    return []

@@ -1,0 +1,147 @@
+"""Every command in a terminal of 80 columns, with names of 48 characters: what a person sees, line by line.
+
+The screens lie in ``screens.txt``. ``UPDATE_SCREENS=1`` writes them anew; look at the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+from rich.cells import cell_len
+
+from millstream import BlockingBroker, open_blocking_broker
+from millstream.assignment import Announcement, announce_stream
+from millstream.broker import leases
+from millstream.messaging.burial import Burial, bury_with
+
+SCREENS = Path(__file__).with_name("screens.txt")
+STREAM = "orders.eu-central-1.customer-000000000042.events"
+GROUP = "billing-and-invoicing-of-the-european-subsidiary"
+CONSUMER = "worker-7f9c6d5b8-x2k4q.eu-central-1.internal.net"
+NAMES = {"STREAM": STREAM, "GROUP": GROUP, "CONSUMER": CONSUMER}
+COMMANDS = """
+pending claim STREAM GROUP CONSUMER 1700000000000-0 --idle 0
+doctor STREAM --watch 0
+streams ls
+streams describe STREAM
+streams tail STREAM -n 2
+streams trim STREAM --max-len 100 --yes
+groups ls
+groups describe STREAM GROUP
+consumers ls STREAM
+pending ls STREAM
+pending ls STREAM GROUP
+pending ls STREAM GROUP --entries
+dlq ls
+dlq ls STREAM
+dlq show STREAM 1700000000500-0
+dlq errors STREAM
+dlq replay STREAM --dry-run
+dlq purge STREAM --dry-run
+dlq ls shop
+retention ls
+retention apply STREAM --max-len 1000000
+assignments ls GROUP
+pipeline ls
+pipeline plan shop.yaml
+pipeline status shop.yaml
+run worker:router --check
+top --once --interval 0.2
+streams describe missing
+streams del STREAM 1700000000000-0 --yes
+consumers reap STREAM GROUP --idle 0 --discard --yes
+"""
+DRIVER = """
+import sys
+from millstream.cli.main import main
+
+for line in open(sys.argv[1]):
+    sys.argv = ["millstream", *line.split()]
+    sys.stdout.write("\\n$ " + line)
+    sys.stdout.flush()
+    try:
+        main()
+    except SystemExit as ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        print(f"exit {ended.code or 0}", flush=True)
+"""
+"""All commands in one process, on one terminal: an interpreter for each would take a minute."""
+
+
+def fill(broker: BlockingBroker) -> None:
+    for n in range(3):
+        broker.xadd(STREAM, {"customer": f"customer-{n}", "payload": "x" * 90}, id=f"1700000000000-{n}")
+    broker.create_group(STREAM, GROUP, start="0")
+    broker.xreadgroup(STREAM, GROUP, CONSUMER, count=2)
+    error = "order 4711 of customer customer-000000000042 was not found in any of the warehouses"
+    burial = Burial(STREAM, "1-1", GROUP, CONSUMER, 5, error, "shop.errors.OrderNotFound", "", 1)
+    broker.xadd(f"{{{STREAM}}}.dlq", bury_with({b"payload": b"y" * 90}, burial), id="1700000000500-0")
+    letter = {"id": "e1", "reason": "no column called total in the row", "stage": "sql", "pipeline": "shop"}
+    broker.xadd("shop.dlq", letter, id="1700000000600-0")
+    announce_stream(broker, GROUP, Announcement(STREAM, {"tenant": "a"}))
+    broker.create_group(f"{GROUP}-input", f"{GROUP}-group", start="0")
+    broker.run(leases.heartbeat, f"{GROUP}-input", CONSUMER, lease_ms=60_000, owned=1, capacity=10)
+    broker.xreadgroup(f"{GROUP}-input", f"{GROUP}-group", CONSUMER)
+    broker.run(leases.take_leases, CONSUMER, [(STREAM, None)])
+
+
+@pytest.fixture
+def screens(redis_url: str, tmp_path: Path) -> str:
+    with open_blocking_broker(redis_url) as broker:
+        fill(broker)
+    (tmp_path / "shop.yaml").write_text(
+        "apiVersion: millstream/v1\nkind: Pipeline\nmetadata: {name: shop}\nspec:\n"
+        "  source: {type: generator, config: {rows: 10}}\n"
+        "  checkpoint: {path: here}\n"
+        f"  sinks: [{{type: redis, config: {{id: out, uri: 'redis://127.0.0.1:1', stream: {STREAM}}}}}]\n"
+    )
+    (tmp_path / "worker.py").write_text(
+        "from millstream import Message, Router\n\nrouter = Router()\n\n\n"
+        f"@router.on('{STREAM}', group='{GROUP}', group_start='0')\nasync def work(message: Message) -> None: ...\n"
+    )
+    lines = COMMANDS.strip()
+    for word, name in NAMES.items():
+        lines = re.sub(rf"\b{word}\b", name, lines)
+    (tmp_path / "commands").write_text(lines + "\n")
+    (tmp_path / "driver.py").write_text(DRIVER)
+    environment = {**os.environ, "MILLSTREAM_URL": redis_url, "TERM": "xterm", "PYTHONPATH": str(tmp_path)}
+    environment.pop("COLUMNS", None)
+    child = pexpect.spawn(
+        sys.executable,
+        ["driver.py", "commands"],
+        env=environment,
+        cwd=str(tmp_path),
+        dimensions=(50, 80),
+        timeout=120,
+        encoding="utf-8",
+    )
+    child.expect(pexpect.EOF)
+    child.close()
+    return steady(str(child.before).replace(str(tmp_path), "/here"))
+
+
+def steady(printed: str) -> str:
+    """Without colours, and without what is another figure in every run: ages, sizes, times, and ids by the clock."""
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed).replace("\r", "")
+    text = re.sub(r"\b[\d,.]+ (ms|s|min|h|d)\b", lambda found: "#" * (len(found[0]) - 2) + " s", text)
+    text = re.sub(r"\b[\d.]+ (B|kB|MB|GB)\b", lambda found: "#" * (len(found[0]) - 2) + " B", text)
+    return re.sub(r"\b1[789]\d{11}\b(?<!1700000000\d{3})", "#" * 13, text)
+
+
+def test_every_line_fits_the_terminal(screens: str) -> None:
+    for line in screens.splitlines():
+        if not line.startswith("$ ") and "error:" not in line:  # what was typed, and sentences, wrap as they are
+            assert cell_len(line) <= 80, line
+    golden = [
+        re.sub(r" {2,}|#+", lambda found: "  " if " " in found[0] else "#", line) for line in screens.splitlines()
+    ]
+    told = "\n".join(golden).strip() + "\n"
+    if os.environ.get("UPDATE_SCREENS"):
+        SCREENS.write_text(told)
+    assert told == SCREENS.read_text()

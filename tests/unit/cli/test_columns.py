@@ -1,0 +1,73 @@
+"""Tables on a narrow screen: numbers and ids stay whole, names give way in their middle, and no row is too long."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from rich.cells import cell_len
+
+from millstream.cli.columns import ago, cut, ident, lay_out, memory, name, number, span, text
+
+LONG = "orders.eu-central-1.customer-000000000042.events"
+ROW = {
+    "stream": LONG,
+    "group": LONG,
+    "length": 12_345_678,
+    "id": "1700000000000-0",
+    "idle_ms": 90_000,
+    "error": "x " * 99,
+}
+
+
+def test_numbers_stay_and_names_are_cut_in_the_middle() -> None:
+    laid = lay_out([name("stream"), name("group"), number("length"), ident("id")], [ROW], 60)
+
+    [line] = laid.lines()
+    assert cell_len(line) == 60
+    assert "12,345,678" in line
+    assert "1700000000000-0" in line
+    stream = line.split()[0]
+    assert stream.startswith("orders.")
+    assert stream.endswith("events")
+    assert "…" in stream
+
+
+def test_nothing_is_cut_where_there_is_room_or_no_terminal() -> None:
+    columns = [name("stream"), name("group"), number("length")]
+    assert LONG in lay_out(columns, [ROW], 200).lines()[0]
+    assert LONG in lay_out(columns, [ROW], None).lines()[0]
+
+
+def test_columns_that_can_be_spared_go_first_the_last_one_first() -> None:
+    columns = [name("stream"), number("length"), ident("id", spare=True), span("idle_ms", "idle", spare=True)]
+
+    assert [one.key for one in lay_out(columns, [ROW], 44).left_out] == ["idle_ms"]
+    assert [one.key for one in lay_out(columns, [ROW], 28).left_out] == ["idle_ms", "id"]
+    assert lay_out(columns, [ROW], 80).left_out == []
+
+
+@pytest.mark.parametrize("width", range(10, 120, 7))
+def test_no_row_is_longer_than_the_screen(width: int) -> None:
+    columns = [name("stream"), name("group"), number("length"), ident("id"), span("idle_ms"), text("error")]
+    laid = lay_out(columns, [ROW], width)
+    assert all(cell_len(line) <= width for line in (laid.header(), *laid.lines()))
+
+
+def test_wide_characters_count_as_what_they_take() -> None:
+    assert cut("日本語日本語日本語", 9, "middle") == "日本…本語"
+    assert cut("a sentence that goes on", 10, "end") == "a sentenc…"
+    assert cut("short", 10, "middle") == "short"
+
+
+def test_tokens_have_no_thousands_and_counts_have() -> None:
+    laid = lay_out([ident("token"), number("count")], [{"token": 1700000000000, "count": 1700}], None)
+    assert laid.lines() == ["1700000000000  1,700"]
+
+
+def test_times_and_sizes_are_said_as_people_say_them() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    columns = [ago("at", int(at.timestamp() * 1000) + 120_000), memory("bytes"), number("nothing")]
+    assert lay_out(columns, [{"at": at, "bytes": 4200, "nothing": None}], None).lines() == [
+        "2 min ago  4.2 kB        -"
+    ]
