@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from rich.cells import cell_len, chop_cells
 
-from millstream.observe import duration, printable, size
+from millstream.model import EntryId
+from millstream.observe import age, duration, printable, size
 
 GAP = 2
 ROOM_FOR_A_NAME = 12
@@ -79,7 +80,7 @@ def ago(key: str, now_ms: int, title: str = "", *, spare: bool = False) -> Shown
     """A time, as how long ago it was by the server's clock."""
 
     def shown(value: datetime) -> str:
-        return f"{duration(max(0.0, now_ms - value.timestamp() * 1000))} ago"
+        return age(now_ms, EntryId(round(value.timestamp() * 1000), 0))
 
     return ShownColumn(key, title or _title(key), "not", True, spare, shown)
 
