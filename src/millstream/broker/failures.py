@@ -30,7 +30,7 @@ from millstream.wire import ErrorReply
 ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
     "NOAUTH": (AuthenticationFailed, "Put the password into the URL or into MILLSTREAM_URL."),
     "WRONGPASS": (AuthenticationFailed, "Check the user and the password in the URL."),
-    "NOPERM": (PermissionDenied, "Grant the ACL user this command and key; docs/contract.md lists the minimal rules."),
+    "NOPERM": (PermissionDenied, "Grant the ACL user this command and key: ACL SETUSER user +command ~key."),
     "OOM": (OutOfMemory, "Nothing was stored. Trim streams, or raise maxmemory."),
     "LOADING": (ServerLoading, "Try again when the server has read its data."),
     "READONLY": (ReadOnlyReplica, "Connect to the primary, or use a redis+sentinel:// URL, which finds it."),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import typer
 
 from millstream import __version__
-from millstream.cli.exit_codes import FAILED, exit_code
+from millstream.cli.exit_codes import FAILED, LEGEND, exit_code
 from millstream.errors import MillstreamError
 from millstream.observe import harmless
 
@@ -48,7 +48,9 @@ def build(words: list[str]) -> typer.Typer:
     app = typer.Typer(
         name="millstream",
         help="Reliable event streams on Redis, from an embedded broker in one process to a Spark cluster.",
-        epilog="The broker is named by --url or MILLSTREAM_URL; exit codes are listed in docs/reference/cli.md.",
+        epilog="The broker is named by --url or MILLSTREAM_URL. Exit codes: "
+        + "; ".join(f"{code} {meaning}" for code, meaning in LEGEND.items())
+        + ".",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

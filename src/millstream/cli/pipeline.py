@@ -32,13 +32,15 @@ app.command("checkpoints")(pipeline_status.checkpoints)
 @app.command()
 def validate(files: Files, output: Output = OutputKind.table) -> None:
     """Check the files, and say everything that is wrong with them; nothing is started."""
-    items = [{"pipeline": made.pipeline.name, "warnings": list(missing_parts())} for made in plans_of(files)]
+    plans = plans_of(files)
+    warnings = list(missing_parts(plans))
+    items = [{"pipeline": made.pipeline.name, "warnings": warnings} for made in plans]
     if output is OutputKind.json:
         show.as_json(items)
         return
     for item in items:
         typer.secho(f"{item['pipeline']}: fine", fg="green")
-    for warning in missing_parts():
+    for warning in warnings:
         typer.secho(f"warning: {warning}", fg="yellow", err=True)
 
 
@@ -104,13 +106,12 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
 ) -> None:
     """Run pipelines in one Spark session until they end or SIGTERM comes; then stop after the current batch."""
+    need_spark(plans_of(files))
     import logging
 
     from millstream.model import Observer
     from millstream.observe import Exposition, HttpServer, PipelineMetrics, PipelineRoutes, application
     from millstream.pipelines import Runner, display, load_pipelines
-
-    need_spark()
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.ERROR)

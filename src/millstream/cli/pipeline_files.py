@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,17 +38,20 @@ class SparkMissing(MillstreamError):
     """Pipelines run on Spark, and it is not installed."""
 
 
-def missing_parts() -> Iterator[str]:
-    """What a pipeline would miss on this machine, and how to get it. Looks, and imports nothing."""
+def missing_parts(plans: Sequence[PipelinePlan] = ()) -> Iterator[str]:
+    """What pipelines would miss on this machine, and how to get it. Looks, and imports nothing."""
     if find_spec("pyspark") is None:
         yield "Spark is not installed, and pipelines run on it. Install it: pip install 'millstream[spark]'"
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         yield "Spark needs Java 17 or newer, and there is none. Install it: apt-get install openjdk-17-jre-headless"
 
+    if any(made.pipeline.spec.source.type == "postgres" for made in plans) and find_spec("psycopg") is None:
+        yield "The source postgres needs psycopg, which is not installed. Install it: pip install 'millstream[cdc]'"
 
-def need_spark() -> None:
+
+def need_spark(plans: Sequence[PipelinePlan] = ()) -> None:
     """Raises SparkMissing with the command that installs what is missing."""
-    for missing in missing_parts():
+    for missing in missing_parts(plans):
         raise SparkMissing(missing)
 
 

@@ -176,13 +176,13 @@ def _show(console: Console, ledger: Ledger, timeline: Timeline) -> None:
 
 def _next_steps(console: Console, url: str | None, data: Path, tag: str) -> None:
     address = "redis://127.0.0.1:6380" if url is None else "$MILLSTREAM_URL"
-    console.print("\nWhat to try next, in the environment that `make setup` made (.venv/bin):")
+    console.print("\nWhat to try next:")
     if url is None:
         console.print(f"  millstream serve --dir {data / 'broker'}", highlight=False)
     console.print(f"  millstream top --url {address}", highlight=False)
     console.print(f"  millstream dlq ls '{tag}.orders' --url {address}", highlight=False)
     console.print(f"  millstream streams tail '{tag}.done' --url {address}", highlight=False)
-    console.print(f"  {data / 'shop.yaml'} is the pipeline; docs/tutorial.md takes ten minutes", highlight=False)
+    console.print(f"  {data / 'shop.yaml'} is the pipeline; `millstream --help` lists every command", highlight=False)
 
 
 PAGE = 1000

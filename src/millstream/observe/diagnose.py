@@ -9,9 +9,10 @@ import subprocess
 import sys
 from enum import StrEnum
 from importlib import metadata
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.cdc import SlotStatus
+if TYPE_CHECKING:
+    from millstream.cdc import SlotStatus  # its module needs a database's driver, which only pipelines install
 
 
 class Severity(StrEnum):

@@ -8,10 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from millstream.cdc import SlotStatus
 from millstream.model import Observer
 from millstream.pipelines.error_origin import short
+
+if TYPE_CHECKING:
+    from millstream.cdc import SlotStatus  # its module needs the driver, which only pipelines with a slot have
 
 log = logging.getLogger("millstream.pipelines")
 _TICK_S = 5.0
