@@ -348,8 +348,8 @@ async def test_mistakes_are_refused_at_registration_and_name_the_place(broker: B
         (bill, "orders", {"group": None, "group_start": "0"}, "pass start"),
         (bill, "orders", {"group": None, "start": "first"}, "start"),
         (bill, "orders", {"start": "0"}, "group_start"),
-        (takes_two, "orders", {}, "takes one Message"),
-        (takes_an_order, "orders", {}, "takes a Message"),
+        (takes_two, "orders", {}, "Take a Message"),
+        (takes_an_order, "orders", {}, "Take a Message"),
     ]:
         with pytest.raises(HandlerRefused, match=says) as caught:
             router.add(function, topic, **{"group": "g", **options})

@@ -31,7 +31,15 @@ FOR_USERS = {
     "model": {"APPENDED", "FSYNCED", "MEMORY", "Fact", "ManualClock", "from_json_fields", "to_json_fields"},
     "messaging": {
         *("Ack", "AckPolicy", "Backoff", "Burial", "Bury", "Codec", "Handler", "Outcome", "Output", "Retry"),
-        *("read_burial", "SubscriberSettings"),
+        *(
+            "read_burial",
+            "Rejected",
+            "SubscriberSettings",
+            "Depends",
+            "Marshaler",
+            "PydanticMarshaler",
+            "CannotUnmarshal",
+        ),
         *("codec_names", "circuit_breaker", "correlation", "deduplicate", "duplicate", "fail_randomly", "poison_queue"),
         *("recoverer", "retry", "throttle", "timeout", "AlreadyRunning", "AlreadySettled", "AlreadySubscribed"),
         *("DeliveriesExhausted", "DuplicateRoute", "HandlerCancelled", "HandlerCrashed", "NoSuchDeadLetter"),

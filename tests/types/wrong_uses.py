@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict
+
+from pydantic import BaseModel
 
 from millstream import Broker, Message, Publisher, Router, open_broker
-from millstream.cqrs import CommandBus
+from millstream.cqrs import CommandBus, Depends
 
 broker: Broker = open_broker("local://")
 router = Router(broker, max_in_flight=10, group_start="0")
@@ -26,6 +29,37 @@ def right_in_a_thread(message: Message) -> list[Message]:
 
 @router.on("orders", group="billing", publish_to="bills")
 async def right_with_default(message: Message, limit: int = 3) -> Message | None: ...
+
+
+class Order(BaseModel):
+    number: int
+
+
+@dataclass
+class Bill:
+    number: int
+
+
+class Note(TypedDict):
+    text: str
+
+
+async def open_db() -> int:
+    return 1
+
+
+@router.on("orders", group="billing", publish_to="bills")
+async def right_with_a_model(order: Order, db: Annotated[int, Depends(open_db)]) -> Bill:
+    return Bill(order.number)
+
+
+@router.on("notes", group="billing")
+def right_with_a_typed_dict(note: Note, message: Message) -> None: ...
+
+
+@router.on("bills", group="billing")
+async def right_with_a_dataclass(bill: Bill) -> list[Bill]:
+    return [bill]
 
 
 @router.on("orders", group="billing", max_delivries=3)  # wrong

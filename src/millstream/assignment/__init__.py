@@ -22,9 +22,11 @@ from millstream.assignment.notifications import (
     StreamTerminated,
 )
 from millstream.assignment.operator import announce_stream, assignments, force_release
-from millstream.assignment.partitions import PartitionedPublisher, partition_of, partition_streams
+from millstream.assignment.partitioned import PartitionedSubscriber
+from millstream.assignment.partitions import PartitionedPublisher
 from millstream.assignment.settings import Settings
 from millstream.assignment.subscriber import AssignedSubscriber, assigned_subscriber
+from millstream.messaging import partition_of, partition_streams
 
 __all__ = [
     "Announcement",
@@ -36,6 +38,7 @@ __all__ = [
     "NotTheOwner",
     "Notification",
     "PartitionedPublisher",
+    "PartitionedSubscriber",
     "Settings",
     "StreamAdded",
     "StreamDisowned",

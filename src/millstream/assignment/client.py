@@ -75,6 +75,11 @@ class AssignmentClient:
         return self._steps.name
 
     @property
+    def joined(self) -> bool:
+        """Whether the service ever heard of this member."""
+        return self._joined
+
+    @property
     def owned(self) -> dict[str, Token]:
         """What this member owns now, as far as it knows."""
         return {stream: lease.token for stream, lease in self._steps.owned.items()}

@@ -5,14 +5,14 @@ So messages of one key are handled in order across the whole fleet, and the part
 
 from __future__ import annotations
 
-import zlib
-from collections import defaultdict
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from millstream.assignment.announcement import Announcement, balancer_stream
 from millstream.assignment.errors import MalformedAnnouncement
 from millstream.broker import Broker
-from millstream.errors import InvalidArgument
-from millstream.messaging import Message, Publisher
+from millstream.messaging import Message, Publisher, check_partitions, partition_streams
 from millstream.model import EntryId
 
 TOGETHER_MS = 600_000
@@ -20,29 +20,17 @@ TOGETHER_MS = 600_000
 _PAGE = 1000
 
 
-def partition_streams(topic: str, partitions: int) -> list[str]:
-    """The physical streams' names."""
-    if type(partitions) is not int or not 1 <= partitions <= 10_000:
-        raise InvalidArgument("partitions", partitions, "a number from 1 to 10,000")
-    if not topic:
-        raise InvalidArgument("topic", topic, "a name that is not empty")
-    return [f"{topic}.p{number}" for number in range(partitions)]
-
-
-def partition_of(key: str, partitions: int) -> int:
-    """Where a key goes: the same in every process and in every version, as order depends on it."""
-    return zlib.crc32(key.encode("utf-8", "surrogateescape")) % partitions
-
-
 async def announce_partitions(broker: Broker, service: str, topic: str, partitions: int) -> None:
-    """Announces every partition that is not announced, whoever asks and how often.
+    """Announces every partition that is not announced, whoever asks and how often."""
+    await announce_streams(broker, balancer_stream(service), partition_streams(topic, partitions), {"topic": topic})
 
-    The stream itself says what is announced, however long ago; a partition that was finished is announced again.
-    """
-    announced = await _announced(broker, balancer_stream(service))
-    missing = [name for name in partition_streams(topic, partitions) if name not in announced]
-    entries = [(name, Announcement(name, {"topic": topic}).fields()) for name in missing]
-    await broker.append_unique(balancer_stream(service), entries, window_ms=TOGETHER_MS)
+
+async def announce_streams(broker: Broker, balancer: str, streams: Iterable[str], info: Mapping[str, Any]) -> None:
+    """Announces those that are not announced. The load-balancer stream itself says what is, however long ago; what was
+    finished is announced again."""
+    announced = await _announced(broker, balancer)
+    entries = [(name, Announcement(name, info).fields()) for name in streams if name not in announced]
+    await broker.append_unique(balancer, entries, window_ms=TOGETHER_MS)
 
 
 async def _announced(broker: Broker, stream: str) -> set[str]:
@@ -59,26 +47,17 @@ async def _announced(broker: Broker, stream: str) -> set[str]:
 
 
 class PartitionedPublisher:
-    """Publishes to a topic that is split by key. The number of partitions must be the same everywhere.
-
-    Changing it moves keys to other streams, and gives up their order at that moment: drain the topic first.
-    """
+    """Deprecated: ``Publisher(broker, partitions={"orders": 4})`` does the same, with delays and idempotency keys."""
 
     def __init__(self, publisher: Publisher, partitions: int) -> None:
-        partition_streams("check", partitions)
+        warnings.warn(
+            "PartitionedPublisher goes with the next release: use Publisher(broker, partitions={'orders': 4}).",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         self._publisher = publisher
-        self._partitions = partitions
+        self._partitions = check_partitions(partitions)
 
     async def publish(self, topic: str, *messages: Message) -> list[EntryId | None]:
         """Each message to the partition of its key; in order within a key. A message without a key is refused."""
-        streams = partition_streams(topic, self._partitions)
-        routed: dict[str, list[int]] = defaultdict(list)
-        for place, message in enumerate(messages):
-            if message.key is None:
-                raise InvalidArgument("messages", message.metadata, "messages whose metadata has a 'key'")
-            routed[streams[partition_of(message.key, self._partitions)]].append(place)
-        ids: dict[int, EntryId | None] = {}
-        for stream, places in routed.items():
-            added = await self._publisher.publish(stream, *(messages[place] for place in places))
-            ids.update(zip(places, added, strict=True))
-        return [ids[place] for place in range(len(messages))]
+        return await self._publisher.publish_split(topic, messages, self._partitions)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.assignment.client import AssignmentClient
@@ -47,8 +48,16 @@ class AssignedSubscriber:
         member: str | None = None,
         settings: Settings | None = None,
         observer: Observer | None = None,
+        leased: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
+        """``leased``: what is announced and owned where that is not the stream's own name, and the stream of each."""
+        if topic is not None:
+            warnings.warn(
+                "topic and partitions go with the next release: use Router.on('orders', partitions=4, ...).",
+                DeprecationWarning,
+                stacklevel=3,
+            )
         if (topic is None) != (partitions is None):
             raise InvalidArgument("partitions", partitions, "both topic and partitions, or neither")
         self._broker = broker
@@ -56,7 +65,9 @@ class AssignedSubscriber:
         self._handler = handler
         self._group = group
         self._partitioned = (topic, partitions) if topic is not None and partitions is not None else None
+        self._leased = leased or {}
         self._publish_to = publish_to
+        self._draining = False
         self._options = {"group_start": "0", "ordered_by_key": self._partitioned is not None, **options}
         # Everything is checked now: a wrong option must not wait for the first stream.
         Subscriber(broker, group=group, consumer="check", **self._options)
@@ -109,11 +120,22 @@ class AssignedSubscriber:
                 if self._given_back.get(one.stream) == one.token:
                     del self._given_back[one.stream]
 
-    async def close(self) -> None:
-        """Finishes what is in flight, hands back the rest, and then the streams: nothing has to time out."""
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """Finishes what is in flight, hands back the rest, and then the streams: nothing has to time out.
+
+        With ``timeout_ms`` handlers may take so long, for the leases are held meanwhile; without, half a lease.
+        """
+        if timeout_ms is not None:
+            self._draining = True
+            await asyncio.gather(*(subscriber.close(timeout_ms) for subscriber, _ in self._running.values()))
         await self.client.close()
 
+    def _stream(self, token: Token) -> str:
+        return self._leased.get(token.stream, token.stream)
+
     def _start(self, token: Token) -> None:
+        if self._draining:
+            return  # it goes back in a moment
         mine = self._broker.behind(token.guard())
         subscriber = Subscriber(mine, group=self._group, consumer=self.client.id, **self._options)
         subscriber.begin_only_until(lambda: self.client.certain_until(token))
@@ -125,7 +147,7 @@ class AssignedSubscriber:
     async def _consume(self, subscriber: Subscriber, token: Token) -> None:
         try:
             await self._inherit(token)
-            await subscriber.consume(token.stream, self._handler, publish_to=self._publish_to)
+            await subscriber.consume(self._stream(token), self._handler, publish_to=self._publish_to)
         except Exception as error:  # whatever it was: an owned stream that nobody reads is the worst of all
             if self.client.owned.get(token.stream) == token:
                 await self._give_up(token, error)
@@ -145,7 +167,7 @@ class AssignedSubscriber:
         """Takes what former owners left pending, with their delivery counts; their names go. Behind the token: a member
         that was stopped past its lease would take from its heir what that is working on."""
         mine = self._broker.behind(token.guard()).context
-        return await self._inheriting.run(inherit_consumers(mine, token.stream, self._group, self.client.id))
+        return await self._inheriting.run(inherit_consumers(mine, self._stream(token), self._group, self.client.id))
 
     async def _go_on_inheriting(self) -> None:
         """A read is not fenced: one that a former owner had under way, when it was stopped or cut off, may take entries

@@ -73,6 +73,7 @@ LEGEND: Final = (
         "hash beside a load-balancer stream: member to 'expires_ms owned capacity'",
         "a day after the last member's last beat",
     ),
+    Legend("for:*.owner", "the same for one group's owner of a partition, at '<stream>.for:<group>'", "the same"),
     Legend(
         "owner",
         "string: 'number member', the fencing token of the stream's owner; no member after a release",

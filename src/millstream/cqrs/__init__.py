@@ -5,11 +5,9 @@ Never transport: how messages travel is decided in ``messaging``.
 """
 
 from millstream.cqrs.bus import CommandBus, EventBus, command_topic, event_topic
-from millstream.cqrs.dependencies import Depends
-from millstream.cqrs.errors import CannotUnmarshal, DuplicateHandler
+from millstream.cqrs.errors import DuplicateHandler
 from millstream.cqrs.handlers import CommandRouter, EventRouter
-from millstream.cqrs.marshaler import Marshaler, PydanticMarshaler
-from millstream.messaging import HandlerRefused
+from millstream.messaging import CannotUnmarshal, Depends, HandlerRefused, Marshaler, PydanticMarshaler
 
 __all__ = [
     "CannotUnmarshal",

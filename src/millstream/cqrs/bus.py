@@ -9,18 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from millstream.cqrs.errors import CannotUnmarshal
-from millstream.cqrs.handlers import Check, Handlers, Registered, call, one_group_each, one_handler_each
-from millstream.cqrs.marshaler import NAME, Marshaler, PydanticMarshaler
+from millstream.cqrs.handlers import Check, Handlers, Registered, one_group_each, one_handler_each
 from millstream.errors import InvalidArgument
 from millstream.messaging import (
+    BODY_NAME,
     KEY,
+    CannotUnmarshal,
     HandlerRefused,
+    Marshaler,
     Message,
     Publisher,
+    PydanticMarshaler,
     Route,
     Router,
     SubscriberOptions,
+    call,
     check_topic,
     correlated,
     make_subscriber,
@@ -136,7 +139,8 @@ class Bus(Handlers, ABC):
 
     def _route(self, registered: Registered) -> Route:
         group, start = self._group(registered)
-        options = {"group_start": start, **self._options, **registered.options}
+        options: dict[str, Any] = {"group_start": start, **self._options, **registered.options}
+        partitions = options.pop("partitions", None)
         plan, body, unmarshal = registered.plan, registered.body, self._marshaler.unmarshal
         try:
             topic = self.topic_of(body)
@@ -146,7 +150,7 @@ class Bus(Handlers, ABC):
         wanted = self._marshaler.name(body)
 
         async def handle(message: Message) -> None:
-            name = message.metadata.get(NAME)
+            name = message.metadata.get(BODY_NAME)
             # Another type, where the topic is that type's too. On a topic of one type, ``name`` may be anything: a
             # plain XADD with a field of that name, for example.
             if name is not None and name != wanted and self._topic(name) == topic:
@@ -160,6 +164,7 @@ class Bus(Handlers, ABC):
             group=group,
             handler=handle,
             place=registered.place,
+            partitions=partitions,
             middleware=registered.middleware,
             options=options,
         )
@@ -168,13 +173,14 @@ class Bus(Handlers, ABC):
         self, body: object, metadata: dict[str, str] | None, key: str | None, options: dict[str, Any]
     ) -> str:
         message = correlated(self._marshaler.marshal(body))
-        if metadata and NAME in metadata and NAME in message.metadata:
-            raise InvalidArgument("metadata", metadata, f"another key than {NAME!r}, which names the class")
+        if metadata and BODY_NAME in metadata and BODY_NAME in message.metadata:
+            raise InvalidArgument("metadata", metadata, f"another key than {BODY_NAME!r}, which names the class")
         message.metadata.update(metadata or {})
         if key is not None:
             message.metadata[KEY] = key
         if self._publisher is None:
-            self._publisher = Publisher(self._broker, codec=self._options.get("codec", "flat"))
+            split = {route.topic: route.partitions for route in self.routes() if route.partitions is not None}
+            self._publisher = Publisher(self._broker, codec=self._options.get("codec", "flat"), partitions=split)
         await self._publisher.publish(self.topic_of(type(body)), message, **options)
         return message.uuid
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from millstream.errors import MillstreamError
-from millstream.messaging import Rejected
 
 
 class DuplicateHandler(MillstreamError):
@@ -13,12 +12,3 @@ class DuplicateHandler(MillstreamError):
 
     def __init__(self, what: str, first: str, second: str, advice: str) -> None:
         super().__init__(f"{what} has two handlers, {first} and {second}. {advice}", what=what, places=(first, second))
-
-
-class CannotUnmarshal(Rejected):
-    """A message does not hold the command or event that its topic promises: buried at once, because trying again
-    cannot help it."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"not a valid {name}: {why}. Fix the producer, then replay the dead letter.")
-        self.name = name

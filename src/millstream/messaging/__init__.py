@@ -4,6 +4,7 @@ Speaks to streams through the broker's operations alone; a Redis command never a
 """
 
 from millstream.messaging.burial import Burial, read_burial
+from millstream.messaging.calls import call
 from millstream.messaging.codecs import Codec, codec, codec_names
 from millstream.messaging.dead_letters import (
     DeadLetter,
@@ -13,9 +14,11 @@ from millstream.messaging.dead_letters import (
     Selection,
     dead_letter_streams,
 )
+from millstream.messaging.dependencies import Depends, Plan, plan_handler
 from millstream.messaging.errors import (
     AlreadySettled,
     AlreadySubscribed,
+    CannotUnmarshal,
     DeliveriesExhausted,
     HandlerCancelled,
     HandlerCrashed,
@@ -31,12 +34,10 @@ from millstream.messaging.handler import (
     HandlerRefused,
     Middleware,
     Output,
-    annotated_part,
     callable_name,
     callable_place,
-    in_thread,
-    resolve_signature,
 )
+from millstream.messaging.marshaler import BODY_NAME, Marshaler, PydanticMarshaler
 from millstream.messaging.message import KEY, Message
 from millstream.messaging.middleware import (
     circuit_breaker,
@@ -53,6 +54,7 @@ from millstream.messaging.middleware import (
     timeout,
 )
 from millstream.messaging.outcome import Ack, AckPolicy, Bury, Outcome, Retry
+from millstream.messaging.partitions import check_partitions, partition_of, partition_streams
 from millstream.messaging.publisher import Publisher
 from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
 from millstream.messaging.route import DuplicateRoute, Route, make_subscriber, refuse_shared_groups
@@ -64,6 +66,7 @@ from millstream.messaging.supervision import keep_running
 from millstream.model import Backoff
 
 __all__ = [
+    "BODY_NAME",
     "KEY",
     "Ack",
     "AckPolicy",
@@ -73,10 +76,12 @@ __all__ = [
     "Backoff",
     "Burial",
     "Bury",
+    "CannotUnmarshal",
     "Codec",
     "DeadLetter",
     "DeadLetters",
     "DeliveriesExhausted",
+    "Depends",
     "DuplicateRoute",
     "Handler",
     "HandlerCancelled",
@@ -84,14 +89,17 @@ __all__ = [
     "HandlerOptions",
     "HandlerRefused",
     "Janitor",
+    "Marshaler",
     "Message",
     "Middleware",
     "NoSuchDeadLetter",
     "NothingToSettle",
     "Outcome",
     "Output",
+    "Plan",
     "Publisher",
     "PublisherClosed",
+    "PydanticMarshaler",
     "Rejected",
     "Replayed",
     "RetentionPolicy",
@@ -106,9 +114,10 @@ __all__ = [
     "SubscriberSettings",
     "TooLateToSettle",
     "Undecodable",
-    "annotated_part",
+    "call",
     "callable_name",
     "callable_place",
+    "check_partitions",
     "check_topic",
     "circuit_breaker",
     "codec",
@@ -119,15 +128,16 @@ __all__ = [
     "deduplicate",
     "duplicate",
     "fail_randomly",
-    "in_thread",
     "keep_running",
     "make_subscriber",
     "metrics",
+    "partition_of",
+    "partition_streams",
+    "plan_handler",
     "poison_queue",
     "read_burial",
     "recoverer",
     "refuse_shared_groups",
-    "resolve_signature",
     "retry",
     "run_until_signalled",
     "throttle",

@@ -90,6 +90,14 @@ class Rejected(MillstreamError):
         super().__init__(reason, reason=reason)
 
 
+class CannotUnmarshal(Rejected):
+    """A message does not hold the body that its handler takes: buried at once, because trying again cannot help it."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"not a valid {name}: {why}. Fix the producer, then replay the dead letter.")
+        self.name = name
+
+
 class RetryLater(MillstreamError):
     """Raised by a handler: not now. It comes back after ``delay_ms``, or after the backoff where that is None.
 

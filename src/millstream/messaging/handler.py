@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import partial, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from millstream.errors import MillstreamError
 from millstream.messaging.errors import HandlerCancelled, HandlerCrashed
@@ -28,16 +28,32 @@ Middleware = Callable[[Handler], Handler]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Returned = TypeVar("Returned", bound=Output | Awaitable[Output])
+
+
+class Model(Protocol):
+    """A pydantic model, as a type checker knows it."""
+
+    model_config: ClassVar[Any]
+
+
+class Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Body = Model | Dataclass | Mapping[str, Any]
+"""What a payload may be read as: a pydantic model, a dataclass, a TypedDict."""
+Put = Output | Body | Sequence[Body]
+Taken = TypeVar("Taken", bound=Message | Body)
+Returned = TypeVar("Returned", bound=Put | Awaitable[Put])
 """What a sync or an async handler returns, as a type checker sees it."""
 
 
 class HandlerDecorator(Protocol):
-    """Takes a function whose first parameter is the message, and returns it as it was."""
+    """Takes a function whose first parameter is the message or its body, and returns it as it was."""
 
     def __call__(
-        self, function: Callable[Concatenate[Message, P], Returned], /
-    ) -> Callable[Concatenate[Message, P], Returned]: ...
+        self, function: Callable[Concatenate[Taken, P], Returned], /
+    ) -> Callable[Concatenate[Taken, P], Returned]: ...
 
 
 def as_messages(output: Output) -> Sequence[Message]:
@@ -180,7 +196,7 @@ def message_handler(function: Callable[..., Any]) -> Handler:
     """
     if not callable(function):
         raise HandlerRefused(repr(function), "is not callable. Register a function that takes a Message.")
-    signature, hints = resolve_signature(function)
+    signature, _ = resolve_signature(function)
     required = [
         each
         for each in signature.parameters.values()
@@ -189,12 +205,6 @@ def message_handler(function: Callable[..., Any]) -> Handler:
     ]
     if not signature.parameters or len(required) > 1 or any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required):
         raise HandlerRefused(callable_place(function), f"takes {signature}. A handler takes one Message.")
-    first = next(iter(signature.parameters.values()))
-    annotation = hints.get(first.name, Message)
-    if annotation not in (Message, Any, object):
-        shown = getattr(annotation, "__name__", annotation)
-        why = f"is annotated {shown}. A router's handler takes a Message; for typed bodies use a command or event bus."
-        raise HandlerRefused(callable_place(function), why, parameter=first.name)
     part = annotated_part(function)
     if inspect.isgeneratorfunction(part) or inspect.isasyncgenfunction(part):
         raise HandlerRefused(

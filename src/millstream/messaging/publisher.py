@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -24,6 +24,7 @@ from millstream.messaging.delayed import DelayedPublisher
 from millstream.messaging.errors import PublisherClosed
 from millstream.messaging.message import Message, new_uuid
 from millstream.messaging.outage import Outage
+from millstream.messaging.partitions import check_partitioned, split_by_key
 from millstream.messaging.settings import check_topic
 from millstream.model import Durability, EntryId
 
@@ -64,8 +65,11 @@ class Publisher:
         max_buffered_bytes: int = 64 * 1024 * 1024,
         idempotency_window_ms: int = DAY_MS,
         retry_ms: int = 30_000,
+        partitions: Mapping[str, int] | None = None,
     ) -> None:
-        """``max_buffered`` messages (or bytes) may wait to be sent; then ``publish`` waits for room.
+        """``partitions``: topics that are split by key, and into how many streams, such as ``{"orders": 16}``; the
+        same number wherever the topic is written or read. Their messages need the metadata "key".
+        ``max_buffered`` messages (or bytes) may wait to be sent; then ``publish`` waits for room.
 
         ``retry_ms``: how long a batch is tried again while the broker cannot be reached, beyond the broker's deadline.
         """
@@ -85,6 +89,7 @@ class Publisher:
         self._retry_ms = retry_ms
         self.id = new_uuid()
         """Names this publisher beside every stream that it writes to, for an hour after its last message."""
+        self._partitions = check_partitioned(partitions)
         self._queues: dict[tuple[str, Durability | None], TopicQueue] = {}
         self._versions = count(1)
         self._buffered = 0
@@ -118,6 +123,11 @@ class Publisher:
         if self._closed:
             raise PublisherClosed("this publisher was closed. Make another one.")
         level = self._durability if durability is None else _level(durability)
+        if self._partitions and topic in self._partitions:
+            number = self._partitions[topic]
+            return await self.publish_split(
+                topic, messages, number, idempotency_key=idempotency_key, delay_ms=delay_ms, durability=level
+            )
         queue = self._queues.get((topic, level)) or self._queue(topic, level)
         if not messages:
             return []
@@ -125,22 +135,53 @@ class Publisher:
             return await self._publish_later(topic, messages, delay_ms, idempotency_key, level)
         if idempotency_key is not None:
             return await self._publish_unique(topic, messages, idempotency_key, level)
-        if len(messages) == 1:
-            row, size = self._row(messages[0])
-            rows = [row]
-        else:
-            weighed = [self._row(message) for message in messages]
-            rows = [row for row, _ in weighed]
-            size = sum(weight for _, weight in weighed)
-        stored: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
-        if not self._waiting and self._take(queue, rows, size, stored):
+        stored = self._hand_in(queue, messages)
+        if not self._waiting or stored not in self._waiting:
             return await stored
-        self._waiting[stored] = WaitingCall(queue, rows, size, stored)
         try:
             return await stored
         finally:
             # Cancelled while it waited: callers that give up and come again, all through an outage, would pile up here.
             self._waiting.pop(stored, None)
+
+    async def publish_split(
+        self,
+        topic: str,
+        messages: Sequence[Message],
+        partitions: int,
+        *,
+        idempotency_key: str | None = None,
+        delay_ms: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> list[EntryId | None]:
+        """``publish`` to a topic that is split by key, as ``partitions`` of the publisher say. Each partition's part is
+        stored by itself: where this raises, some may be stored and others not."""
+        if self._closed:
+            raise PublisherClosed("this publisher was closed. Make another one.")
+        level = self._durability if durability is None else _level(durability)
+        split = split_by_key(topic, partitions, messages)
+        parts = {stream: [messages[place] for place in places] for stream, places in split.items()}
+        ids: dict[int, EntryId | None] = {}
+        if delay_ms is not None or idempotency_key is not None:
+            for stream, places in split.items():
+                some = await self.publish(
+                    stream, *parts[stream], idempotency_key=idempotency_key, delay_ms=delay_ms, durability=level
+                )
+                ids.update(zip(places, some, strict=True))
+        else:
+            # All of them are handed in before anything is waited for: the next call cannot overtake this one.
+            calls = [
+                self._hand_in(self._queues.get((stream, level)) or self._queue(stream, level), part)
+                for stream, part in parts.items()
+            ]
+            try:
+                answers = await asyncio.gather(*calls)
+            finally:
+                for stored in calls:
+                    self._waiting.pop(stored, None)
+            for places, some in zip(split.values(), answers, strict=True):
+                ids.update(zip(places, some, strict=True))
+        return [ids[place] for place in range(len(messages))]
 
     @property
     def ready(self) -> bool:
@@ -215,6 +256,20 @@ class Publisher:
 
     def _tell(self, name: str, topic: str, **facts: int) -> None:
         self._broker.context.observer(name, topic=topic, **facts)
+
+    def _hand_in(self, queue: TopicQueue, messages: Sequence[Message]) -> asyncio.Future[Ids]:
+        """Queued, or waiting for room behind those that came before. Whoever waits for it cleans up after itself."""
+        if len(messages) == 1:
+            row, size = self._row(messages[0])
+            rows = [row]
+        else:
+            weighed = [self._row(message) for message in messages]
+            rows = [row for row, _ in weighed]
+            size = sum(weight for _, weight in weighed)
+        stored: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
+        if self._waiting or not self._take(queue, rows, size, stored):
+            self._waiting[stored] = WaitingCall(queue, rows, size, stored)
+        return stored
 
     # --- room -------------------------------------------------------------------------------------------------------
 

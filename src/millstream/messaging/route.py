@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream.errors import InvalidArgument, MillstreamError, did_you_mean
+from millstream.messaging.calls import Overrides, topic_handler
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,
@@ -17,10 +18,11 @@ from millstream.messaging.handler import (
     callable_name,
     callable_place,
     end,
-    message_handler,
 )
+from millstream.messaging.marshaler import Marshaler, PydanticMarshaler
 from millstream.messaging.message import Message
-from millstream.messaging.settings import OPTION_NAMES, check_topic, parse_start
+from millstream.messaging.partitions import check_partitions
+from millstream.messaging.settings import OPTION_NAMES, SubscriberSettings, check_topic, parse_start
 from millstream.messaging.subscriber import Subscriber
 from millstream.model import EntryId
 
@@ -52,6 +54,8 @@ class Route:
     handler: Handler
     place: str
     publish_to: str | None = None
+    partitions: int | None = None
+    """The topic is split by key into so many streams, each with one owner at a time."""
     start: str | EntryId | None = None
     """Without a group: after which entry it begins; None for what comes from now on."""
     middleware: tuple[Middleware, ...] = ()
@@ -101,12 +105,15 @@ def make_route(
     group: str | None,
     name: str | None = None,
     publish_to: str | None = None,
+    partitions: int | None = None,
     start: str | EntryId | None = None,
     middleware: Sequence[Middleware] = (),
     options: Mapping[str, Any] | None = None,
+    marshaler: Marshaler | None = None,
+    overrides: Overrides | None = None,
 ) -> Route:
     """Raises HandlerRefused, which names the function, for whatever cannot work."""
-    handler = message_handler(function)
+    handler = topic_handler(function, marshaler or PydanticMarshaler(), {} if overrides is None else overrides)
     place = callable_place(function)
     try:
         check_topic(topic)
@@ -114,6 +121,8 @@ def make_route(
             check_topic(publish_to)
         if start is not None:
             _check_start(start, group)
+        if partitions is not None and group is None:
+            raise InvalidArgument("group", None, "a group: partitions have owners, and those are a group's")
     except InvalidArgument as error:
         raise HandlerRefused(place, str(error)) from error
     check_middleware(place, middleware)
@@ -124,6 +133,7 @@ def make_route(
         handler=handler,
         place=place,
         publish_to=publish_to,
+        partitions=partitions,
         start=start,
         middleware=tuple(middleware),
         options=options or {},
@@ -144,7 +154,26 @@ def check_middleware(place: str, middleware: Sequence[Middleware]) -> None:
             raise HandlerRefused(place, f"middleware {each!r} is not callable. Call its maker first, such as retry().")
 
 
-def make_subscriber(broker: BrokerProtocol | None, route: Route) -> Subscriber:
+class TopicReader(Protocol):
+    """What a router needs of a subscriber, to one topic or to the partitions of one."""
+
+    @property
+    def settings(self) -> SubscriberSettings: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def has_read(self) -> bool: ...
+
+    async def consume(
+        self, topic: str, handler: Handler, *, publish_to: str | None = None, start: str | EntryId | None = None
+    ) -> None: ...
+
+    async def close(self, timeout_ms: int | None = None) -> None: ...
+
+
+def make_subscriber(broker: BrokerProtocol | None, route: Route) -> TopicReader:
     """The subscriber of a route. It connects to nothing yet, so it also serves to check the options."""
     options = dict(route.options)
     for name in options:
@@ -154,6 +183,15 @@ def make_subscriber(broker: BrokerProtocol | None, route: Route) -> Subscriber:
     if route.group is None:
         options.pop("group_start", None)
     try:
+        if route.partitions is not None:
+            check_partitions(route.partitions)
+        if route.partitions is not None and route.group is not None and broker is not None:
+            # The one import against the order of rooms: decision 0016.
+            from millstream.assignment import PartitionedSubscriber
+
+            return PartitionedSubscriber(
+                broker, topic=route.topic, partitions=route.partitions, group=route.group, **options
+            )
         return Subscriber(broker, group=route.group, **options)  # type: ignore[arg-type]  # None: only to check
     except InvalidArgument as error:
         raise HandlerRefused(route.place, str(error)) from error

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError
 from millstream.messaging.handler import HandlerDecorator, HandlerRefused, Middleware, callable_place, current_handler
-from millstream.messaging.route import Route, make_route, make_subscriber, refuse_shared_groups
+from millstream.messaging.marshaler import Marshaler
+from millstream.messaging.route import Route, TopicReader, make_route, make_subscriber, refuse_shared_groups
 from millstream.messaging.settings import SubscriberOptions
 from millstream.messaging.signals import run_until_signalled
-from millstream.messaging.subscriber import Subscriber
 from millstream.messaging.supervision import can_pass
 from millstream.model import Backoff, EntryId, Seconds, seconds
 
@@ -69,11 +69,15 @@ class Router:
         *,
         close_timeout: Seconds = 30.0,
         group_start: str | EntryId | None = None,
+        marshaler: Marshaler | None = None,
         **options: Unpack[SubscriberOptions],
     ) -> None:
         self._broker = broker
         self._close_timeout = seconds(close_timeout, "close_timeout")
         self._options: Mapping[str, Any] = _given(group_start, options)
+        self._marshaler = marshaler
+        self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
+        """Dependencies and what stands in for them, in every handler that it runs: for tests."""
         self._middleware: list[Middleware] = []
         self._own: list[Route] = []
         self._places: dict[tuple[str, str | None], Route] = {}
@@ -81,7 +85,7 @@ class Router:
         self._state = RouterState.NEW
         self._stop = asyncio.Event()
         self._closed = asyncio.Event()
-        self._subscribers: list[tuple[Route, Subscriber]] = []
+        self._subscribers: list[tuple[Route, TopicReader]] = []
 
     # --- what it consists of ----------------------------------------------------------------------------------------
 
@@ -93,13 +97,18 @@ class Router:
         group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
         publish_to: str | None = None,
+        partitions: int | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
         **options: Unpack[SubscriberOptions],
     ) -> HandlerDecorator:
-        """Registers the decorated function for ``topic``. What it returns goes to ``publish_to``, together with the
-        acknowledgement. Without a group it gets every message after ``start`` (None: from now on), as every other
-        instance does.
+        """Registers the decorated function for ``topic``. It takes the message, or its body (a pydantic model, a
+        dataclass, a TypedDict: read by the router's ``marshaler``, from JSON by default), and what ``Depends`` gives
+        it. What it returns goes to ``publish_to``, together with the acknowledgement. Without a group it gets every
+        message after ``start`` (None: from now on), as every other instance does.
+
+        ``partitions``: the topic is split by key into so many streams, as ``Publisher(partitions=...)`` writes them.
+        Each has one owner among all instances at a time, so messages of one key are handled in order across them.
 
         Raises HandlerRefused, which names the function, for whatever cannot work.
         """
@@ -111,6 +120,7 @@ class Router:
                 group_start=group_start,
                 start=start,
                 publish_to=publish_to,
+                partitions=partitions,
                 name=name,
                 middleware=middleware,
                 **options,
@@ -128,6 +138,7 @@ class Router:
         group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
         publish_to: str | None = None,
+        partitions: int | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
         **options: Unpack[SubscriberOptions],
@@ -143,9 +154,12 @@ class Router:
             group=group,
             start=start,
             publish_to=publish_to,
+            partitions=partitions,
             name=name,
             middleware=middleware,
             options={**self._options, **_given(group_start, options)},
+            marshaler=self._marshaler,
+            overrides=self.dependency_overrides,
         )
         place = (route.topic, route.group)
         refuse_shared_groups([self._places.get(place, route), route])
@@ -284,7 +298,7 @@ class Router:
             if isinstance(result, Exception):
                 raise result
 
-    async def _serve(self, route: Route, subscriber: Subscriber) -> None:
+    async def _serve(self, route: Route, subscriber: TopicReader) -> None:
         """Consumes until the router stops. What ends a running subscription is told; it is resumed after a pause."""
         handler = route.wrapped(subscriber.settings.consumer, self)
         failures = 0

@@ -126,12 +126,13 @@ class SubscriberOptions(TypedDict, total=False):
 
 
 class HandlerOptions(SubscriberOptions, total=False):
-    """The same, and where the handler's group begins."""
+    """The same, where the handler's group begins, and into how many streams its topic is split."""
 
     group_start: str | EntryId | None
+    partitions: int | None
 
 
-OPTION_NAMES = frozenset(HandlerOptions.__annotations__)
+OPTION_NAMES = frozenset(HandlerOptions.__annotations__) - {"partitions"}
 
 
 def _check_group(settings: SubscriberSettings) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from millstream.messaging.calls import topic_handler
 from millstream.messaging.dead_letters import signature
 from millstream.messaging.handler import HandlerRefused, callable_name, callable_place, current_handler, message_handler
+from millstream.messaging.marshaler import PydanticMarshaler
 from millstream.messaging.message import Message
 from millstream.messaging.route import make_route
 
@@ -76,6 +78,9 @@ async def keyword_only(*, message: Message) -> None: ...
 async def takes_bytes(payload: bytes) -> None: ...
 
 
+async def takes_a_stranger(body: Handler) -> None: ...
+
+
 async def unresolvable(message: Nowhere) -> None: ...  # type: ignore[name-defined] # noqa: F821 (the point of it)
 
 
@@ -93,7 +98,8 @@ async def yields_too(message: Message) -> AsyncIterator[Message]:
         (takes_none, "one Message"),
         (takes_two, "one Message"),
         (keyword_only, "one Message"),
-        (takes_bytes, "bytes.*command or event bus"),
+        (takes_bytes, "bytes.*whose payload holds the bytes"),
+        (takes_a_stranger, "nothing can be read as a Handler"),
         (unresolvable, "Nowhere"),
         (yields, "does not yield"),
         (yields_too, "does not yield"),
@@ -103,7 +109,7 @@ async def yields_too(message: Message) -> AsyncIterator[Message]:
 )
 def test_what_cannot_be_called_is_refused_with_its_place(function: Any, says: str) -> None:
     with pytest.raises(HandlerRefused, match=says) as caught:
-        message_handler(function)
+        topic_handler(function, PydanticMarshaler(), {})
     assert getattr(function, "__name__", "orders") in caught.value.place
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import TypeAdapter, ValidationError
+from millstream.messaging.errors import CannotUnmarshal
+from millstream.messaging.failure import text_of
+from millstream.messaging.message import Message
 
-from millstream.cqrs.errors import CannotUnmarshal
-from millstream.messaging import Message
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-NAME = "name"
+BODY_NAME = "name"
 """The metadata key under which the class's name travels."""
 
 
@@ -24,6 +26,22 @@ class Marshaler(Protocol):
     def marshal(self, body: object) -> Message: ...
 
     def unmarshal(self, message: Message, kind: type) -> Any: ...
+
+
+def is_body(value: object) -> bool:
+    """A pydantic model or a dataclass: what a handler may return instead of a message."""
+    return hasattr(type(value), "__pydantic_validator__") or hasattr(type(value), "__dataclass_fields__")
+
+
+def check_body(marshaler: Marshaler, kind: type) -> str | None:
+    """Why nothing of this kind can ever be unmarshaled, where that is known before the first message."""
+    if not isinstance(marshaler, PydanticMarshaler):
+        return None
+    try:
+        _adapter(kind)
+    except Exception as error:  # pydantic's own, which differ between its versions
+        return text_of(error).splitlines()[0]
+    return None
 
 
 class PydanticMarshaler:
@@ -44,12 +62,14 @@ class PydanticMarshaler:
             plain = adapter.dump_python(body, mode="json", by_alias=False, round_trip=True)
             if (told := _special_floats_as_text(plain)) is not plain:
                 payload = json.dumps(told, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-        return Message(payload, {NAME: self.name(kind), "content_type": "application/json"})
+        return Message(payload, {BODY_NAME: self.name(kind), "content_type": "application/json"})
 
     def unmarshal(self, message: Message, kind: type) -> Any:
         try:
             return _adapter(kind).validate_json(message.payload, by_alias=True, by_name=True)
-        except ValidationError as error:
+        except ValueError as error:
+            if not hasattr(error, "errors"):  # not pydantic's, but a stranger's in a validator of the user's
+                raise
             # include_input=False: an error travels into logs and dead letters, where a payload may not belong.
             found = error.errors(include_input=False, include_url=False, include_context=False)
             first = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in found[:3])
@@ -75,5 +95,7 @@ _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 def _adapter(kind: type) -> TypeAdapter[Any]:
     if (adapter := _ADAPTERS.get(kind)) is None:
+        from pydantic import TypeAdapter  # not loaded by those whose handlers take messages
+
         adapter = _ADAPTERS[kind] = TypeAdapter(kind)
     return adapter

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from millstream.messaging import HandlerRefused, Message, annotated_part, callable_place, resolve_signature
+from millstream.messaging.handler import HandlerRefused, annotated_part, callable_place, resolve_signature
+from millstream.messaging.message import Message
 
 T = TypeVar("T")
 
@@ -65,6 +66,38 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
 
     Raises HandlerRefused unless exactly one parameter is left for the body, with an annotation that is a class.
     """
+    body, plan = _plan(function)
+    if body is None:
+        raise HandlerRefused(
+            callable_place(function), "takes no command or event. Add a parameter annotated with its class."
+        )
+    return body, plan
+
+
+def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan] | None:
+    """The same for a handler of a topic, which may also take the message alone; None where that is all it takes, and
+    no plan is needed."""
+    wanted = [
+        (parameter, annotation)
+        for parameter, annotation, dependency in _parameters(function, refuse=False)
+        if dependency is not None or (annotation not in _PLAIN and parameter.default is inspect.Parameter.empty)
+    ]
+    if not wanted:
+        return None
+    body, plan = _plan(function, unannotated=Given.MESSAGE)
+    if body is not None and body.__module__ == "builtins" and body is not dict:
+        why = (
+            f"is annotated {body.__name__}. Take a Message, whose payload holds the bytes; or a body with fields: a "
+            "pydantic model, a dataclass, a TypedDict."
+        )
+        raise HandlerRefused(callable_place(function), why, parameter=wanted[0][0].name)
+    return body, plan
+
+
+_PLAIN = (Message, Any, object, inspect.Parameter.empty)
+
+
+def _plan(function: Callable[..., Any], unannotated: Given | None = None) -> tuple[type | None, Plan]:
     body: type | None = None
     arguments: list[tuple[str, Given | Plan]] = []
     for parameter, annotation, dependency in _parameters(function):
@@ -72,6 +105,10 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
             arguments.append((parameter.name, _plan_dependency(dependency, (function,))))
         elif annotation is Message:
             arguments.append((parameter.name, Given.MESSAGE))
+        elif unannotated is not None and parameter.default is not inspect.Parameter.empty:
+            continue
+        elif annotation in _PLAIN and unannotated is not None:
+            arguments.append((parameter.name, unannotated))
         elif body is not None:
             if parameter.default is inspect.Parameter.empty:
                 raise HandlerRefused(
@@ -82,10 +119,6 @@ def plan_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
         else:
             body = _body_type(function, parameter, annotation)
             arguments.append((parameter.name, Given.BODY))
-    if body is None:
-        raise HandlerRefused(
-            callable_place(function), "takes no command or event. Add a parameter annotated with its class."
-        )
     kind = _kind_of(function)
     if kind in (Kind.GENERATOR, Kind.ASYNC_GENERATOR):
         raise HandlerRefused(
@@ -122,14 +155,16 @@ def _plan_dependency(dependency: Dependency, asked_by: tuple[Callable[..., Any],
     return Plan(function, _kind_of(function), tuple(arguments), dependency.use_cache)
 
 
-def _parameters(function: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any, Dependency | None]]:
+def _parameters(
+    function: Callable[..., Any], *, refuse: bool = True
+) -> list[tuple[inspect.Parameter, Any, Dependency | None]]:
     """Each parameter that can be given by name, with its bare annotation and the dependency that it asks for."""
     signature, hints = resolve_signature(function)
     found: list[tuple[inspect.Parameter, Any, Dependency | None]] = []
     for parameter in signature.parameters.values():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and refuse:
             raise HandlerRefused(
                 callable_place(function), "is positional-only. Remove the '/'.", parameter=parameter.name
             )

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from millstream.cqrs.dependencies import Depends, plan_handler
-from millstream.cqrs.handlers import call
+from millstream.messaging.calls import call
+from millstream.messaging.dependencies import Depends, plan_handler
 from millstream.messaging.handler import HandlerRefused
 from millstream.messaging.message import Message
 

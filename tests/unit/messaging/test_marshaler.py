@@ -10,9 +10,9 @@ from decimal import Decimal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from millstream.cqrs.errors import CannotUnmarshal
-from millstream.cqrs.marshaler import PydanticMarshaler
+from millstream.messaging import CannotUnmarshal
 from millstream.messaging.errors import Rejected
+from millstream.messaging.marshaler import PydanticMarshaler
 from millstream.messaging.message import Message
 
 

@@ -1,0 +1,122 @@
+"""How a handler with a body or dependencies is called for a message, by the plan that its signature gave: dependencies
+first, each once, then the handler, then the clean-up.
+
+What is sync runs in a thread, so that it never holds the loop. A thread cannot be cancelled: a sync handler that is
+timed out goes on in its thread until it returns, and its result is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any
+
+from millstream.messaging.dependencies import Given, Kind, Plan, plan_dependency, plan_topic_handler
+from millstream.messaging.handler import (
+    Handler,
+    HandlerRefused,
+    callable_place,
+    current_handler,
+    in_thread,
+    message_handler,
+)
+from millstream.messaging.marshaler import Marshaler, check_body, is_body
+from millstream.messaging.message import Message
+
+Overrides = Mapping[Callable[..., Any], Callable[..., Any]]
+"""Dependencies and what stands in for them: for tests."""
+
+
+def topic_handler(function: Callable[..., Any], marshaler: Marshaler, overrides: Overrides) -> Handler:
+    """The function as a handler of a topic's messages: one that takes a Message is called with it, as it is; one with
+    a body gets it unmarshaled, and dependencies are given. Raises HandlerRefused."""
+    planned = plan_topic_handler(function) if callable(function) else None
+    if planned is None:
+        return message_handler(function)
+    body, plan = planned
+    if body is not None and (why := check_body(marshaler, body)) is not None:
+        raise HandlerRefused(callable_place(function), f"nothing can be read as a {body.__name__}: {why}")
+
+    async def handle(message: Message) -> Any:
+        given = None if body is None else marshaler.unmarshal(message, body)
+        # Those of the router that runs, too: the one that a test has in hand.
+        running = getattr(current_handler().owner, "dependency_overrides", None)
+        result = await call(plan, given, message, {**overrides, **running} if running else overrides)
+        return _as_output(result, marshaler)
+
+    return handle
+
+
+def _as_output(result: Any, marshaler: Marshaler) -> Any:
+    """A handler that takes bodies may return them too. What is neither is left to whoever publishes to complain of."""
+    if result is None or isinstance(result, Message):
+        return result
+    if isinstance(result, (list, tuple)):
+        return [_as_output(each, marshaler) for each in result]
+    return marshaler.marshal(result) if is_body(result) else result
+
+
+async def call(plan: Plan, body: object, message: Message, overrides: Overrides | None = None) -> Any:
+    """The handler's result, after every clean-up has run. Whatever a clean-up raises counts as the handler's failure,
+    and a dependency that swallows the handler's error does not turn it into a success."""
+    failure: BaseException | None = None
+    result: Any = None
+    async with AsyncExitStack() as stack:
+        one = _OneMessage(body, message, overrides or {}, stack)
+        try:
+            result = await one.run(plan)
+        except BaseException as error:
+            failure = error
+            raise
+    if failure is not None:  # a clean-up swallowed it
+        raise failure
+    return result
+
+
+class _OneMessage:
+    """What has been made for this message so far."""
+
+    def __init__(self, body: object, message: Message, overrides: Overrides, stack: AsyncExitStack) -> None:
+        self._given: dict[Given, object] = {Given.BODY: body, Given.MESSAGE: message}
+        self._overrides = overrides
+        self._stack = stack
+        self._made: dict[Callable[..., Any], Any] = {}
+
+    async def run(self, plan: Plan) -> Any:
+        arguments: dict[str, Any] = {}
+        for name, source in plan.arguments:
+            arguments[name] = self._given[source] if isinstance(source, Given) else await self._dependency(source)
+        match plan.kind:
+            case Kind.ASYNC:
+                return await plan.function(**arguments)
+            case Kind.SYNC:
+                return await in_thread(plan.function, **arguments)
+            case Kind.ASYNC_GENERATOR:
+                return await self._stack.enter_async_context(asynccontextmanager(plan.function)(**arguments))
+            case Kind.GENERATOR:
+                return await self._stack.enter_async_context(_Threaded(contextmanager(plan.function)(**arguments)))
+
+    async def _dependency(self, plan: Plan) -> Any:
+        if plan.use_cache and plan.function in self._made:
+            return self._made[plan.function]
+        stand_in = self._overrides.get(plan.function)
+        made = await self.run(plan if stand_in is None else plan_dependency(stand_in))
+        if plan.use_cache:
+            self._made[plan.function] = made
+        return made
+
+
+class _Threaded:
+    """A sync context manager whose two halves run in threads."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    async def __aenter__(self) -> Any:
+        return await in_thread(self._manager.__enter__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await in_thread(self._manager.__exit__, kind, error, traceback)

@@ -1,0 +1,190 @@
+"""A topic that is split by key: one option of a router and of a publisher, with all that other topics have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from millstream import Broker, Message, Publisher, Router, open_broker
+from millstream.assignment import PartitionedPublisher, PartitionedSubscriber, Settings, assigned_subscriber
+from millstream.cqrs import CommandBus, Depends
+from millstream.errors import InvalidArgument
+from millstream.messaging import DeadLetters, Handler, HandlerRefused, Output, partition_of, partition_streams
+from millstream.testing import eventually
+
+QUICK = Settings(lease_ms=2_000, renew_interval_ms=250, sweep_interval_ms=50, go_locks=False)
+
+
+class Order(BaseModel):
+    customer: str
+    number: int
+
+
+@pytest.fixture
+async def broker(broker_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(broker_url) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PartitionedSubscriber.__init__.__kwdefaults__, "settings", QUICK)
+
+
+def order(customer: str, number: int) -> Message:
+    return Message(Order(customer=customer, number=number).model_dump_json().encode(), {"key": customer})
+
+
+async def tenant() -> str:
+    return "acme"
+
+
+async def test_it_is_a_topic_as_any_other(broker: Broker) -> None:
+    """Two groups, models, dependencies, middleware, outputs, retries, burials, delays and idempotency keys."""
+    seen: dict[str, list[int]] = defaultdict(list)
+    passed: list[str | None] = []
+    tries: list[int] = []
+
+    def counting(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            passed.append(message.topic)
+            return await handler(message)
+
+        return handle
+
+    router = Router(broker, group_start="0", max_deliveries=2)
+
+    @router.on("orders", group="billing", partitions=3, middleware=[counting], publish_to="bills")
+    async def bill(order: Order, owner: Annotated[str, Depends(tenant)]) -> Message:
+        if order.number == 99:
+            raise ValueError("never")
+        seen[f"{owner} {order.customer}"].append(order.number)
+        return Message(b"bill")
+
+    @router.on("orders", group="shipping", partitions=3)
+    async def ship(message: Message) -> None:
+        tries.append(message.times_delivered)
+
+    async with router, Publisher(broker, partitions={"orders": 3}) as publisher:
+        ids = await publisher.publish("orders", *(order(f"c{n % 4}", n) for n in range(12)))
+        assert len(ids) == 12
+        assert None not in ids
+        for _ in range(2):
+            await publisher.publish("orders", order("c1", 50), order("c2", 51), idempotency_key="once")
+        await publisher.publish("orders", order("c1", 60), delay_ms=300)
+        await publisher.publish("orders", order("dead", 99))
+        await eventually(lambda: sum(map(len, seen.values())) == 15 and len(tries) == 16, timeout_s=60)
+        letters = DeadLetters(broker, f"orders.p{partition_of('dead', 3)}")
+        await eventually(letters.count)
+    assert seen["acme c1"] == [1, 5, 9, 50, 60]
+    assert seen["acme c2"] == [2, 6, 10, 51]
+    assert set(passed) <= set(partition_streams("orders", 3))
+    assert len(passed) == 17
+    assert await broker.xlen("bills") == 15
+
+
+async def test_messages_of_one_key_are_in_order_while_members_come_and_go(broker_url: str, broker: Broker) -> None:
+    seen: dict[str, list[int]] = defaultdict(list)
+    by: dict[str, set[str | None]] = defaultdict(set)
+
+    def make(own: Broker, name: str) -> Router:
+        router = Router(own, group_start="0", block_ms=200)
+
+        @router.on("orders", group="g", partitions=4, consumer=name)
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0.001)
+            seen[str(message.key)].append(int(message.payload))
+            by[name].add(message.topic)
+
+        return router
+
+    async def publish(numbers: range) -> None:
+        for number in numbers:
+            await publisher.publish("orders", *(Message(b"%d" % number, {"key": f"k{k}"}) for k in range(8)))
+
+    async with (
+        Publisher(broker, partitions={"orders": 4}) as publisher,
+        open_broker(broker_url) as one,
+        open_broker(broker_url) as two,
+        make(one, "a"),
+    ):
+        await publish(range(20))
+        async with make(two, "b"):
+            await publish(range(20, 40))
+            await eventually(lambda: by["b"], what="the second one to handle something", timeout_s=60)
+        await publish(range(40, 60))
+        await eventually(lambda: sum(len(set(some)) for some in seen.values()) == 480, timeout_s=60)
+    for key, numbers in seen.items():
+        assert list(dict.fromkeys(numbers)) == list(range(60)), key
+
+
+async def test_closing_waits_for_handlers_longer_than_a_lease_and_then_hands_over(broker: Broker) -> None:
+    began, go_on, done = asyncio.Event(), asyncio.Event(), []
+    router = Router(broker, group_start="0")
+
+    @router.on("orders", group="g", partitions=1)
+    async def handle(message: Message) -> None:
+        began.set()
+        await go_on.wait()
+        done.append(message.times_delivered)
+
+    async with Publisher(broker, partitions={"orders": 1}) as publisher:
+        async with router:
+            await publisher.publish("orders", order("c", 1))
+            await began.wait()
+            asyncio.get_running_loop().call_later(2.5, go_on.set)
+        assert done == [1]
+        assert (await broker.xpending("orders.p0", "g")).count == 0
+
+
+class Charge(BaseModel):
+    customer: str
+
+
+async def test_a_bus_may_split_its_topics_too(broker: Broker) -> None:
+    done: list[str] = []
+    bus = CommandBus(broker)
+
+    @bus.handler(partitions=2)
+    async def charge(command: Charge, message: Message) -> None:
+        done.append(f"{command.customer} in {message.topic}")
+
+    async with bus:
+        await bus.send(Charge(customer="ada"), key="ada")
+        await eventually(lambda: done)
+    assert done == [f"ada in command.Charge.p{partition_of('ada', 2)}"]
+
+
+async def test_what_cannot_be_split_is_refused(broker: Broker) -> None:
+    async with Publisher(broker, partitions={"orders": 2}) as publisher:
+        with pytest.raises(InvalidArgument, match="metadata has a 'key'"):
+            await publisher.publish("orders", order("c", 1), Message(b"x"))
+        assert await broker.xlen(f"orders.p{partition_of('c', 2)}") == 0
+    wrong: list[Any] = [{"orders": 0}, {"orders": "4"}, 4]
+    for partitions in wrong:
+        with pytest.raises(InvalidArgument, match="partitions"):
+            Publisher(broker, partitions=partitions)
+
+    async def handle(message: Message) -> None: ...
+
+    with pytest.raises(HandlerRefused, match=r"handle.*partitions: 0"):
+        Router(broker).add(handle, "orders", group="g", group_start="0", partitions=0)
+    with pytest.raises(HandlerRefused, match="a group's"):
+        Router(broker).add(handle, "orders", partitions=2)
+
+
+async def test_the_old_names_work_for_one_release_and_say_so(broker: Broker) -> None:
+    async def handle(message: Message) -> None: ...
+
+    async with Publisher(broker) as publisher:
+        with pytest.warns(DeprecationWarning, match=r"Publisher\(broker, partitions="):
+            split = PartitionedPublisher(publisher, 2)
+        [stored] = await split.publish("orders", order("c", 1))
+        assert stored is not None
+    with pytest.warns(DeprecationWarning, match=r"Router.on\('orders', partitions=4"):
+        assigned_subscriber(broker, "svc", handle, group="g", topic="orders", partitions=2)

@@ -1,0 +1,114 @@
+"""Handlers of a router that take bodies and dependencies, as those of the buses do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+from pydantic import BaseModel
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+
+from millstream import Broker, Message, Publisher, Router, open_broker
+from millstream.cqrs import Depends
+from millstream.messaging import DeadLetters
+from millstream.testing import eventually
+
+
+class Order(BaseModel):
+    number: int
+    customer: str
+
+
+@dataclass
+class Bill:
+    order: int
+
+
+class Note(TypedDict):
+    text: str
+
+
+@pytest.fixture
+async def broker(broker_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(broker_url) as opened:
+        yield opened
+
+
+closed: list[str] = []
+
+
+def open_db() -> Iterator[str]:
+    yield "the database"
+    closed.append("the database")
+
+
+async def who(message: Message) -> str:
+    return message.metadata["who"]
+
+
+async def test_models_dependencies_and_outputs(broker: Broker) -> None:
+    closed.clear()
+    seen: list[object] = []
+    router = Router(broker, group_start="0")
+
+    @router.on("orders", group="billing", publish_to="bills")
+    async def bill(order: Order, db: Annotated[str, Depends(open_db)], by: str = Depends(who)) -> Bill:
+        seen.append((order.number, order.customer, db, by))
+        return Bill(order.number)
+
+    @router.on("bills", group="posting", publish_to="notes")
+    def post(bill: Bill, message: Message) -> list[Message]:
+        seen.append((bill, message.metadata["name"]))
+        return [Message(b'{"text": "posted"}')]
+
+    @router.on("notes", group="reading")
+    async def read(note: Note) -> None:
+        seen.append(note)
+
+    async with router, Publisher(broker) as publisher:
+        await publisher.publish("orders", Message(b'{"number": 7, "customer": "ada"}', {"who": "web"}))
+        await eventually(lambda: len(seen) == 3)
+    assert seen == [(7, "ada", "the database", "web"), (Bill(7), "Bill"), {"text": "posted"}]
+    assert closed == ["the database"]
+
+
+async def test_a_body_that_cannot_be_read_is_buried_at_once_and_says_why(broker: Broker) -> None:
+    router = Router(broker)
+    seen: list[Order] = []
+
+    @router.on("orders", group="billing", group_start="0")
+    async def bill(order: Order) -> None:
+        seen.append(order)
+
+    async with router, Publisher(broker) as publisher:
+        await publisher.publish("orders", Message(b'{"number": "x", "customer": "ada"}'), Message(b"no json"))
+        letters = DeadLetters(broker, "orders")
+
+        async def buried() -> bool:
+            return await letters.count() == 2
+
+        await eventually(buried)
+    first = (await letters.list())[0]
+    assert first.burial is not None
+    assert (seen, first.burial.deliveries) == ([], 1)
+    assert {one.burial.error_type for one in await letters.list() if one.burial} == {
+        "millstream.messaging.errors.CannotUnmarshal"
+    }
+
+
+async def test_dependencies_can_be_replaced_in_the_router_that_runs(broker: Broker) -> None:
+    seen: list[str] = []
+    shop = Router()
+
+    @shop.on("orders", group="billing", group_start="0")
+    async def bill(message: Message, db: Annotated[str, Depends(open_db)]) -> None:
+        seen.append(db)
+
+    router = Router(broker)
+    router.include(shop)
+    router.dependency_overrides[open_db] = lambda: "a stand-in"
+    async with router, Publisher(broker) as publisher:
+        await publisher.publish("orders", Message(b"1"))
+        await eventually(lambda: seen == ["a stand-in"])
