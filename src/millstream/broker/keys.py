@@ -46,6 +46,7 @@ LEGEND: Final = (
         "sorted set of one group: ids of pending entries that wait for another delivery, scored by when (ms)",
         "never: it must outlive every delay; empty when nothing waits",
     ),
+    Legend("made:*", "string: this group had vanished and was made again; its age tells when", "an hour"),
     Legend(
         "later",
         "sorted set: messages to be published later, as netstrings (token, fields and values), scored by when (ms)",
@@ -108,6 +109,11 @@ def beside(stream: str | bytes, suffix: str | bytes) -> bytes:
     if b"}" in name:
         raise InvalidArgument("stream", stream, "a name without '}', or with a hash tag such as {orders}, for this")
     return b"{%b}.%b" % (name, end)
+
+
+def made_key(stream: str | bytes, group: str | bytes) -> bytes:
+    """There for an hour after the group had to be made again."""
+    return beside(stream, b"made:" + to_bytes(group))
 
 
 def due_key(stream: str | bytes, group: str | bytes) -> bytes:

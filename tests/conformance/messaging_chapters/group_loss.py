@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from messaging_chapters.chapter import Chapter, Seen, Told, nothing_pending, numbered, running
+from millstream.broker import groups
 from millstream.broker.broker import Broker
-from millstream.messaging import Message, Publisher
+from millstream.broker.keys import beside, due_key, made_key
+from millstream.broker.steps.script import script
+from millstream.messaging import Message, Publisher, Rejected
+from millstream.messaging.codecs import codec
 from millstream.testing.waiting import eventually
-from millstream.wire.commands import Command
+from millstream.wire.commands import Batch, Command
+
+
+async def pending_is(broker: Broker, topic: str, count: int) -> bool:
+    return (await broker.xpending(topic, "g")).count == count
+
+
+async def holds(broker: Broker, stream: str | bytes, payload: bytes) -> bool:
+    entries = await broker.xrange(stream)
+    return payload in [codec("flat").decode(entry.fields).payload for entry in entries]
 
 
 class GroupLossChapter(Chapter):
@@ -78,6 +93,47 @@ class GroupLossChapter(Chapter):
                 await eventually(lambda: b"held by one" in second.payloads, timeout_s=60)
                 go_on.set()
                 await nothing_pending(broker, topic)
+
+    @pytest.mark.parametrize("ending", ["output", "retry", "burial"])
+    async def test_whoever_reads_on_without_noticing_loses_nothing(
+        self, broker: Broker, publisher: Publisher, topic: str, ending: str
+    ) -> None:
+        """The group goes, and another member makes it again between two reads of this one, as far as that one knows.
+        This one's next read makes its name known in the new group, where nothing that it holds is pending."""
+        await broker.run(groups.put_group_back, f"{topic}:other", "g", "0-0")  # so that the server knows the script
+        go_on = asyncio.Event()
+        tries: list[bytes] = []
+
+        async def wait(message: Message) -> list[Message]:
+            tries.append(message.payload)
+            if message.payload == b"held":
+                await go_on.wait()
+                if ending == "burial":
+                    raise Rejected("not that one")
+                if ending == "retry" and tries.count(b"held") == 1:
+                    raise ValueError("try again")
+            return [Message(message.payload)]
+
+        await publisher.publish(topic, Message(b"held"))
+        async with running(broker, topic, wait, publish_to=f"{topic}:out"):
+            await eventually(lambda: tries == [b"held"])
+            await publisher.publish(topic, Message(b"done by another"))
+            await eventually(lambda: len(tries) == 2)
+            await eventually(lambda: pending_is(broker, topic, 1))
+            last = (await broker.xrevrange(topic, count=1))[0].id
+            key = topic.encode()
+            made = script("group_back").words(
+                (key, due_key(key, b"g"), made_key(key, b"g")), (b"g", bytes(last), b"3600000")
+            )
+            await asyncio.sleep(0.01)  # the mark is told from what came before by whole milliseconds
+            replies = await broker.link.call_many(Batch([(b"XGROUP", b"DESTROY", key, b"g"), made], key, atomic=True))
+            assert replies == [1, b"made"]
+            await publisher.publish(topic, Message(b"new"))
+            await eventually(lambda: b"new" in tries)
+            go_on.set()
+            place = beside(topic, "dlq") if ending == "burial" else f"{topic}:out"
+            await eventually(lambda: holds(broker, place, b"held"), what="what it held to be done", timeout_s=20)
+            await nothing_pending(broker, topic)
 
     async def test_after_flushall_new_messages_are_handled(
         self, broker: Broker, publisher: Publisher, topic: str

@@ -18,8 +18,8 @@ import redis
 
 from millstream import BlockingBroker, EntryId, open_blocking_broker
 from millstream.broker import beside, delayed, migrate, recovery, settle
+from millstream.broker.steps.previous import PREVIOUS
 from millstream.broker.steps.script import all_names, guarded_form, script
-from millstream.broker.steps.twins import PREVIOUS
 from millstream.errors import NonDeterministicReplay, StaleWriter
 from millstream.testing import RedisProcess, ServedBroker
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from millstream.broker.steps.groups.twin import group_back
 from millstream.broker.steps.once.twin import append_once, append_once_at, once_close, once_open
 from millstream.broker.steps.retention.twin import retain
 from millstream.broker.steps.twins import clock_ms
@@ -34,6 +35,7 @@ PREVIOUS: Final[dict[bytes, Twin]] = {
     b"04f50105793e5a3d1b84c6e6c37ab1c83e17bbfa": once_close,
     b"ef8c23efe91339274ed8f94f91108aae62217469": later_add,
     b"d12ae383029694ccc1610772a9930196eb8e00a0": retain,
+    b"e6a01b23f0c76f935e7d2624e6cb67dc8ddf7e1d": group_back,
 }
 """Digest of 0.1.0 to its twin: today's where the arguments and answers are the same. That today's also renews a
 marker's time where it refuses changes nothing for whoever asked."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -88,6 +89,7 @@ class SharedConsumer:
         topic.last_delivered = max(topic.last_delivered, joined.last_delivered)
         topic.own.active = joined.pending > 0
         topic.joined = True
+        topic.group_since = time.monotonic()
         topic.tell("messaging.subscribed")
         for _, error, _ in await self.sweeper.recover([topic]) if topic.own.active else ():
             if not error.retryable:

@@ -6,12 +6,17 @@ import logging
 import time
 from collections.abc import Sequence
 
-from millstream.broker import Settled, create_consumer, groups, stream_info
+from millstream.broker import Settled, create_consumer, groups, settle, stream_info
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.messaging.message import Message
+from millstream.messaging.subscriber.book import ids_by_count
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import MIN_ID, ConsumerInfo, EntryId
 
 log = logging.getLogger(__name__)
+
+CLOCK_MS = 2
+"""The server counts whole milliseconds: what this process has done itself must not look younger than it is."""
 
 
 def restart_point(oldest_held: EntryId | None, last_delivered: EntryId, last_generated: EntryId) -> EntryId:
@@ -29,16 +34,34 @@ def restart_point(oldest_held: EntryId | None, last_delivered: EntryId, last_gen
 
 
 async def lost(topic: Topic, settled: Settled, generation: int) -> None:
-    """Entries turned out not to be ours. If the group does not even know us, it is not the group that we joined:
-    whoever made it again may not know how far back it has to go, but we do."""
+    """Entries turned out not to be ours. If the group does not even know us, or was made again since we joined it (and
+    a read of ours has made us known there), it is not the group that gave them to us: whoever made it again may not
+    know how far back it has to go, but we do."""
     if topic.broker.context.guard is not None:
         # An owned stream has one reader: whoever owns it next takes our name off the list, with what we held. Moving
         # the group back would begin again what the heir has finished. A group that is gone answers NOGROUP.
         return
     # A process that was silent for long may have been removed in good order, by members that took over.
     now = time.monotonic()
-    if not settled.known and all(now <= message.valid_until for message in topic.book.entries.values()):
+    certain = all(now <= message.valid_until for message in topic.book.entries.values())
+    if certain and (not settled.known or await _made_again(topic)):
         await restore(topic, generation)
+
+
+async def not_held(topic: Topic, messages: Sequence[Message], generation: int) -> None:
+    """A step said of these that we do not hold them, and nothing more: are they others' by now, or is the group
+    another? A sign of life for them is refused with the answer."""
+    for times, ids in ids_by_count(messages).items():
+        settled = await topic.run(settle.heartbeat, ids, times_delivered=times)
+        if settled.refused:
+            await lost(topic, settled, generation)
+
+
+async def _made_again(topic: Topic) -> bool:
+    """Whether another member had to make the group since this process saw it last."""
+    seen_ms = (time.monotonic() - topic.group_since) * 1000
+    ago_ms = await topic.broker.run(groups.made_again_ago_ms, topic.name, topic.group)
+    return ago_ms is not None and ago_ms + CLOCK_MS < seen_ms
 
 
 async def restore(topic: Topic, generation: int) -> None:
@@ -54,6 +77,7 @@ async def restore(topic: Topic, generation: int) -> None:
         what = await topic.broker.run(groups.put_group_back, topic.name, topic.group, point)
         await topic.broker.run(create_consumer, topic.name, topic.group, topic.consumer)
         topic.generation += 1
+        topic.group_since = time.monotonic()
         # What no handler has seen comes again by itself; started now, it would be handled twice.
         dropped = topic.book.forget_unstarted()
         log.warning(

@@ -12,6 +12,7 @@ from millstream.broker import ROW_WORDS, Output, field_words, settle, shares_slo
 from millstream.errors import InvalidArgument, PayloadTooLarge, ServerError
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.book import ids_by_count
+from millstream.messaging.subscriber.group import lost, not_held
 from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.topic import Topic
 
@@ -71,7 +72,7 @@ async def _store_some(
 ) -> None:
     if topic.publish_to is None:
         raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
-    target, encode = topic.publish_to, topic.codec.encode
+    target, encode, generation = topic.publish_to, topic.codec.encode, topic.generation
     if shares_slot(topic.broker.context, topic.name, target):
         step = [
             Output(message.id, message.times_delivered, [(target, encode(one)) for one in outputs[message]])
@@ -81,11 +82,12 @@ async def _store_some(
         answers = await topic.run(settle.ack_with_outputs, step)
         if len(answers) != len(step):  # nobody may be taken for settled without an answer of its own
             raise ServerError(f"{len(answers)} answers to {len(step)} acknowledgements", retryable=True)
-        refused = sum(answer is None for answer in answers)
-        topic.tell("messaging.acked", entries=len(answers) - refused)
+        refused = [message for message, answer in zip(messages, answers, strict=True) if answer is None]
+        topic.tell("messaging.acked", entries=len(answers) - len(refused))
         topic.tell_outputs(target, sum(len(ids) for ids in answers if ids is not None))
         if refused:
-            topic.tell("messaging.ack_refused", entries=refused)
+            topic.tell("messaging.ack_refused", entries=len(refused))
+            await not_held(topic, refused, generation)
     else:
         # The output first: the other way round a crash in between would lose it.
         for message in messages:
@@ -94,4 +96,6 @@ async def _store_some(
         for times, ids in ids_by_count(messages).items():
             settled = await topic.run(settle.ack_held, ids, times_delivered=times)
             topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))
+            if settled.refused:
+                await lost(topic, settled, generation)
     release(consumer, topic, [message.id for message in messages if message.id is not None])

@@ -20,7 +20,7 @@ from millstream.messaging.failure import text_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.subscriber.book import ids_by_count
-from millstream.messaging.subscriber.group import lost, restore
+from millstream.messaging.subscriber.group import lost, not_held, restore
 from millstream.messaging.subscriber.intake import release, start_again
 from millstream.messaging.subscriber.outputs import store_outputs
 from millstream.messaging.subscriber.topic import Topic
@@ -308,14 +308,16 @@ class Settler:
             buried_at_ms=topic.broker.context.clock.now_ms(),
         )
         letter = bury_with(message.fields or {}, burial)
-        dlq, times = topic.settings.dlq, message.times_delivered
+        dlq, times, generation = topic.settings.dlq, message.times_delivered, topic.generation
         if dlq is None or shares_slot(topic.broker.context, topic.name, dlq):
             buried = await topic.run(settle.bury, message.id, times_delivered=times, letter=letter, dlq=dlq)
         else:
             # Another slot: written first, acknowledged after. A crash in between buries it twice, and never loses it.
             buried = await topic.broker.run(xadd, dlq, letter)
             await topic.run(settle.ack_held, [message.id], times_delivered=times)
-        if buried is not None:
+        if buried is None:
+            await not_held(topic, messages, generation)
+        else:
             counted = f"{times} {'delivery' if times == 1 else 'deliveries'}"
             log.warning("buried %s of %s after %s: %s: %s", message.id, topic.name, counted, kind, text)
             topic.tell("messaging.buried", id=str(message.id), error=text, error_type=kind, deliveries=times)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.broker.context import Context
-from millstream.broker.keys import due_key
+from millstream.broker.keys import due_key, made_key
 from millstream.broker.operations.arguments import (
     Id,
     Name,
@@ -14,6 +14,9 @@ from millstream.broker.operations.arguments import (
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import ConsumerHasPending, InvalidArgument
 from millstream.wire import Command, Conversation, to_name
+
+MADE_AGAIN_MS = 3_600_000
+"""How long it is told that a group was made again: longer than any member goes on without a sign of life."""
 
 
 def advance_group(
@@ -39,9 +42,17 @@ def put_group_back(context: Context, stream: Name, group: Name, point: Id) -> Co
     or ``kept``.
     """
     key, name = name_word(stream, "stream"), name_word(group, "group")
-    argv = (name, id_word(point, "point"))
-    reply: bytes = yield from run_script(script("group_back"), (key, due_key(key, name)), argv, repeatable=True)
+    keys = (key, due_key(key, name), made_key(key, name))
+    argv = (name, id_word(point, "point"), b"%d" % MADE_AGAIN_MS)
+    reply: bytes = yield from run_script(script("group_back"), keys, argv, repeatable=True)
     return reply.decode()
+
+
+def made_again_ago_ms(context: Context, stream: Name, group: Name) -> Conversation[int | None]:
+    """How long ago ``put_group_back`` had to make the group; None where it had not to within the last hour."""
+    key = name_word(stream, "stream")
+    left: int = yield Command((b"PTTL", made_key(key, name_word(group, "group"))), key, repeatable=True)
+    return MADE_AGAIN_MS - left if left >= 0 else None
 
 
 def delete_consumer(

@@ -1,11 +1,12 @@
 -- Makes a vanished group again, or moves it back. It never moves a group forward: that would skip entries.
 -- KEYS[1]  the stream; it is made where it is absent
 -- KEYS[2]  {stream}.due:<group>: sorted set, ids of entries that wait for another delivery, scored by when (ms)
--- ARGV     group, the id after which it shall read
+-- KEYS[3]  {stream}.made:<group>: string, there for a while after the group was made again
+-- ARGV     group, the id after which it shall read, how long that is told (ms)
 -- Answers  'made', 'moved' or 'kept'
 -- Entries that wait for another delivery vanished with the group, and no member holds them: this set alone knows them.
 -- They are read again. Left in the set, they would be taken at their time from whoever is at work on them then.
-local key, due, group, point = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local key, due, made, group, point = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
 -- Numbers of 64 bits do not fit a Lua number: compare the digits.
 local function less(a, b)
   if #a ~= #b then return #a < #b end
@@ -42,6 +43,8 @@ if oldest then
 end
 if not last then
   redis.call('XGROUP', 'CREATE', key, group, point, 'MKSTREAM')
+  -- A member that reads on without having met the loss must hear of it: what it held is pending nowhere.
+  redis.call('SET', made, '1', 'PX', ARGV[3])
   return 'made'
 end
 if before(point, last) then

@@ -28,7 +28,7 @@ def advance_group(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
 
 
 def group_back(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
-    (key, due), (group, point) = keys, argv
+    (key, due, *made), (group, point, *told_ms) = keys, argv  # 0.1.0 does not tell others
     last: bytes | None = None
     if call(b"EXISTS", key) == 1:
         for row in call(b"XINFO", b"GROUPS", key):
@@ -48,6 +48,8 @@ def group_back(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
             point = start
     if last is None:
         call(b"XGROUP", b"CREATE", key, group, point, b"MKSTREAM")
+        if made:
+            call(b"SET", made[0], b"1", b"PX", told_ms[0])
         return b"made"
     if id_order(point) < id_order(last):
         call(b"XGROUP", b"SETID", key, group, point)
