@@ -6,7 +6,7 @@ In: deliveries. Out: messages that may be started (``book.ready``), and outcomes
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.messaging.burial import OF, is_for, unmarked
@@ -92,10 +92,19 @@ def start_suspects(consumer: SharedConsumer, topic: Topic) -> None:
         consumer.settler.charge(topic, starts)
 
 
-def release(consumer: SharedConsumer, topic: Topic, ids: Iterable[EntryId]) -> None:
-    """The broker confirmed what became of these: they leave the book, and others move up."""
+def release(
+    consumer: SharedConsumer, topic: Topic, ids: Iterable[EntryId], *, refused: Collection[object] = ()
+) -> None:
+    """The broker confirmed what became of these: they leave the book, and others move up.
+
+    Where it ``refused`` some, they may have come to us anew since it was asked (a group that was made again): then
+    they were in the book, and no second handler was begun. So we look under the own name, or nobody would handle them
+    before they have been idle for long.
+    """
     if topic.book.release(ids):
         start_suspects(consumer, topic)
+    if refused:
+        consumer.reader.look_again(topic)
     topic.room_freed.set()
     if topic.left_out and topic.book.room() > 0:
         consumer.reader.room_freed(topic)

@@ -73,6 +73,7 @@ async def _store_some(
     if topic.publish_to is None:
         raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
     target, encode, generation = topic.publish_to, topic.codec.encode, topic.generation
+    refused: list[Message] = []
     if shares_slot(topic.broker.context, topic.name, target):
         step = [
             Output(message.id, message.times_delivered, [(target, encode(one)) for one in outputs[message]])
@@ -98,4 +99,5 @@ async def _store_some(
             topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))
             if settled.refused:
                 await lost(topic, settled, generation)
-    release(consumer, topic, [message.id for message in messages if message.id is not None])
+                refused += messages
+    release(consumer, topic, [message.id for message in messages if message.id is not None], refused=refused)

@@ -162,7 +162,7 @@ class Settler:
                 await lost(topic, settled, generation)
             except MillstreamError as error:
                 topic.tell("messaging.keeping_failed", error=str(error))
-        release(self._consumer, topic, ids)
+        release(self._consumer, topic, ids, refused=settled.refused)
 
     async def drained(self, topic: Topic, *, running: bool) -> None:
         """Waits until everything that was said is done; does it itself where the loop does not run any more."""
@@ -210,7 +210,8 @@ class Settler:
                         return
                     topic.tell("messaging.settle_retried", error=str(trouble))
                 else:
-                    release(self._consumer, topic, [message.id for message in messages if message.id is not None])
+                    ids = [message.id for message in messages if message.id is not None]
+                    release(self._consumer, topic, ids, refused=ids)
                     return
             except BrokerClosed:
                 return  # the reader ends because of it, and tells
@@ -273,7 +274,7 @@ class Settler:
                     start_again(topic, message, times + 1, topic.valid_until(asked_at))
             if refused:
                 await lost(topic, answer, generation)
-                release(self._consumer, topic, refused)
+                release(self._consumer, topic, refused, refused=refused)
 
     async def _delay(self, delay_ms: int, charged: bool, topic: Topic, messages: Sequence[Message]) -> None:
         generation = topic.generation
@@ -289,7 +290,7 @@ class Settler:
             topic.tell("messaging.retried", entries=retried, delay_ms=delay_ms)
             if answer.refused:
                 await lost(topic, answer, generation)
-            release(self._consumer, topic, ids)
+            release(self._consumer, topic, ids, refused=answer.refused)
         self._consumer.sweeper.visit(topic, delay_ms)
 
     async def _bury(self, error: BaseException, topic: Topic, messages: Sequence[Message]) -> None:
@@ -321,7 +322,7 @@ class Settler:
             counted = f"{times} {'delivery' if times == 1 else 'deliveries'}"
             log.warning("buried %s of %s after %s: %s: %s", message.id, topic.name, counted, kind, text)
             topic.tell("messaging.buried", id=str(message.id), error=text, error_type=kind, deliveries=times)
-        release(self._consumer, topic, [message.id])
+        release(self._consumer, topic, [message.id], refused=() if buried is not None else messages)
 
     # --- retries inside the process, for keys in order --------------------------------------------------------------
 

@@ -173,13 +173,15 @@ class Sweeper:
         left = [topic for topic in topics if topic.own.active and topic.sweep_room() > 0]
         while left:
             asked_at = time.monotonic()
+            restarts = {topic: topic.own.restarts for topic in left}
             going_on = []
             for topic, swept, generation in await self._ask_all(left, self._own_page):
                 if isinstance(swept, MillstreamError):
                     failed.append((topic, swept, generation))
                     continue
-                topic.own.cursor = swept.cursor
-                topic.own.active = not swept.finished
+                if topic.own.restarts == restarts[topic]:
+                    topic.own.cursor = swept.cursor
+                    topic.own.active = not swept.finished
                 await self._take(topic, swept, asked_at)
                 if topic.own.active and topic.sweep_room() > 0:
                     going_on.append(topic)

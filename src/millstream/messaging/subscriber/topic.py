@@ -35,10 +35,13 @@ class Scan:
 
     cursor: bytes = FIRST
     active: bool = True
+    restarts: int = 0
+    """So that a page that was asked for before a restart is not taken for one of the new scan."""
 
     def restart(self) -> None:
         self.cursor = FIRST
         self.active = True
+        self.restarts += 1
 
 
 @dataclass(slots=True)
