@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal, InvalidOperation
+from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed does not list it
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 NO_OBJECT = "this is no JSON object"
-_SPACE = re.compile(r"[ \t\n\r]*")
+_S = r"[ \t\n\r]*"
+_OPENING = re.compile(rf"{_S}{{{_S}(\}}?){_S}").match
+_COLON = re.compile(rf"{_S}:{_S}").match
+_COMMA = re.compile(rf"{_S}([,}}]){_S}").match
 
 
 class JsonError(ValueError):
@@ -38,6 +42,7 @@ def _no_constant(word: str) -> Any:
 
 
 _DECODER: Final = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=_no_constant)
+_SCAN: Final = _DECODER.scan_once  # type: ignore[attr-defined]  # typeshed does not list it
 
 
 def parse(text: str) -> Any:
@@ -48,34 +53,40 @@ def parse(text: str) -> Any:
         raise JsonError(_why(error)) from error
 
 
-def members(text: str) -> dict[str, str]:
-    """The members of one whole JSON object, each value as the very text that stands there."""
-    found: dict[str, str] = {}
-    at = _skip(text, 0)
-    if text[at : at + 1] != "{":
+class JsonMember(NamedTuple):
+    """A member's value, and the very text that stands for it."""
+
+    text: str
+    value: Any
+
+
+def members(text: str) -> dict[str, JsonMember]:
+    """The members of one whole JSON object. Of a name that stands twice, the last counts."""
+    found: dict[str, JsonMember] = {}
+    opened = _OPENING(text)
+    if opened is None:
         raise JsonError(NO_OBJECT)
-    at = _skip(text, at + 1)
-    closed = text[at : at + 1] == "}"
+    at, end = opened.end(), opened[1]
     try:
-        while not closed:
+        while end != "}":
             if text[at : at + 1] != '"':
                 raise JsonError(f"a member's name is missing at character {at}")
-            name, at = _DECODER.raw_decode(text, at)
-            at = _skip(text, at)
-            if text[at : at + 1] != ":":
+            name, at = scanstring(text, at + 1)
+            colon = _COLON(text, at)
+            if colon is None:
                 raise JsonError(f"a colon is missing at character {at}")
-            start = _skip(text, at + 1)
-            _, end = _DECODER.raw_decode(text, start)
-            found[name] = text[start:end]
-            at = _skip(text, end)
-            closed = text[at : at + 1] == "}"
-            if not closed:
-                if text[at : at + 1] != ",":
-                    raise JsonError(f"a comma is missing at character {at}")
-                at = _skip(text, at + 1)
+            start = colon.end()
+            value, at = _SCAN(text, start)
+            found[name] = JsonMember(text[start:at], value)
+            comma = _COMMA(text, at)
+            if comma is None:
+                raise JsonError(f"a comma is missing at character {at}")
+            at, end = comma.end(), comma[1]
+    except StopIteration as error:
+        raise JsonError(f"a value is missing at character {error.value}") from error
     except (ValueError, RecursionError) as error:
         raise JsonError(_why(error)) from error
-    if _skip(text, at + 1) != len(text):
+    if at != len(text):
         raise JsonError("something stands behind the object's end")
     return found
 
@@ -100,7 +111,9 @@ def write(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """The value as a template writes it: text without quotes, everything else as JSON."""
-    return str(value).encode(errors="replace").decode() if isinstance(value, str) else write(value)
+    if not isinstance(value, str):
+        return write(value)
+    return str(value) if value.isascii() else value.encode(errors="replace").decode()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -158,12 +171,6 @@ def _written(value: Any, quote: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_written(one, quote) for one in value) + "]"
     return "null" if value is None else "true" if value is True else "false"
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    assert match is not None, "the pattern also matches nothing"
-    return match.end()
 
 
 def _why(error: BaseException) -> str:

@@ -85,6 +85,17 @@ def _places(value: Any, steps: Sequence[str]) -> Iterator[Place]:
                 yield from _places(value[name], steps[count:])
 
 
+def mentions(paths: Sequence[FieldPath]) -> Callable[[str], bool]:
+    """Whether a row's text may hold one of the places: false only where a name is missing that each would need."""
+    wanted = [tuple(path) for path in paths]
+
+    def may_hold(text: str) -> bool:
+        # An escape can spell any name.
+        return "\\" in text or any(all(step in text for step in steps) for steps in wanted)
+
+    return may_hold
+
+
 def replace(row: Any, paths: Sequence[FieldPath], new: Callable[[FieldPath, Any], Any]) -> bool:
     """Gives each place a new value; a null stays one. Whether anything was there to change."""
     changed = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from millstream.pipelines.events import per_row
@@ -52,6 +53,12 @@ def _row(text: str | None) -> Any:
         return None if text is None else parse(text)
     except JsonError:
         return None
+
+
+@lru_cache(maxsize=1024)
+def _path(field: str) -> FieldPath:
+    """Parsed once, not once for each row."""
+    return FieldPath.parse(field)
 
 
 class TemplateError(ValueError):
@@ -127,7 +134,7 @@ class Reference:
     def values(self, event: EventValues) -> list[Any]:
         """What the event holds there, as JSON values; a null is nothing."""
         if self.root in ROWS:
-            found = FieldPath.parse(self.field).values(event.row(self.root))
+            found = _path(self.field).values(event.row(self.root))
         elif self.root == "tenant_id":
             found = [event.tenant]
         else:

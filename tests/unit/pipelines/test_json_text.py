@@ -60,7 +60,9 @@ def test_what_is_nested_without_end_is_refused() -> None:
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4), st.sampled_from(["", " ", "\n "]))
 def test_members_are_the_very_text_that_stands_there(row: dict[str, Any], space: str) -> None:
     text = "{" + ",".join(f"{space}{json.dumps(name)}{space}:{json.dumps(value)}" for name, value in row.items()) + "}"
-    assert members(space + text + space) == {name: json.dumps(value) for name, value in row.items()}
+    found = members(space + text + space)
+    assert {name: one.text for name, one in found.items()} == {name: json.dumps(value) for name, value in row.items()}
+    assert {name: one.value for name, one in found.items()} == {name: parse(json.dumps(v)) for name, v in row.items()}
 
 
 @given(json_values)
@@ -124,3 +126,19 @@ def test_select_drop_and_rename_below_the_top() -> None:
     assert paths.rename(row, {FieldPath.parse("items.n"): "sku", FieldPath.parse("address.geo"): "places"})
     assert write(row) == '{"id":1,"address":{"places":[{},{}]},"items":[{"sku":"a"},{"sku":1}]}'
     assert not paths.drop(row, [FieldPath.parse("nothing")])
+
+
+@given(
+    st.dictionaries(st.text("ab.é", min_size=1, max_size=3), json_values, max_size=4),
+    st.sampled_from(["a", "b", "a.b", "é", "ab.a", "b.é"]),
+    st.booleans(),
+)
+def test_a_text_that_is_passed_over_holds_no_such_place(row: dict[str, Any], path: str, escaped: bool) -> None:
+    text, named = json.dumps(row, ensure_ascii=escaped), FieldPath.of_row(path)
+    if not paths.mentions([named])(text):
+        assert not list(named.places(parse(text)))
+
+
+def test_an_escaped_name_is_not_passed_over() -> None:
+    assert paths.mentions([FieldPath.of_row("iban")])(r'{"i\u0062an":1}')
+    assert not paths.mentions([FieldPath.of_row("iban")])('{"email":"a@b"}')

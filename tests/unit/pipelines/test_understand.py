@@ -92,3 +92,9 @@ def test_times_are_moments_whatever_the_clocks_do(time: str, ms: int | None) -> 
 def test_an_empty_subject_is_none() -> None:
     assert cloud("{}", subject="").subject is None
     assert cloud("{}", subject="k").subject == "k"
+
+
+@pytest.mark.parametrize("op", ['"op"', r'"o\u0070"', r'"\u006fp"'])
+def test_a_change_is_known_however_its_names_are_written(op: str) -> None:
+    assert understand(f'{{{op}:"d","before":{{"n":1}}}}', "auto").op == "d"
+    assert understand(f'{{"payload":{{{op}:"u","after":{{"n":1}}}}}}', "auto").op == "u"

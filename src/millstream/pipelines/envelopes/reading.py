@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from millstream.pipelines.envelopes.cloudevents import HAPPENED
 from millstream.pipelines.events import LAST_MS, OPS, event_frame, per_row
-from millstream.pipelines.json_text import NO_OBJECT, JsonError, Number, members, parse, write
+from millstream.pipelines.json_text import NO_OBJECT, JsonError, JsonMember, Number, is_object, members, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 Format = Literal["auto", "native", "debezium", "cloudevents", "row"]
 _OPS_BY_WORD = {word: op for op, word in HAPPENED.items()}
+_ORIGIN = ("name", "db", "schema", "table")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -66,8 +67,8 @@ def read_documents(
     """
     from pyspark.sql import functions as F
 
-    def read(document: str | None) -> dict[str, Any]:
-        return understand(document, form)._asdict()
+    def read(document: str | None) -> Understood:
+        return understand(document, form)
 
     # Columns of the input that the position is made of are kept beside the document.
     shaped = frame.withColumns(
@@ -103,12 +104,10 @@ def understand(text: str | None, form: Format) -> Understood:
     """One document as an event of ``form``; ``auto`` looks which one it is, and takes any other object for a row."""
     if text is None:
         return Understood(error="the entry has no such field")
+    if (form == "row" or (form == "auto" and not _may_be_a_change(text))) and is_object(text):
+        return Understood(op="c", after=text)
     try:
         found = members(text)
-    except JsonError as error:
-        why = str(error)
-        return Understood(error=why if why == NO_OBJECT else f"{NO_OBJECT}: {why}"[:300])
-    try:
         chosen = _form(found) if form == "auto" else form
         if chosen == "row":
             return Understood(op="c", after=text)
@@ -118,24 +117,33 @@ def understand(text: str | None, form: Format) -> Understood:
         if chosen == "debezium" and change is not None:
             return _change(change)
         return _change(found)._replace(id=_text(found, "id") if chosen == "native" else None)
+    except JsonError as error:
+        why = str(error)
+        return Understood(error=why if why == NO_OBJECT else f"{NO_OBJECT}: {why}"[:300])
     except _NoEventError as error:
         return Understood(error=str(error))
 
 
-def _form(found: dict[str, str]) -> Format:
+def _may_be_a_change(text: str) -> bool:
+    """False for most rows, without looking closer: no change lacks these names, unless they are written as escapes."""
+    return '"op"' in text or '"specversion"' in text or "\\" in text
+
+
+def _form(found: dict[str, JsonMember]) -> Format:
     if "specversion" in found:
         return "cloudevents"
-    payload = _inner(found, "payload")
-    if payload is not None and _is_text(payload.get("op")):
+    payload = _value(found, "payload")
+    if isinstance(payload, dict) and _is_text(payload.get("op")):
         return "debezium"
-    if _is_text(found.get("op")):
-        op = parse(found["op"])
-        if _is_row(found.get("before")) or _is_row(found.get("after")) or op in ("t", "d"):
+    op = _value(found, "op")
+    if _is_text(op):
+        rows = (_value(found, "before"), _value(found, "after"))
+        if op in ("t", "d") or any(isinstance(one, dict) for one in rows):
             return "native"
     return "row"
 
 
-def _change(found: dict[str, str]) -> Understood:
+def _change(found: dict[str, JsonMember]) -> Understood:
     """``{op, before, after, source, ts_ms}``, wherever it stood."""
     op = _text(found, "op")
     if op is None:
@@ -145,12 +153,12 @@ def _change(found: dict[str, str]) -> Understood:
     before, after = _row(found, "before"), _row(found, "after")
     if before is None and after is None and op != "t":
         raise _NoEventError("neither before nor after is an object")
-    source = _inner(found, "source") or {}
-    origin = {name: _text(source, name) for name in ("name", "db", "schema", "table")}
-    return Understood(op=op, before=before, after=after, ts_ms=_milliseconds(found.get("ts_ms")), **origin)
+    source = _value(found, "source")
+    origin = {name: _shown(source.get(name)) for name in _ORIGIN} if isinstance(source, dict) else {}
+    return Understood(op=op, before=before, after=after, ts_ms=_milliseconds(_value(found, "ts_ms")), **origin)
 
 
-def _cloud_event(found: dict[str, str]) -> Understood:
+def _cloud_event(found: dict[str, JsonMember]) -> Understood:
     if _text(found, "specversion") is None:
         raise _NoEventError("specversion is missing")
     own = {"id": _text(found, "id"), "subject": _text(found, "subject") or None}
@@ -169,47 +177,49 @@ def _cloud_event(found: dict[str, str]) -> Understood:
     return Understood(op=op, ts_ms=when, **own, **{side: row if op != "t" else None})
 
 
-def _is_change(data: dict[str, str]) -> bool:
+def _is_change(data: dict[str, JsonMember]) -> bool:
     """Whether it is an event of ours or Debezium's, and not a row that happens to have a column called ``op``."""
-    if not _is_text(data.get("op")) or parse(data["op"]) not in OPS or not ({"before", "after"} & data.keys()):
+    op = _value(data, "op")
+    if not _is_text(op) or op not in OPS or not ({"before", "after"} & data.keys()):
         return False
-    return all(data.get(side, "null") == "null" or _is_row(data[side]) for side in ("before", "after"))
+    return all(isinstance(_value(data, side), dict | None) for side in ("before", "after"))
 
 
-def _is_text(raw: str | None) -> bool:
-    return raw is not None and raw.startswith('"')
+def _is_text(value: Any) -> bool:
+    return type(value) is str  # and no Number
 
 
-def _is_row(raw: str | None) -> bool:
-    return raw is not None and raw.startswith("{")
+def _value(found: dict[str, JsonMember], name: str) -> Any:
+    member = found.get(name)
+    return None if member is None else member.value
 
 
-def _inner(found: dict[str, str], name: str) -> dict[str, str] | None:
-    raw = found.get(name)
-    return members(raw) if raw is not None and _is_row(raw) else None
+def _inner(found: dict[str, JsonMember], name: str) -> dict[str, JsonMember] | None:
+    member = found.get(name)
+    return members(member.text) if member is not None and isinstance(member.value, dict) else None
 
 
-def _row(found: dict[str, str], name: str) -> str | None:
+def _row(found: dict[str, JsonMember], name: str) -> str | None:
     """The row's text as it stands there; None for null. Anything else is no row."""
-    raw = found.get(name, "null")
-    if raw == "null":
+    member = found.get(name)
+    if member is None or member.value is None:
         return None
-    if not _is_row(raw):
+    if not isinstance(member.value, dict):
         raise _NoEventError(f"{name} is no object")
-    return raw
+    return member.text
 
 
-def _text(found: dict[str, str], name: str) -> str | None:
-    value = parse(found.get(name, "null"))
+def _text(found: dict[str, JsonMember], name: str) -> str | None:
+    return _shown(_value(found, name))
+
+
+def _shown(value: Any) -> str | None:
+    return None if value is None else shown(value)
+
+
+def _milliseconds(value: Any) -> int | None:
     if value is None:
         return None
-    return value.encode(errors="replace").decode() if type(value) is str else write(value)
-
-
-def _milliseconds(raw: str | None) -> int | None:
-    if raw is None or raw == "null":
-        return None
-    value = parse(raw)
     exact = value.exact() if isinstance(value, Number) else None
     if exact is None or exact != exact.to_integral_value() or not 0 <= exact <= LAST_MS:
         raise _NoEventError("ts_ms is no time: a number of milliseconds since 1970 is expected")

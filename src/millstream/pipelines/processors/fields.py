@@ -59,7 +59,7 @@ class Drop(Processor):
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         named = [FieldPath.of_row(name) for name in self.fields]
-        return change_rows(events, lambda row: paths.drop(row, named))
+        return change_rows(events, lambda row: paths.drop(row, named), may_concern=paths.mentions(named))
 
     def takes_away(self, path: FieldPath) -> str | None:
         named = [FieldPath.of_row(name) for name in self.fields]
@@ -85,7 +85,7 @@ class Rename(Processor):
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         names = self._names()
-        return change_rows(events, lambda row: paths.rename(row, names))
+        return change_rows(events, lambda row: paths.rename(row, names), may_concern=paths.mentions(list(names)))
 
     def takes_away(self, path: FieldPath) -> str | None:
         names = self._names()

@@ -43,7 +43,7 @@ class Flatten(Processor):
                 reason = F.concat(F.lit(f"flatten: two fields of {name} get the name "), F.col("_twice"))
                 marked = events.withColumn("_twice", twice)
                 events = fail_where(marked, F.col("_twice").isNotNull(), stage=stage.name, reason=reason).drop("_twice")
-        return change_rows(events, self._flat)
+        return change_rows(events, self._flat, may_concern=lambda text: text.count("{") > 1)
 
     def takes_away(self, path: FieldPath) -> str | None:
         if len(path) == 1 or self.separator == ".":

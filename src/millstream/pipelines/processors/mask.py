@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr
 
 from millstream.pipelines.events import change_rows, per_row
 from millstream.pipelines.json_text import JsonError, parse, shown, write
-from millstream.pipelines.paths import FieldPath, replace
+from millstream.pipelines.paths import FieldPath, mentions, replace
 from millstream.pipelines.processors.processor import Processor, ProcessorStage, RowPath
 from millstream.pipelines.spec.part import Secret, Text
 
@@ -34,7 +34,8 @@ class Mask(Processor):
     replacement: Text = "***"
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
-        return change_rows(events, self.hides())
+        named = [FieldPath.of_row(name) for name in self.fields]
+        return change_rows(events, self.hides(), may_concern=mentions(named))
 
     def named_fields(self) -> Iterator[str]:
         yield from self.fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from millstream.pipelines.templates import EventValues, Reference, TemplateError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+Tester = Callable[[EventValues], bool]
 TESTS = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "not_in", "contains", "regex", "changed", "exists", "not_exists")
 
 
@@ -84,27 +86,34 @@ class Predicate(Part):
         return next(iter(self.model_fields_set - {"field"}))
 
     def holds(self, event: EventValues) -> bool:
-        """Whether the event passes. Where a path goes through a list, one element that passes is enough.
+        """Whether the event passes; to ask of many events, take ``tester()`` once."""
+        return self.tester()(event)
+
+    def tester(self) -> Tester:
+        """The question whether an event passes. Where a path goes through a list, one element that passes is enough.
 
         Numbers are compared by their exact values, text by its characters; what is of another type is never equal,
         and neither smaller nor greater. ``contains`` and ``regex`` look at the value as a template writes it.
         """
         reference, test = Reference.parse(self.field), self.test()
         given: Any = getattr(self, test)
+        values = reference.values
         if test == "changed":
-            old, new = (Reference(side, reference.field).values(event) for side in ("before", "after"))
-            return not same(old, new)
-        found = reference.values(event)
+            before, after = (Reference(side, reference.field).values for side in ("before", "after"))
+            return lambda event: not same(before(event), after(event))
         if test in ("exists", "not_exists"):
-            return bool(found) == (test == "exists")
+            return lambda event: bool(values(event)) == (test == "exists")
         if test == "contains":
-            return any(given in shown(one) for one in found)
+            return lambda event: any(given in shown(one) for one in values(event))
         if test == "regex":
-            return any(re.search(given, shown(one)) for one in found)
+            search = re.compile(given).search
+            return lambda event: any(search(shown(one)) for one in values(event))
         if test in ("eq", "ne", "in_", "not_in"):
             wanted = [_json_value(one) for one in (given if isinstance(given, list) else [given])]
-            return any(same(one, value) for one in found for value in wanted) == (test in ("eq", "in_"))
-        return any(_ordered(one, test, _json_value(given)) for one in found)
+            asked = test in ("eq", "in_")
+            return lambda event: any(same(one, value) for one in values(event) for value in wanted) == asked
+        bound = _json_value(given)
+        return lambda event: any(_ordered(one, test, bound) for one in values(event))
 
 
 def _json_value(given: Scalar) -> Any:
@@ -136,11 +145,16 @@ class Condition(Part):
         from pyspark.sql import functions as F
 
         names = sorted({name for one in (*self.all, *self.any) for name in one.columns()})
+        holds = self.tester()
 
         def passes(*values: Any) -> bool:
-            return self.holds(EventValues(dict(zip(names, values, strict=True)), tenant))
+            return holds(EventValues(dict(zip(names, values, strict=True)), tenant))
 
         return per_row(passes, "boolean", *(F.col(name) for name in names))
 
     def holds(self, event: EventValues) -> bool:
-        return all(one.holds(event) for one in self.all) and (not self.any or any(one.holds(event) for one in self.any))
+        return self.tester()(event)
+
+    def tester(self) -> Tester:
+        every, some = ([one.tester() for one in side] for side in (self.all, self.any))
+        return lambda event: all(one(event) for one in every) and (not some or any(one(event) for one in some))
