@@ -65,7 +65,7 @@ ADDRESS: Final = (
     "answerTimeoutMs",
 )
 BOTH_SIDES: Final = (*ADDRESS, "valueField")
-_SOURCE: Final = (
+SOURCE_OPTIONS: Final = (
     *BOTH_SIDES,
     "subscribe",
     "subscribePattern",
@@ -172,7 +172,7 @@ class GivenOptions:
 
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Reads the source's options; an InvalidOption names the first that is wrong."""
-    given = GivenOptions(raw, _SOURCE, frozenset())
+    given = GivenOptions(raw, SOURCE_OPTIONS, frozenset())
     subscribe, pattern = given.text("subscribe"), given.text("subscribePattern")
     if (subscribe is None) == (pattern is None):
         raise InvalidOption("subscribe", subscribe, "exactly one of subscribe and subscribePattern")

@@ -43,7 +43,7 @@ from millstream.spark.options import ADDRESS, BOTH_SIDES, GivenOptions, address_
 
 Delivery = Literal["exactly_once", "exactly_once_by_event_id", "at_least_once"]
 Content = Literal["auto", "fields", "value", "columns"]
-_SINK: Final = (
+SINK_OPTIONS: Final = (
     *BOTH_SIDES,
     "stream",
     "content",
@@ -103,7 +103,7 @@ class SinkOptions:
 
 def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Reads the sink's options; an InvalidOption names the first that is wrong."""
-    given = GivenOptions(raw, _SINK, _SPARKS_OWN)
+    given = GivenOptions(raw, SINK_OPTIONS, _SPARKS_OWN)
     delivery = given.choice("delivery", "exactly_once", ("exactly_once", "exactly_once_by_event_id", "at_least_once"))
     app, version = given.text("txnAppId"), given.number("txnVersion", None, least=0)
     if (app is None) != (version is None):

@@ -1,0 +1,274 @@
+"""What the pages say is what the code does: limits, options, commands, records, figures, extras, metrics.
+
+A test for each class of claim, so that no single claim has to be remembered.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from millstream import Limits
+from millstream.bench.result import Result
+from millstream.broker.links.targets import KEPT, OPTIONS
+from millstream.broker.open import LOCAL_MAX_STREAM_LEN
+from millstream.pipelines import PipelineStatus
+from millstream.pipelines.sinks import SINKS
+from millstream.spark.options import SOURCE_OPTIONS
+from millstream.spark.sink_options import SINK_OPTIONS
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from make_reference import commands, of_pipelines, of_services  # noqa: E402  # it stands beside the product, not in it
+from write_figures import MISSED  # noqa: E402
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MIB = 1024 * 1024
+
+
+def text_of(name: str) -> str:
+    """A page as one line: where a sentence is broken does not matter."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+def rows_of(name: str, heading: str) -> list[list[str]]:
+    """The rows of the tables under a heading, as lists of cells."""
+    part = (ROOT / name).read_text().split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:1] == "|"]
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def limits() -> list[tuple[str, str]]:
+    """Sentences with numbers in them, made from the numbers that count."""
+    own, redis = Limits(), SINKS["redis"].model_fields["config"].annotation
+    assert redis is not None
+    sink = {name: redis.model_fields[name].default for name in ("connect_timeout", "send_timeout", "batch_timeout")}
+    seconds = {name: f"`{name}` ({value // 1000} s)" for name, value in sink.items()}
+    return [
+        (
+            "docs/contract.md",
+            f"an entry may hold {own.max_entry_bytes // MIB} MiB, an atomic batch {own.max_atomic_bytes // MIB} MiB; "
+            f"a batch travels in chunks of {own.chunk_commands:,} commands or {own.chunk_bytes // 1024} KiB, "
+            f"{own.chunks_ahead} of them under way; scripts take {own.script_entries:,} entries or "
+            f"{own.script_bytes // MIB} MiB; opening and silence {own.connect_ms // 1000} s each",
+        ),
+        ("docs/contract.md", f"It is {LOCAL_MAX_STREAM_LEN:,} on `local://`"),
+        ("docs/how-to/pipelines.md", f"the limit of an entry** ({own.max_entry_bytes // MIB} MiB"),
+        ("docs/how-to/pipelines.md", f"{seconds['connect_timeout']} for opening a connection"),
+        ("docs/how-to/pipelines.md", f"{seconds['send_timeout']} for silence after a command"),
+        ("docs/how-to/pipelines.md", f"{seconds['batch_timeout']} for one attempt as a whole"),
+        (
+            "docs/how-to/spark.md",
+            f"another connection is tried | {own.connect_ms}, {own.answer_ms} |",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("page", "sentence"), limits())
+def test_a_limit_on_a_page_is_the_one_in_the_code(page: str, sentence: str) -> None:
+    assert sentence in text_of(page)
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("head", "known"), [("source", SOURCE_OPTIONS), ("sink", SINK_OPTIONS)])
+def test_spark_s_options_are_those_of_its_page(head: str, known: tuple[str, ...]) -> None:
+    found: dict[str, set[str]] = {}
+    for row in rows_of("docs/how-to/spark.md", "## Options"):
+        if row[1:2] == ["meaning"]:
+            names = found.setdefault(row[0], set())
+        elif not row[0].startswith("---"):
+            names |= set(re.findall(r"`([A-Za-z]+)`", row[0]))
+    assert found[head] == set(known)
+
+
+def test_the_contract_says_which_settings_of_a_redis_py_client_are_taken() -> None:
+    [row] = [row for row in rows_of("docs/contract.md", "## Where streams live") if row[0] == "a client of redis-py"]
+    told = set(re.findall(r"`([a-z_]+)`", row[1]))
+    assert told == {name for name in KEPT if not name.startswith("ssl_")} | {"ssl_"}, "ssl_ stands for all of them"
+
+
+def test_an_option_of_a_url_on_any_page_exists() -> None:
+    known = {*OPTIONS, "appendfsync", "maxmemory"}
+    unknown = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in PAGES
+        for query in re.findall(r"(?:local|rediss?|unix)(?:\+\w+)?://[^\s`\"'|?]*\?([^\s`\"'|)]+)", page.read_text())
+        for name in re.findall(r"(?:^|&)([a-z_]+)=", query)
+        if name not in known
+    ]
+    assert not unknown
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+FLAGS_OF_OTHERS = {
+    "--install-completion": "Typer's own",
+    "--help": "Click's own",
+    "--version": "Click's own",
+    "--check": "of scripts/make_reference.py, and of run",
+}
+"""Options on our pages that are not of a command of ours."""
+
+
+def in_code(page: Path) -> str:
+    """What stands in code, in a line or in a block."""
+    text = page.read_text()
+    blocks = re.findall(r"^```(?:bash|text|console)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))])
+
+
+def test_a_command_on_a_page_exists_with_its_options() -> None:
+    known = dict(commands())
+    chapters = {name.split()[0] for name in known}
+    wrong = []
+    for page in PAGES:
+        for line in re.findall(r"(?:^|[ (;])millstream ([a-z].*)$", in_code(page), re.MULTILINE):
+            words = line.split()
+            if words[0] not in chapters:
+                continue  # "millstream" as the package's name, in a path or a sentence
+            command = known.get(" ".join(words[:2])) or known.get(words[0])
+            if command is None:
+                if len(words) > 1 and re.fullmatch(r"[a-z][a-z-]*", words[1]):
+                    wrong.append(f"{page.relative_to(ROOT)}: millstream {line}")
+                continue
+            options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+            used = {word.partition("=")[0] for word in words if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", word)}
+            wrong += [f"{page.relative_to(ROOT)}: millstream {line}: {one}" for one in used - options - {"--help"}]
+    assert not wrong
+
+
+def test_an_option_that_a_page_names_alone_is_of_some_command() -> None:
+    known = {option for _, one in commands() for each in one.params for option in each.opts} | FLAGS_OF_OTHERS.keys()
+    wrong = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in PAGES
+        for name in re.findall(r"`(--[a-z][a-z-]+)", page.read_text())
+        if name not in known
+    ]
+    assert not wrong
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_pipeline_is_the_one_on_its_page() -> None:
+    told = [row[0].strip("`") for row in rows_of("docs/how-to/pipelines.md", "### The record of a pipeline")[2:]]
+    assert told == [field.name for field in fields(PipelineStatus)]
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_goal_that_was_missed_is_named_as_missed() -> None:
+    figures = (ROOT / "README.md").read_text().split("<!-- figures -->")[1].split("<!-- end of figures -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in figures.splitlines() if "`" in line]
+    assert len(rows) > 20
+    for name, ours, unit, peer, peers, _, goal in rows:
+        value, other = (None if text == "-" else float(text.replace(",", "")) for text in (ours, peers))
+        assert value is not None
+        stated = Result(name, value, unit, peer, other, goal.removesuffix(MISSED))
+        assert goal.endswith(MISSED) == (stated.reached is False), name
+
+
+# --- extras ---------------------------------------------------------------------------------------------------------
+
+IMPORTED_BY_OTHERS = {
+    "pandas": "PySpark's Connect client",
+    "grpcio": "PySpark's Connect client",
+    "grpcio-status": "PySpark's Connect client",
+    "googleapis-common-protos": "PySpark's Connect client",
+    "zstandard": "PySpark's Connect client",
+}
+MODULES = {"opentelemetry-api": "opentelemetry"}
+"""Where a module is not called as its package."""
+
+
+def extras() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: dict[str, list[str]] = project["optional-dependencies"]
+    return {name: [re.split(r"[\[<>=!~; ]", one)[0] for one in needs] for name, needs in found.items()}
+
+
+def imported() -> set[str]:
+    """The names of the modules that the product imports, anywhere."""
+    found: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.split(".")[0])
+    return found
+
+
+def test_no_extra_brings_what_nobody_imports() -> None:
+    ours = imported()
+    idle = [
+        f"{extra}: {package}"
+        for extra, needs in extras().items()
+        for package in needs
+        if extra != "all" and package not in IMPORTED_BY_OTHERS and MODULES.get(package, package) not in ours
+    ]
+    assert not idle
+
+
+def test_all_is_all_of_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [everything] = project["optional-dependencies"]["all"]
+    assert set(re.findall(r"[a-z]+", everything.partition("[")[2])) == extras().keys() - {"all"}
+
+
+def test_extras_on_pages_and_in_messages_exist_and_each_is_on_a_page() -> None:
+    places = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "src").rglob("*.py"))]
+    named: dict[str, str] = {}
+    for path in places:
+        for group in re.findall(r"millstream\[([a-z,]+)\]", path.read_text()):
+            named |= {name: str(path.relative_to(ROOT)) for name in group.split(",")}
+    assert not {name: where for name, where in named.items() if name not in extras()}
+    pages = " ".join(page.read_text() for page in PAGES)
+    assert not [name for name in extras() if not re.search(rf"millstream\[[a-z,]*\b{name}\b", pages)]
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_on_a_page_exists() -> None:
+    """Every name is in the reference, with its help, because that page is made from the code."""
+    known = {name.removeprefix("millstream_") for name, *_ in (*of_services(), *of_pipelines())}
+    endings = ("total", "seconds", "entries", "bytes", "ratio", "status", "events", "ts")
+    mentioned = {
+        (str(page.relative_to(ROOT)), name)
+        for page in PAGES
+        if page.name not in ("facts.md", "metrics.md", "options.md", "cli.md")
+        for name in re.findall(r"millstream_([a-z0-9_]+)", page.read_text())
+        if name.rpartition("_")[2] in endings or f"millstream_{name}{{" in page.read_text()
+    }
+    for page, heading in (("docs/how-to/observability.md", "## Metrics"),):
+        for row in rows_of(page, heading):
+            mentioned |= {(page, name) for name in re.findall(r"`([a-z0-9_]{4,})`", row[0])}
+    text = (ROOT / "docs/how-to/pipelines.md").read_text().split("\nMetrics: ", 1)[1].split("\n\n", 1)[0]
+    mentioned |= {
+        ("pipelines.md", name.removeprefix("millstream_")) for name in re.findall(r"`([a-z0-9]+_[a-z0-9_]+)", text)
+    }
+    assert len(mentioned) > 50
+    assert not {(page, name) for page, name in mentioned if name not in known}
+
+
+def test_every_metric_of_a_pipeline_is_on_the_page_of_pipelines_or_of_its_source() -> None:
+    pages = text_of("docs/how-to/pipelines.md") + text_of("docs/how-to/postgres.md")
+    assert not [name for name, *_ in of_pipelines() if name.removeprefix("millstream_") not in pages]
+
+
+def test_every_metric_has_a_sentence() -> None:
+    assert not [name for name, _, text, _ in (*of_services(), *of_pipelines()) if not re.search(r"\w.*\.$", text)]
