@@ -13,6 +13,7 @@ import pytest
 
 from chaos.parts import AssignedPart, BurialPart, Part, ReadingPart, ReplayPart, SparkSinkPart, SubscriberPart, writing
 from chaos.planting import PASSES, Planting
+from chaos.spark_parts import SparkSourcePart, SpooledSinkPart
 from chaos.writers import ASYNC_WRITERS
 from millstream import open_broker
 from millstream.testing import AnsweringProxy, RedisProcess, eventually
@@ -24,11 +25,15 @@ AT_A_TIME = 8
 PARTS: list[type[Part]] = [
     *(writing(one) for one in ASYNC_WRITERS),
     SparkSinkPart,
+    SparkSourcePart,
+    SpooledSinkPart,
     SubscriberPart,
     BurialPart,
     ReplayPart,
     AssignedPart,
 ]
+
+SEND_ONE_SCRIPT = ("replay", "spark source")
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -44,7 +49,7 @@ def phases(fault: FaultRow, part: type[Part]) -> Iterator[Phase]:
             or (phase is Phase.COMMAND and part.kind == "batch")  # a refused head and a stored tail: a hole, raised
             or (phase is Phase.BLOCKED and not part.blocks)
             or (fault.name == "NOSCRIPT" and part.kind in ("xadd", "batch"))
-            or (fault.name == "NOSCRIPT" and part.kind == "replay" and phase is Phase.BATCH)  # it sends one script
+            or (fault.name == "NOSCRIPT" and part.kind in SEND_ONE_SCRIPT and phase is Phase.BATCH)
         ):
             continue
         yield phase
