@@ -1,5 +1,9 @@
 """Delta and Kafka for real, on Spark 4.2, for which both are published: exactly once into Delta under kills; Kafka as a
-source whose events keep their ids, and as a sink."""
+source whose events keep their ids, and as a sink.
+
+They start many drivers, and take minutes: `make chaos` runs them. Where Maven is not there, or cannot fetch the
+artefacts, they are skipped and say so.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_pipeline_processes import Command, commands  # noqa: F401  # pytest hands the fixture in by its name
 from test_places import PATHS, spark_42
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(1200)]
+TRIALS = int(os.environ.get("TRIALS", "0"))
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.chaos,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not TRIALS, reason="they take minutes: `make chaos` runs them"),
+]
 
-TRIALS = int(os.environ.get("TRIALS", "2"))
 ROWS = 120
 
 
