@@ -62,6 +62,31 @@ async def right_with_a_dataclass(bill: Bill) -> list[Bill]:
     return [bill]
 
 
+@router.on("orders", group="billing", batch=100, linger_ms=20)
+async def right_batch(messages: list[Message]) -> None: ...
+
+
+@router.on({"urgent": 10, "bulk": 1}, group="billing", batch=10, publish_to="bills")
+async def right_batch_of_models(orders: list[Order], db: Annotated[int, Depends(open_db)]) -> list[Bill | None]:
+    return [Bill(order.number) for order in orders]
+
+
+@router.on("orders", group="billing", batch=100)  # wrong
+async def batch_without_a_list(message: Message) -> None: ...
+
+
+@router.on("orders", group="billing")  # wrong
+async def list_without_a_batch(messages: list[Message]) -> None: ...
+
+
+@router.on("orders", group="billing", batch="many")  # wrong
+async def batch_of_a_text(messages: list[Message]) -> None: ...
+
+
+@router.on(["urgent", "bulk"], group="billing")  # wrong
+async def without_weights(message: Message) -> None: ...
+
+
 @router.on("orders", group="billing", max_delivries=3)  # wrong
 async def misspelt(message: Message) -> None: ...
 

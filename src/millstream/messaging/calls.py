@@ -12,10 +12,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from millstream.messaging.dependencies import Given, Kind, Plan, plan_dependency, plan_topic_handler
+from millstream.messaging.batches import Collector
+from millstream.messaging.dependencies import Given, Kind, Plan, plan_batch_handler, plan_dependency, plan_topic_handler
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,
+    Output,
     callable_place,
     current_handler,
     in_thread,
@@ -44,6 +46,34 @@ def topic_handler(function: Callable[..., Any], marshaler: Marshaler, overrides:
         running = getattr(current_handler().owner, "dependency_overrides", None)
         result = await call(plan, given, message, {**overrides, **running} if running else overrides)
         return _as_output(result, marshaler)
+
+    return handle
+
+
+def batch_handler(
+    function: Callable[..., Any], marshaler: Marshaler, overrides: Overrides, batch: int, linger_ms: int
+) -> Handler:
+    """The function as a handler of lists: each message waits for others on its way to it. Raises HandlerRefused.
+
+    Dependencies are made once for a list; a Message that one of them asks for is the list's first.
+    """
+    if not callable(function):
+        raise HandlerRefused(repr(function), "is not callable. Register a function that takes a list of messages.")
+    item, plan = plan_batch_handler(function)
+    typed = item is not Message
+    if typed and (why := check_body(marshaler, item)) is not None:
+        raise HandlerRefused(callable_place(function), f"nothing can be read as a {item.__name__}: {why}")
+
+    async def call_batch(bodies: list[Any], messages: list[Message]) -> Any:
+        running = getattr(current_handler().owner, "dependency_overrides", None)
+        result = await call(plan, bodies, messages[0], {**overrides, **running} if running else overrides)
+        return _as_output(result, marshaler)
+
+    collector = Collector(call_batch, batch, linger_ms)
+
+    async def handle(message: Message) -> Output:
+        # What cannot be read fails here, for itself: the others' batch goes on without it.
+        return await collector.handle(message, marshaler.unmarshal(message, item) if typed else message)
 
     return handle
 

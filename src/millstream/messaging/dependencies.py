@@ -5,6 +5,7 @@ Pure: a signature goes in, a plan of calls comes out. ``calls.py`` runs the plan
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import typing
 from collections.abc import Callable
@@ -94,6 +95,36 @@ def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan]
     return body, plan
 
 
+def plan_batch_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
+    """What the list holds that a batch handler takes (messages, or their bodies), and how to call it."""
+    item: type | None = None
+    arguments: list[tuple[str, Given | Plan]] = []
+    for parameter, annotation, dependency in _parameters(function):
+        if dependency is not None:
+            arguments.append((parameter.name, _plan_dependency(dependency, (function,))))
+        elif parameter.default is not inspect.Parameter.empty:
+            continue
+        else:
+            found = _item_type(annotation)
+            if found is None or item is not None:
+                why = "a batch handler takes one list: list[Message], or list[...] of a pydantic model or a dataclass."
+                raise HandlerRefused(callable_place(function), why, parameter=parameter.name)
+            item = found
+            arguments.append((parameter.name, Given.BODY))
+    if item is None:
+        raise HandlerRefused(callable_place(function), "takes no list. Add a parameter annotated list[Message].")
+    return item, Plan(function, _kind_of_handler(function), tuple(arguments))
+
+
+def _item_type(annotation: Any) -> type | None:
+    if annotation in (list, *_PLAIN[1:]):
+        return Message
+    if typing.get_origin(annotation) in (list, collections.abc.Sequence):
+        (item,) = typing.get_args(annotation)
+        return item if isinstance(item, type) and item.__module__ != "builtins" else None
+    return None
+
+
 _PLAIN = (Message, Any, object, inspect.Parameter.empty)
 
 
@@ -119,12 +150,16 @@ def _plan(function: Callable[..., Any], unannotated: Given | None = None) -> tup
         else:
             body = _body_type(function, parameter, annotation)
             arguments.append((parameter.name, Given.BODY))
+    return body, Plan(function, _kind_of_handler(function), tuple(arguments))
+
+
+def _kind_of_handler(function: Callable[..., Any]) -> Kind:
     kind = _kind_of(function)
     if kind in (Kind.GENERATOR, Kind.ASYNC_GENERATOR):
         raise HandlerRefused(
             callable_place(function), "a handler returns, it does not yield. Use a plain or async function."
         )
-    return body, Plan(function, kind, tuple(arguments))
+    return kind
 
 
 def plan_dependency(function: Callable[..., Any], *, use_cache: bool = True) -> Plan:

@@ -63,6 +63,17 @@ def as_messages(output: Output) -> Sequence[Message]:
     return (output,) if isinstance(output, Message) else output
 
 
+BatchReturned = TypeVar("BatchReturned", bound=Sequence[Put] | Awaitable[Sequence[Put] | None] | None)
+
+
+class BatchDecorator(Protocol):
+    """The same for a function that takes a list of messages, or of their bodies."""
+
+    def __call__(
+        self, function: Callable[Concatenate[list[Taken], P], BatchReturned], /
+    ) -> Callable[Concatenate[list[Taken], P], BatchReturned]: ...
+
+
 class RunningHandler(NamedTuple):
     handler: str
     topic: str

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream.errors import InvalidArgument, MillstreamError, did_you_mean
-from millstream.messaging.calls import Overrides, topic_handler
+from millstream.messaging.batches import check_batch
+from millstream.messaging.calls import Overrides, batch_handler, topic_handler
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,
@@ -22,7 +23,8 @@ from millstream.messaging.handler import (
 from millstream.messaging.marshaler import Marshaler, PydanticMarshaler
 from millstream.messaging.message import Message
 from millstream.messaging.partitions import check_partitions
-from millstream.messaging.settings import OPTION_NAMES, SubscriberSettings, check_topic, parse_start
+from millstream.messaging.priorities import PriorityGate, check_weights
+from millstream.messaging.settings import MAX_IN_FLIGHT, OPTION_NAMES, SubscriberSettings, check_topic, parse_start
 from millstream.messaging.subscriber import Subscriber
 from millstream.model import EntryId
 
@@ -56,6 +58,10 @@ class Route:
     publish_to: str | None = None
     partitions: int | None = None
     """The topic is split by key into so many streams, each with one owner at a time."""
+    batch: int | None = None
+    """The handler takes lists of up to so many messages."""
+    gate: PriorityGate | None = None
+    """Shared with other topics of the same handler: who starts is decided by weight."""
     start: str | EntryId | None = None
     """Without a group: after which entry it begins; None for what comes from now on."""
     middleware: tuple[Middleware, ...] = ()
@@ -81,11 +87,25 @@ class Route:
                 end(token)
 
         handle.__name__ = self.name
-        return handle
+        return handle if self.gate is None else _in_turn(self.gate, self.topic, handle)
 
     def inside(self, middleware: Sequence[Middleware], options: Mapping[str, Any]) -> Route:
         """The same route under a router that wraps it, and whose options hold where it has none of its own."""
         return replace(self, middleware=(*middleware, *self.middleware), options={**options, **self.options})
+
+
+def _in_turn(gate: PriorityGate, topic: str, handler: Handler) -> Handler:
+    async def handle(message: Message) -> Output:
+        message.begun = False  # handed back while it waits for its turn, it is not charged
+        await gate.enter(topic)
+        try:
+            message.begun = True
+            return await handler(message)
+        finally:
+            gate.leave()
+
+    handle.__name__ = callable_name(handler)
+    return handle
 
 
 def _marking(handler: Handler) -> Handler:
@@ -106,6 +126,9 @@ def make_route(
     name: str | None = None,
     publish_to: str | None = None,
     partitions: int | None = None,
+    batch: int | None = None,
+    linger_ms: int = 50,
+    gate: PriorityGate | None = None,
     start: str | EntryId | None = None,
     middleware: Sequence[Middleware] = (),
     options: Mapping[str, Any] | None = None,
@@ -113,9 +136,13 @@ def make_route(
     overrides: Overrides | None = None,
 ) -> Route:
     """Raises HandlerRefused, which names the function, for whatever cannot work."""
-    handler = topic_handler(function, marshaler or PydanticMarshaler(), {} if overrides is None else overrides)
+    marshaler, overrides = marshaler or PydanticMarshaler(), {} if overrides is None else overrides
     place = callable_place(function)
     try:
+        if batch is not None:
+            check_batch(batch, linger_ms, _max_in_flight(options))
+            if group is None:
+                raise InvalidArgument("group", None, "a group: without one, messages come one after the other")
         check_topic(topic)
         if publish_to is not None:
             check_topic(publish_to)
@@ -125,6 +152,10 @@ def make_route(
             raise InvalidArgument("group", None, "a group: partitions have owners, and those are a group's")
     except InvalidArgument as error:
         raise HandlerRefused(place, str(error)) from error
+    if batch is None:
+        handler = topic_handler(function, marshaler, overrides)
+    else:
+        handler = batch_handler(function, marshaler, overrides, batch, linger_ms)
     check_middleware(place, middleware)
     route = Route(
         name=name or callable_name(function),
@@ -134,12 +165,28 @@ def make_route(
         place=place,
         publish_to=publish_to,
         partitions=partitions,
+        batch=batch,
+        gate=gate,
         start=start,
         middleware=tuple(middleware),
         options=options or {},
     )
     make_subscriber(None, route)
     return route
+
+
+def make_gate(place: str, weights: Mapping[str, int], options: Mapping[str, Any]) -> PriorityGate:
+    """What topics with weights share. Raises HandlerRefused."""
+    try:
+        check_weights(weights)
+    except InvalidArgument as error:
+        raise HandlerRefused(place, str(error)) from error
+    return PriorityGate(weights, _max_in_flight(options))
+
+
+def _max_in_flight(options: Mapping[str, Any] | None) -> int:
+    given: int = (options or {}).get("max_in_flight", MAX_IN_FLIGHT)
+    return given
 
 
 def _check_start(start: str | EntryId, group: str | None) -> None:

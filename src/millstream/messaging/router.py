@@ -13,12 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload
 
 from millstream.errors import BrokerClosed, InvalidArgument, MillstreamError
-from millstream.messaging.handler import HandlerDecorator, HandlerRefused, Middleware, callable_place, current_handler
+from millstream.messaging.handler import (
+    BatchDecorator,
+    HandlerDecorator,
+    HandlerRefused,
+    Middleware,
+    callable_place,
+    current_handler,
+)
 from millstream.messaging.marshaler import Marshaler
-from millstream.messaging.route import Route, TopicReader, make_route, make_subscriber, refuse_shared_groups
+from millstream.messaging.priorities import PriorityGate
+from millstream.messaging.route import Route, TopicReader, make_gate, make_route, make_subscriber, refuse_shared_groups
 from millstream.messaging.settings import SubscriberOptions
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.supervision import can_pass
@@ -89,9 +97,10 @@ class Router:
 
     # --- what it consists of ----------------------------------------------------------------------------------------
 
+    @overload
     def on(
         self,
-        topic: str,
+        topic: str | Mapping[str, int],
         *,
         group: str | None = None,
         group_start: str | EntryId | None = None,
@@ -101,7 +110,40 @@ class Router:
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
         **options: Unpack[SubscriberOptions],
-    ) -> HandlerDecorator:
+    ) -> HandlerDecorator: ...
+
+    @overload
+    def on(
+        self,
+        topic: str | Mapping[str, int],
+        *,
+        batch: int,
+        linger_ms: int = 50,
+        group: str | None = None,
+        group_start: str | EntryId | None = None,
+        start: str | EntryId | None = None,
+        publish_to: str | None = None,
+        partitions: int | None = None,
+        name: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **options: Unpack[SubscriberOptions],
+    ) -> BatchDecorator: ...
+
+    def on(
+        self,
+        topic: str | Mapping[str, int],
+        *,
+        batch: int | None = None,
+        linger_ms: int = 50,
+        group: str | None = None,
+        group_start: str | EntryId | None = None,
+        start: str | EntryId | None = None,
+        publish_to: str | None = None,
+        partitions: int | None = None,
+        name: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        **options: Unpack[SubscriberOptions],
+    ) -> HandlerDecorator | BatchDecorator:
         """Registers the decorated function for ``topic``. It takes the message, or its body (a pydantic model, a
         dataclass, a TypedDict: read by the router's ``marshaler``, from JSON by default), and what ``Depends`` gives
         it. What it returns goes to ``publish_to``, together with the acknowledgement. Without a group it gets every
@@ -109,22 +151,34 @@ class Router:
 
         ``partitions``: the topic is split by key into so many streams, as ``Publisher(partitions=...)`` writes them.
         Each has one owner among all instances at a time, so messages of one key are handled in order across them.
+        ``batch``: the function takes a list of up to so many messages (or bodies), for which it waits ``linger_ms`` at
+        most; each is settled for itself. ``topic`` may be several, with weights, ``{"urgent": 10, "bulk": 1}``: they
+        share ``max_in_flight``, and of the starts each gets its share.
 
         Raises HandlerRefused, which names the function, for whatever cannot work.
         """
 
         def register(function: Any) -> Any:
-            self.add(
-                *(function, topic),
-                group=group,
-                group_start=group_start,
-                start=start,
-                publish_to=publish_to,
-                partitions=partitions,
-                name=name,
-                middleware=middleware,
-                **options,
-            )
+            gate, given = None, options
+            if isinstance(topic, Mapping):
+                gate = make_gate(callable_place(function), topic, {**self._options, **options})
+                # Held twice as many as may run: when a turn is given away, each topic has somebody who waits for it.
+                given = {**options, "max_in_flight": 2 * gate.limit}
+            for each in topic if isinstance(topic, Mapping) else [topic]:
+                self.add(
+                    *(function, each),
+                    group=group,
+                    group_start=group_start,
+                    start=start,
+                    publish_to=publish_to,
+                    partitions=partitions,
+                    batch=batch,
+                    linger_ms=linger_ms,
+                    gate=gate,
+                    name=name,
+                    middleware=middleware,
+                    **given,
+                )
             return function
 
         return register
@@ -139,11 +193,14 @@ class Router:
         start: str | EntryId | None = None,
         publish_to: str | None = None,
         partitions: int | None = None,
+        batch: int | None = None,
+        linger_ms: int = 50,
+        gate: PriorityGate | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
         **options: Unpack[SubscriberOptions],
     ) -> Route:
-        """The same without a decorator."""
+        """The same for one topic, without a decorator. ``gate``: shared by those that are handled by weight."""
         self._refuse_changes()
         if group is None and group_start is not None:
             raise HandlerRefused(
@@ -155,6 +212,9 @@ class Router:
             start=start,
             publish_to=publish_to,
             partitions=partitions,
+            batch=batch,
+            linger_ms=linger_ms,
+            gate=gate,
             name=name,
             middleware=middleware,
             options={**self._options, **_given(group_start, options)},

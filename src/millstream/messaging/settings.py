@@ -20,6 +20,9 @@ KeyOf = Callable[[Message], str | None]
 """What must stay in order: messages of one key are handled one after the other. None: no order is asked for."""
 
 
+MAX_IN_FLIGHT = 100
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberSettings:
     group: str | None
@@ -33,7 +36,7 @@ class SubscriberSettings:
     that is answered so late may bring what is somebody else's by now."""
     count: int = 50
     """Entries a read asks for, at most."""
-    max_in_flight: int = 100
+    max_in_flight: int = MAX_IN_FLIGHT
     """Messages that this consumer holds at a time, waiting or being handled: the bound of its concurrency."""
     max_bytes_in_flight: int = 64 * 1024 * 1024
     """The same, in bytes of payload. One message may exceed it; it then travels alone. What handlers put out and is not

@@ -11,8 +11,8 @@ meanwhile is not started before the broker was asked.
 An entry that nobody settles is let go after a longest hold: it gets no more signs of life, so that others may take it.
 What no handler has seen leaves the book then; what was started stays until its handler ends, and takes up room.
 
-Room is left for what other issues add: priorities are another order of ``ready``, and a batch of messages is several
-``ready`` ones taken together.
+Batches and weights between topics are decided above, by handlers that wait (``batches.py``, ``priorities.py``): to the
+book their messages are running, each for itself.
 """
 
 from __future__ import annotations

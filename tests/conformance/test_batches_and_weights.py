@@ -1,0 +1,172 @@
+"""Batch handlers and topics with weights, over every broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from millstream import Broker, Message, Publisher, Router, open_broker
+from millstream.cqrs import Depends
+from millstream.messaging import Backoff, DeadLetters, Handler, Output
+from millstream.testing import eventually
+
+QUICK: dict[str, Any] = {"group_start": "0", "backoff": Backoff(initial_ms=1, max_ms=5)}
+
+
+class Order(BaseModel):
+    number: int
+
+
+@pytest.fixture
+async def broker(broker_url: str) -> AsyncIterator[Broker]:
+    async with open_broker(broker_url) as opened:
+        yield opened
+
+
+opened: list[int] = []
+
+
+async def connect() -> str:
+    opened.append(1)
+    return "db"
+
+
+def orders(count: int) -> list[Message]:
+    return [Message(Order(number=n).model_dump_json().encode()) for n in range(count)]
+
+
+async def settled(broker: Broker, topic: str) -> None:
+    async def empty() -> bool:
+        return (await broker.xpending(topic, "g")).count == 0
+
+    await eventually(empty, what="an empty pending list")
+
+
+async def test_lists_of_models_with_outputs_of_their_own(broker: Broker) -> None:
+    lists: list[list[int]] = []
+    opened.clear()
+    router = Router(broker, **QUICK)
+
+    @router.on("orders", group="g", batch=10, linger_ms=100, publish_to="bills")
+    async def store(some: list[Order], db: Annotated[str, Depends(connect)]) -> list[Message | None]:
+        lists.append([order.number for order in some])
+        return [Message(b"%d" % order.number) if order.number % 2 else None for order in some]
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("orders", *orders(25))
+        async with router:
+            await eventually(lambda: sum(map(len, lists)) == 25)
+            await settled(broker, "orders")
+    assert sorted(number for some in lists for number in some) == list(range(25))
+    assert max(map(len, lists)) == 10
+    assert len(opened) == len(lists) < 25
+    assert await broker.xlen("bills") == 12
+
+
+async def test_one_bad_message_costs_the_others_one_retry_and_is_buried_alone(broker: Broker) -> None:
+    done: Counter[int] = Counter()
+    router = Router(broker, **QUICK, max_deliveries=3)
+
+    @router.on("orders", group="g", batch=5, linger_ms=100)
+    async def store(some: list[Order]) -> None:
+        if any(order.number == 3 for order in some):
+            raise ValueError("three")
+        done.update(order.number for order in some)
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("orders", *orders(5), Message(b"not json"))
+        async with router:
+            letters = DeadLetters(broker, "orders")
+
+            async def buried() -> bool:
+                return await letters.count() == 2
+
+            await eventually(buried)
+            await settled(broker, "orders")
+    assert done == {0: 1, 1: 1, 2: 1, 4: 1}
+    assert {one.burial.deliveries for one in await letters.list() if one.burial} == {1, 3}
+
+
+async def test_messages_of_a_list_may_be_settled_one_by_one(broker: Broker) -> None:
+    seen: list[tuple[bytes, int]] = []
+    passed: list[int] = []
+    router = Router(broker, **QUICK)
+
+    def counting(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            passed.append(1)
+            return await handler(message)
+
+        return handle
+
+    @router.on("jobs", group="g", batch=3, linger_ms=100, middleware=[counting])
+    async def work(messages: list[Message]) -> None:
+        seen.extend((one.payload, one.times_delivered) for one in messages)
+        for one in messages:
+            if one.payload == b"0":
+                await one.ack()
+            if one.payload == b"1" and one.times_delivered == 1:
+                await one.nack(delay_ms=1)
+            if one.payload == b"2":
+                await one.reject("no")
+        if len(messages) > 1:
+            raise ValueError("after they were settled")
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("jobs", *(Message(b"%d" % n) for n in range(3)))
+        async with router:
+            await eventually(lambda: (b"1", 2) in seen)
+            await settled(broker, "jobs")
+    assert sorted(seen) == [(b"0", 1), (b"1", 1), (b"1", 2), (b"2", 1)]
+    assert len(passed) == 4, "middleware sees each message"
+    assert await DeadLetters(broker, "jobs").count() == 1
+
+
+async def test_closing_while_a_batch_gathers_hands_it_back_uncharged(broker: Broker) -> None:
+    handled: list[int] = []
+    router = Router(broker, close_timeout=0.1, **QUICK)
+
+    @router.on("orders", group="g", batch=10, linger_ms=60_000)
+    async def store(messages: list[Message]) -> None:
+        handled.extend(one.times_delivered for one in messages)
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("orders", *orders(3))
+
+        async def held() -> bool:
+            return (await broker.xpending("orders", "g")).count == 3
+
+        async with router:
+            await eventually(held)
+            await asyncio.sleep(0.1)
+        again = Router(broker, **QUICK)
+        again.add(store, "orders", group="g", batch=3, linger_ms=60_000)
+        async with again:
+            await eventually(lambda: len(handled) == 3)
+    assert handled == [1, 1, 1]
+
+
+async def test_topics_with_weights_share_the_starts(broker: Broker) -> None:
+    order: list[str | None] = []
+    router = Router(broker, **QUICK, max_in_flight=1)
+
+    @router.on({"jobs.bulk": 1, "jobs.urgent": 3}, group="g")
+    async def work(message: Message) -> None:
+        order.append(message.topic)
+        # So that the other stream's next message has come when the turn is given away.
+        await asyncio.sleep(0.02)
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("jobs.bulk", *orders(20))
+        await publisher.publish("jobs.urgent", *orders(20))
+        async with router:
+            await eventually(lambda: len(order) == 40, timeout_s=60)
+            await settled(broker, "jobs.bulk")
+    assert Counter(order) == {"jobs.bulk": 20, "jobs.urgent": 20}
+    first = Counter(order[1:21])
+    assert first["jobs.urgent"] > first["jobs.bulk"] > 0, "the weights decide, and nobody waits for ever"
