@@ -71,15 +71,18 @@ def test_one_of_another_pipeline_is_neither_shown_nor_removed(
 
 def test_plan_says_that_it_is_another_s(file: Path, tmp_path: Path) -> None:
     Checkpoint(tmp_path / "c").open(make_plan(pipeline("others")))
-    lines = json.loads(typed("plan", file, "-o", "json").stdout)["plan"]
-    assert any(line["how"].startswith("DOES NOT FIT: it belongs to pipeline 'others'") for line in lines)
+    said = typed("plan", file, "-o", "json")
+    [made] = json.loads(said.stdout)
+    assert (said.exit_code, made["fits"]) == (1, False)
+    [why] = [line["how"] for line in made["plan"] if line["fits"] is False]
+    assert why.startswith("it belongs to pipeline 'others'")
 
 
 def test_plan_says_that_a_directory_is_no_checkpoint(file: Path, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "thesis.txt").write_text("x")
-    lines = json.loads(typed("plan", file, "-o", "json").stdout)["plan"]
-    assert any("the directory is not empty" in line["how"] for line in lines)
+    [made] = json.loads(typed("plan", file, "-o", "json").stdout)
+    assert any("the directory is not empty" in line["how"] for line in made["plan"])
 
 
 def test_a_running_pipeline_is_found_on_whatever_port_it_answers(file: Path, tmp_path: Path) -> None:
@@ -119,9 +122,6 @@ def test_a_checkpoint_elsewhere_than_in_a_directory_is_refused_and_the_plan_show
     file.write_text(text.replace(str(tmp_path / "c"), f"file://{tmp_path}/link"))
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    [told] = [
-        line["how"]
-        for line in json.loads(typed("plan", file, "-o", "json").stdout)["plan"]
-        if line["part"] == "checkpoint"
-    ]
+    [made] = json.loads(typed("plan", file, "-o", "json").stdout)
+    [told] = [line["how"] for line in made["plan"] if line["part"] == "checkpoint"]
     assert told == str(tmp_path / "real")

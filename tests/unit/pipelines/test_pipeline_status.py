@@ -114,7 +114,7 @@ def test_an_event_s_fault_is_not_the_sink_s() -> None:
 
 
 def test_status_shows_the_same_record_in_words() -> None:
-    from millstream.cli.pipeline import _in_words
+    from millstream.cli.pipeline_status import _in_words
 
     shown = _in_words(asdict(status({"a": "ok", "b": "retrying"}, lag=4, batch_ms=None)))
     assert (shown["lag"], shown["sink b"], shown["source"]) == (4, "retrying", "ok")
