@@ -32,6 +32,14 @@ if [ ${#missing[@]} -gt 0 ]; then
   fi
 fi
 
+# For the tests of the dashboard alone: where it cannot be had, they say so and are skipped.
+if ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
+  say "setup: installing chromium with apt-get ..."
+  as_root apt-get update -qq \
+    && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null \
+    || say "setup: could not install chromium; the tests of the dashboard will be skipped."
+fi
+
 python=${MILLSTREAM_PYTHON:-}
 if [ -z "$python" ]; then
   # 3.11 first: it is what the pinned versions are tested with.

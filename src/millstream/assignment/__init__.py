@@ -21,7 +21,7 @@ from millstream.assignment.notifications import (
     StreamExpired,
     StreamTerminated,
 )
-from millstream.assignment.operator import announce_stream, assignments, force_release
+from millstream.assignment.operator import Assignment, announce_stream, assignments, force_release
 from millstream.assignment.partitioned import PartitionedSubscriber
 from millstream.assignment.partitions import PartitionedPublisher
 from millstream.assignment.settings import Settings
@@ -31,6 +31,7 @@ from millstream.messaging import partition_of, partition_streams
 __all__ = [
     "Announcement",
     "AssignedSubscriber",
+    "Assignment",
     "AssignmentClient",
     "AssignmentMember",
     "MalformedAnnouncement",

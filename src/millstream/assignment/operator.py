@@ -10,8 +10,8 @@ from millstream.assignment.errors import MalformedAnnouncement
 from millstream.assignment.leases import OwnerRecord
 from millstream.assignment.ownership import NOBODY
 from millstream.assignment.placement import Member, living
-from millstream.broker import BlockingBroker, leases
-from millstream.errors import MillstreamError, NoSuchStream
+from millstream.broker import BlockingBroker, beside, leases
+from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
 from millstream.model import EntryId
 
 
@@ -37,12 +37,22 @@ def assignments(broker: BlockingBroker, service: str, *, most: int = 100_000) ->
             continue  # a member will bury it
     now_ms, _, rows = broker.run(leases.members, name)
     alive = living({member: Member.parse(row) for member, row in rows.items()}, now_ms)
-    records, _ = broker.run(leases.read_leases, [one.stream for _, one in found])
-    owners = [OwnerRecord.parse(_known(record)) for record in records]
+    ownable = [one.stream for _, one in found if _can_be_owned(one.stream)]
+    records, _ = broker.run(leases.read_leases, ownable)
+    owned = {stream: OwnerRecord.parse(_known(record)) for stream, record in zip(ownable, records, strict=True)}
+    owners = [owned.get(one.stream, OwnerRecord(0, "")) for _, one in found]
     return [
         Assignment(one.stream, lbs_id, one.info, owner.member, owner.number, owner.member in alive)
         for (lbs_id, one), owner in zip(found, owners, strict=True)
     ]
+
+
+def _can_be_owned(stream: str) -> bool:
+    """Anybody may announce anything: a name with a brace in it has no place for an owner record."""
+    try:
+        return bool(beside(stream, "owner"))
+    except InvalidArgument:
+        return False
 
 
 def _known(record: bytes | MillstreamError | None) -> bytes | None:

@@ -36,6 +36,9 @@ CHAPTERS = {
     "serve": Chapter("serve", "Serve an embedded broker to other processes, over Redis's protocol.", False),
     "migrate": Chapter("migrate", "Move an embedded broker's data to Redis.", False),
     "top": Chapter("top", "Watch streams, rates, lag, pending entries and memory, live.", False),
+    "dashboard": Chapter(
+        "dashboard", "Look at streams, dead letters and pipelines in a browser, and act there.", False
+    ),
     "doctor": Chapter("doctor", "Check a server, or one stream, and say what to do.", False),
     "verify": Chapter("verify", "Ask a server all that the contract promises, and tell what does not hold.", False),
     "bench": Chapter("bench", "Measure this installation, beside peers, in the same run.", False),

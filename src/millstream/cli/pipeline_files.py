@@ -55,14 +55,14 @@ def need_spark(plans: Sequence[PipelinePlan] = ()) -> None:
         raise SparkMissing(missing)
 
 
-def token_in(file: Path | None) -> str | None:
+def token_in(file: Path | None, option: str = "--http-token-file") -> str | None:
     """Never on the command line, where everybody on the machine could read it."""
     if file is None:
         return os.environ.get("MILLSTREAM_HTTP_TOKEN") or None
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as problem:
-        raise InvalidArgument("--http-token-file", str(file), f"a file that can be read ({problem})") from problem
+        raise InvalidArgument(option, str(file), f"a file that can be read ({problem})") from problem
     if not token:
-        raise InvalidArgument("--http-token-file", str(file), "a file that holds a token")
+        raise InvalidArgument(option, str(file), "a file that holds a token")
     return token

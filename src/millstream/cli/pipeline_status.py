@@ -132,23 +132,15 @@ def _in_words(found: dict[str, Any]) -> dict[str, Any]:
 
 def _live(name: str, url: str, token: str | None) -> dict[str, Any] | None:
     """What the process says that runs the pipeline; None where none answers, or another program does."""
-    from urllib.error import HTTPError, URLError
-    from urllib.parse import quote
-    from urllib.request import Request, urlopen
+    from millstream.observe import PipelineClient, PipelineRefused, PipelinesUnreachable
 
-    from millstream.pipelines import PipelineStatus
-
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        with urlopen(Request(f"{url}/pipelines/{quote(name)}", headers=headers), timeout=2) as answer:  # noqa: S310
-            found = json.load(answer)
-            return found if isinstance(found, dict) and set(PipelineStatus.__slots__) <= found.keys() else None
-    except HTTPError as problem:
-        if problem.code == 401:
-            typer.secho(f"{url} wants its token: --http-token-file, or MILLSTREAM_HTTP_TOKEN", fg="yellow", err=True)
-        return None
-    except (URLError, OSError, ValueError):
-        return None
+        return PipelineClient(url, token=token).status(name)
+    except PipelineRefused as problem:
+        typer.secho(printable(str(problem)), fg="yellow", err=True)
+    except PipelinesUnreachable:
+        pass  # the checkpoint tells
+    return None
 
 
 def checkpoints(

@@ -9,6 +9,7 @@ from millstream.messaging.codecs import Codec, codec, codec_names
 from millstream.messaging.dead_letters import (
     DeadLetter,
     DeadLetters,
+    FailureGroup,
     NoSuchDeadLetter,
     Replayed,
     Selection,
@@ -83,6 +84,7 @@ __all__ = [
     "DeliveriesExhausted",
     "Depends",
     "DuplicateRoute",
+    "FailureGroup",
     "Handler",
     "HandlerCancelled",
     "HandlerCrashed",

@@ -123,6 +123,8 @@ class Selection:
     contains: str | None = None
     """A text in the error's message, in any case."""
     group: str | None = None
+    signature: str | None = None
+    """What the messages of a group of failures have in common, as ``by_error`` tells it."""
     after: EntryId | None = None
     before: EntryId | None = None
 
@@ -133,6 +135,7 @@ class Selection:
             and (self.error_type is None or self.error_type in (error_type, error_type.rpartition(".")[2]))
             and (self.contains is None or self.contains.lower() in error.lower())
             and (self.group is None or self.group == group)
+            and (self.signature is None or self.signature == signature(error))
             and (self.after is None or letter.id > self.after)
             and (self.before is None or letter.id < self.before)
         )
@@ -177,18 +180,15 @@ class DeadLetters:
     async def count(self) -> int:
         return await self._broker.xlen(self.name)
 
-    async def list(self, selection: Selection = EVERYTHING, *, limit: int = 100) -> list[DeadLetter]:
-        """The newest first."""
+    async def list(
+        self, selection: Selection = EVERYTHING, *, limit: int = 100, most: int | None = None
+    ) -> list[DeadLetter]:
+        """The newest first. ``most``: how many letters are looked at; all of them by default."""
         found: list[DeadLetter] = []
-        end: str | EntryId = "+"
-        while page := await self._broker.xrevrange(self.name, end, "-", count=PAGE):
-            for entry in page:
-                letter = _read(entry)
-                if selection.matches(letter):
-                    found.append(letter)
-                    if len(found) == limit:
-                        return found
-            end = f"({page[-1].id}"
+        async for letter in self._newest(selection, most):
+            found.append(letter)
+            if len(found) == limit:
+                break
         return found
 
     async def show(self, id: EntryId | str) -> DeadLetter:
@@ -199,10 +199,11 @@ class DeadLetters:
             raise NoSuchDeadLetter(self.name, wanted)
         return _read(found[0])
 
-    async def by_error(self, selection: Selection = EVERYTHING) -> Sequence[FailureGroup]:
-        """Letters that failed alike, counted: same type, and same text but for numbers and ids. The most first."""
+    async def by_error(self, selection: Selection = EVERYTHING, *, most: int | None = None) -> Sequence[FailureGroup]:
+        """Letters that failed alike, counted: same type, and same text but for numbers and ids. The most first.
+        ``most``: how many letters are looked at, the newest; all of them by default."""
         groups: dict[tuple[str, str], FailureGroup] = {}
-        async for letter in self._all(selection):
+        async for letter in self._newest(selection, most):
             key = (letter.error_type, signature(letter.error))
             if key not in groups:
                 groups[key] = FailureGroup(*key, first=letter.id, example=letter.error)
@@ -295,6 +296,22 @@ class DeadLetters:
                 batch = []
         if batch:
             yield batch
+
+    async def _newest(self, selection: Selection, most: int | None) -> AsyncIterator[DeadLetter]:
+        """Newest first, of the ``most`` newest letters."""
+        end: str | EntryId = "+"
+        left = most
+        while left is None or left > 0:
+            count = PAGE if left is None else min(PAGE, left)
+            page = await self._broker.xrevrange(self.name, end, "-", count=count)
+            for entry in page:
+                letter = _read(entry)
+                if selection.matches(letter):
+                    yield letter
+            if len(page) < count:
+                return
+            end = f"({page[-1].id}"
+            left = None if left is None else left - count
 
     async def _all(self, selection: Selection) -> AsyncIterator[DeadLetter]:
         """Oldest first, up to what was there at the start: what is buried meanwhile is for the next time."""

@@ -26,10 +26,19 @@ if TYPE_CHECKING:
     from millstream.observe.format import named as named
     from millstream.observe.format import printable as printable
     from millstream.observe.format import size as size
+    from millstream.observe.http import LOOPBACK as LOOPBACK
+    from millstream.observe.http import OUR_NAMES as OUR_NAMES
     from millstream.observe.http import HttpServer as HttpServer
+    from millstream.observe.http import allowed as allowed
     from millstream.observe.http import application as application
+    from millstream.observe.http import foreign as foreign
+    from millstream.observe.http import host_name as host_name
+    from millstream.observe.http import refuse_strangers as refuse_strangers
     from millstream.observe.metrics import Exposition as Exposition
     from millstream.observe.metrics import together as together
+    from millstream.observe.pipeline_client import PipelineClient as PipelineClient
+    from millstream.observe.pipeline_client import PipelineRefused as PipelineRefused
+    from millstream.observe.pipeline_client import PipelinesUnreachable as PipelinesUnreachable
     from millstream.observe.pipeline_metrics import PipelineMetrics as PipelineMetrics
     from millstream.observe.pipeline_routes import PipelineRoutes as PipelineRoutes
     from millstream.observe.service import ServiceMonitor as ServiceMonitor
@@ -60,9 +69,18 @@ _HOMES = {
     "moment": "format",
     "holding_group": "watch",
     "HttpServer": "http",
+    "LOOPBACK": "http",
+    "OUR_NAMES": "http",
+    "allowed": "http",
     "application": "http",
+    "foreign": "http",
+    "host_name": "http",
+    "refuse_strangers": "http",
     "Exposition": "metrics",
     "together": "metrics",
+    "PipelineClient": "pipeline_client",
+    "PipelineRefused": "pipeline_client",
+    "PipelinesUnreachable": "pipeline_client",
     "PipelineMetrics": "pipeline_metrics",
     "PipelineRoutes": "pipeline_routes",
     "ServiceMonitor": "service",

@@ -61,11 +61,15 @@ def printable(text: str | bytes) -> str:
     """The text with every byte that is not plain print shown as an escape: a name can hold anything."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
+    if text.isprintable() and "\\" not in text:  # nearly every name: a page shows thousands of them
+        return text
     return "".join(_escaped(char) for char in text)
 
 
 def harmless(text: str) -> str:
     """A sentence of ours with foreign names in it: lines and backslashes stay as they are, the rest is escaped."""
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(char if char in "\n\\" else _escaped(char) for char in text)
 
 

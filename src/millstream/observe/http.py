@@ -104,21 +104,24 @@ class _Guard:
         return None
 
 
-def foreign(headers: Mapping[str, str], names: frozenset[str] | None) -> str | None:
+def foreign(headers: Mapping[str, str], names: frozenset[str] | None, *, linked: bool = False) -> str | None:
     """Why a request is not meant for us: it comes from a page of another site, or names a host that is none of ours
-    (``names``; None where a token decides, which no foreign page has)."""
+    (``names``; None where a token decides, which no foreign page has). ``linked``: a person may come by a link that
+    stands on another site, and look."""
     host = headers.get("host", "")
-    if names is not None and _name(host) not in names:
+    if names is not None and host_name(host) not in names:
         return f"this port answers to {', '.join(sorted(names))}, and to no other name; use one of them"
     origin = headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         return "a page of another site may not ask here; ask without a browser, or from this address"
-    if headers.get("sec-fetch-site", "none").lower() not in ("none", "same-origin"):
+    site, mode = headers.get("sec-fetch-site", "none").lower(), headers.get("sec-fetch-mode", "").lower()
+    followed = linked and mode == "navigate" and headers.get("sec-fetch-dest", "").lower() == "document"
+    if site not in ("none", "same-origin") and not followed:
         return "a page of another site may not ask here; ask without a browser, or from this address"
     return None
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """The name in a Host header, without its port."""
     name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
     return name.lower()
@@ -158,17 +161,24 @@ async def _failed(request: Request, problem: Exception) -> Response:
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
+def refuse_strangers(
+    host: str, port: int, token: str | None, *, what: str = "pipelines", option: str = "--http-token-file"
+) -> None:
+    """Raises CannotListen where others than this machine could reach an address, and there is no token."""
+    others = [at for _, (at, _) in resolve(host, port) if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
+    if others and token is None:
+        raise CannotListen(
+            f"refusing to answer on {others[0]} without a token: everybody on the network could look at the {what} "
+            f"and change them. Give {option} (or MILLSTREAM_HTTP_TOKEN), or listen on {LOOPBACK}."
+        )
+
+
 class HttpServer:
     """``with HttpServer(app): ...``. The port is taken at once, so that a busy one is found before anything starts."""
 
-    def __init__(self, app: Starlette, *, host: str = LOOPBACK, port: int = PORT, token: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, host: str = LOOPBACK, port: int = PORT, token: str | None = None) -> None:
+        refuse_strangers(host, port, token)
         addresses = resolve(host, port)
-        strangers = [at for _, (at, _) in addresses if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
-        if strangers and token is None:
-            raise CannotListen(
-                f"refusing to answer on {strangers[0]} without a token: everybody on the network could look at the "
-                f"pipelines and stop them. Give --http-token-file (or MILLSTREAM_HTTP_TOKEN), or listen on {LOOPBACK}."
-            )
         self._sockets: list[socket.socket] = []
         try:
             for family, address in addresses[:1] if port == 0 else addresses:
@@ -179,7 +189,14 @@ class HttpServer:
             raise InvalidArgument("http port", port, f"a free port, or 0 for any, or none ({why})") from problem
         self.port: int = self._sockets[0].getsockname()[1]
         self.host = host
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, server_header=False)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="off",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,  # streams of events have no end of their own
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="millstream-http", daemon=True)
 

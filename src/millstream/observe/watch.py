@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from millstream.broker import Context, GroupSurvey, StreamSurvey, list_streams, server_info, server_time_ms, survey
-from millstream.errors import PermissionDenied
-from millstream.wire import Conversation
+from millstream.broker import (
+    Context,
+    GroupSurvey,
+    StreamSurvey,
+    beside,
+    list_streams,
+    server_info,
+    server_time_ms,
+    survey,
+)
+from millstream.errors import InvalidArgument, PermissionDenied
+from millstream.model import EntryId
+from millstream.wire import Conversation, to_name
 
 FIRST_TIME_MS = 1_000_000_000_000
 """Ids below this (September 2001) are no times, and have no age."""
@@ -44,7 +54,8 @@ def look(
 
 
 class Row(NamedTuple):
-    """One stream, as an operator wants to see it. ``holds_back`` names the group that trimming waits for."""
+    """One stream, as an operator wants to see it. ``holds_back`` names the group that trimming waits for;
+    ``dead_letters`` counts those beside it that were looked at as well."""
 
     stream: str
     length: int
@@ -55,17 +66,30 @@ class Row(NamedTuple):
     oldest_pending_ms: int | None
     memory_bytes: int | None
     holds_back: str | None
+    dead_letters: int = 0
 
 
 def rows(now: Look, before: Look | None) -> list[Row]:
     """One row a stream, those that need a look first: the longest lag, then the most pending."""
     earlier = {one.name: one for one in before.streams} if before else {}
     elapsed_s = (now.at_ms - before.at_ms) / 1000 if before else 0.0
-    made = [_row(one, earlier, elapsed_s, now.at_ms) for one in now.streams]
+    lengths = {one.name: one.length for one in now.streams if one.name.endswith(".dlq")}
+    made = [_row(one, earlier, elapsed_s, now.at_ms, _buried(one.name, lengths)) for one in now.streams]
     return sorted(made, key=lambda row: (-(row.lag or 0), -row.pending, row.stream))
 
 
-def _row(one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: float, now_ms: int) -> Row:
+def _buried(stream: str, lengths: Mapping[str, int]) -> int:
+    if not lengths:
+        return 0
+    try:
+        return lengths.get(to_name(beside(stream, "dlq")), 0)
+    except InvalidArgument:
+        return 0  # a name with a brace in it has no companions
+
+
+def _row(
+    one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: float, now_ms: int, dead_letters: int
+) -> Row:
     last = earlier.get(one.name)
     oldest = min((group.oldest_pending for group in one.groups if group.oldest_pending), default=None)
     return Row(
@@ -78,6 +102,7 @@ def _row(one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: floa
         oldest_pending_ms=max(0, now_ms - oldest.ms) if oldest and oldest.ms > FIRST_TIME_MS else None,
         memory_bytes=one.memory_bytes,
         holds_back=held.name if (held := holding_group(one)) else None,
+        dead_letters=dead_letters,
     )
 
 
@@ -86,5 +111,5 @@ def holding_group(one: StreamSurvey) -> GroupSurvey | None:
     return min((group for group in one.groups if group.pending or group.lag), key=_needs_from, default=None)
 
 
-def _needs_from(group: GroupSurvey) -> tuple[int, int]:
+def _needs_from(group: GroupSurvey) -> EntryId:
     return group.oldest_pending or group.last_delivered

@@ -1,0 +1,188 @@
+"""One stream: how it stands, who reads it and what they hold, its entries, a search in them, new ones as they come."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from millstream.dashboard.addresses import Query, address, name_word
+from millstream.dashboard.entries import EntryPage, parse_start, read_page, search, view
+from millstream.dashboard.shared import Shared, Values, WebPage
+from millstream.dashboard.survey import dead_letters_of
+from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream, WrongKeyType
+from millstream.model import EntryId, GroupInfo
+from millstream.observe import holding_group, made_at
+
+MOST_GROUPS = 50
+MOST_CONSUMERS = 100
+GONE = "There is no such stream (any more). It is made by the first entry: this page shows it then."
+
+
+class ConsumerRow(NamedTuple):
+    """``oldest_ms``: since when the oldest of what it holds was handed out last."""
+
+    name: str
+    pending: int
+    idle_ms: int
+    oldest_id: EntryId | None
+    oldest_ms: int | None
+
+
+class GroupRow(NamedTuple):
+    name: str
+    lag: int | None
+    pending: int
+    last_delivered: EntryId
+    oldest_ms: int | None
+    consumers: list[ConsumerRow]
+    lags: Any
+
+
+async def load(shared: Shared, query: Query, root: str) -> Values:
+    name = query.name("name")
+    await shared.survey.wanted()
+    values: Values = {**_addresses(name, query), "gone": "", "groups": [], "trimming": None, "findings": []}
+    values |= {"facts": None, "memory": None, "rate": None, "rates": (), "dead_letters": 0, "more_consumers": 0}
+    values |= {"entries": [], "cut": "", "onward": None, "newest": None, "refused": "", "tail_after": "0-0"}
+    values |= {"searched": 0, "search_total": 0, "search_share": 0.0, "search_next": None, "search_on": None}
+    try:
+        await _facts(shared, name, values)
+    except (NoSuchStream, WrongKeyType, InvalidArgument) as problem:
+        values["gone"] = GONE if isinstance(problem, NoSuchStream) else str(problem)
+    return values
+
+
+async def load_whole(shared: Shared, query: Query, root: str) -> Values:
+    """The page as it is opened: with entries, which are not sent anew."""
+    values = await load(shared, query, root)
+    if values["gone"]:
+        return values
+    try:
+        start = parse_start(values["start"]) if values["start"] else ""
+    except InvalidArgument as problem:
+        values["refused"] = str(problem)
+        start = ""
+    oldest_first = values["order"] == "oldest"
+    if values["query"]:
+        await _search(shared, values, start, root)
+        return values
+    page = await read_page(shared.broker, values["name"], start, oldest_first=oldest_first)
+    now_ms = await shared.broker.server_time_ms()
+    values["entries"] = [view(entry, now_ms) for entry in page.entries]
+    values["cut"] = page.cut
+    values["tail_after"] = str(values["facts"]["last"])
+    kept = [("name", name_word(values["name"])), ("order", "oldest" if oldest_first else "")]
+    values["onward"] = _onward(page, kept, root)
+    values["newest"] = root + address("/stream", kept) if start else None
+    return values
+
+
+def _onward(page: EntryPage, kept: list[tuple[str, str]], root: str) -> str | None:
+    return None if page.next_id is None else root + address("/stream", [*kept, ("from", page.next_id)])
+
+
+def _addresses(name: str, query: Query) -> Values:
+    return {
+        "name": name,
+        "name_word": name_word(name),
+        "query": query.text("q"),
+        "start": query.text("from", most=60),
+        "order": "oldest" if query.text("order") == "oldest" else "newest",
+        "follow": query.text("follow") == "1",
+        "dlq": dead_letters_of(name),
+    }
+
+
+async def _facts(shared: Shared, name: str, values: Values) -> None:
+    survey = shared.survey
+    if not name:
+        raise NoSuchStream("no name was given")
+    known = survey.streams.get(name)
+    if known is None:
+        # Made since the last look, or gone: the server knows.
+        info = await shared.broker.stream_info(name)
+        length, added, last = info.length, info.entries_added, info.last_generated
+    else:
+        length, added, last = known.length, known.entries_added, known.last_generated
+    first = await shared.broker.xrange(name, count=1) if length and not _heavy(known) else []
+    values["facts"] = {
+        "length": length,
+        "entries_added": added,
+        "removed": added - length,
+        "first": first[0].id if first else None,
+        "last": last,
+    }
+    row = next((row for row in survey.rows if row.stream == name), None)
+    values["memory"] = known.memory_bytes if known else None
+    values["rate"] = row.added_per_s if row else None
+    values["rates"] = survey.rates.of(name)
+    buried = survey.streams.get(values["dlq"])
+    values["dead_letters"] = buried.length if buried else 0
+    values["trimming"] = holding_group(known) if known else None
+    groups = await shared.broker.group_info(name)
+    values["groups"], values["more_consumers"] = await _groups(shared, name, groups[:MOST_GROUPS])
+    values["findings"] = [one._replace(stream="") for one in survey.findings_of(name)]
+
+
+def _heavy(known: Any) -> bool:
+    """Whether its first entry may be too much to fetch for its id alone."""
+    return known is not None and known.memory_bytes is not None and known.memory_bytes > 1 << 20 > known.length << 12
+
+
+async def _groups(shared: Shared, name: str, groups: list[GroupInfo]) -> tuple[list[GroupRow], int]:
+    now_ms = await shared.broker.server_time_ms()
+    known = shared.survey.streams.get(name)
+    oldest = {group.name: group.oldest_pending for group in known.groups} if known else {}
+    shown: list[GroupRow] = []
+    room = MOST_CONSUMERS
+    more = 0
+    for group in groups:
+        first = oldest.get(group.name)
+        busy = sorted(group.consumers, key=lambda one: (-one.pending, one.idle_ms, one.name))
+        consumers = [await _consumer(shared, name, group, one) for one in busy[:room]]
+        more += len(busy) - len(consumers)
+        room -= len(consumers)
+        age = max(0, now_ms - first.ms) if first and made_at(first) else None
+        lags = shared.survey.lags.of(name, group.name)
+        shown.append(GroupRow(group.name, group.lag, group.pending, group.last_delivered, age, consumers, lags))
+    return shown, more
+
+
+async def _consumer(shared: Shared, name: str, group: GroupInfo, one: Any) -> ConsumerRow:
+    held = []
+    if one.pending:
+        try:
+            held = await shared.broker.xpending_range(name, group.name, count=1, consumer=one.name)
+        except MillstreamError:
+            held = []  # gone meanwhile
+    first = held[0] if held else None
+    return ConsumerRow(
+        one.name, one.pending, one.idle_ms, first.id if first else None, first.idle_ms if first else None
+    )
+
+
+async def _search(shared: Shared, values: Values, start: str, root: str) -> None:
+    slice = await search_slice(shared, values, start, root)
+    total = max(values["facts"]["length"], slice["searched"])
+    values |= {"entries": slice["entries"], "searched": slice["searched"], "search_total": total}
+    values["search_share"] = min(1.0, slice["searched"] / total) if total else 1.0
+    values["search_next"] = slice["next"]
+    values["search_on"] = slice["next"].replace("/stream/search?", "/stream?", 1) if slice["next"] else None
+
+
+async def search_slice(shared: Shared, values: Values, start: str, root: str) -> Values:
+    """One slice of a search: what it found, how much it searched, and the address of the next."""
+    oldest_first = values["order"] == "oldest"
+    found = await search(shared.broker, values["name"], values["query"], start, oldest_first=oldest_first)
+    now_ms = await shared.broker.server_time_ms()
+    kept = [("name", values["name_word"]), ("q", values["query"]), ("order", values["order"])]
+    onward = None if found.next_id is None else root + address("/stream/search", [*kept, ("from", found.next_id)])
+    return {"entries": [view(one, now_ms) for one in found.entries], "searched": found.searched, "next": onward}
+
+
+async def search_on(shared: Shared, query: Query, root: str) -> Values:
+    """A later slice, for the script that goes on with a search."""
+    values = _addresses(query.name("name"), query)
+    return await search_slice(shared, values, parse_start(values["start"]) if values["start"] else "", root)
+
+
+PAGES = (WebPage("/stream", "stream.html", "/", load),)

@@ -1,0 +1,179 @@
+"""Pages are rendered here, and nowhere else. Every value that a template shows passes ``printable`` and is escaped
+after that, without a template having to ask for it: names and payloads are hostile. Charts are made of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from millstream.dashboard.addresses import MOST_WORD, address, name_word
+from millstream.model import EntryId
+from millstream.observe import duration, harmless, moment, printable, size
+
+LIVE = "live_"
+"""Blocks of a template that are sent anew while a page is open begin with this."""
+_SHOWN = 120
+
+
+def short(text: Any, most: int = _SHOWN) -> str:
+    """The beginning of a long text, and how long it is."""
+    text = str(text)
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def rate(number: float) -> str:
+    """A number a second: small ones with a digit behind the point."""
+    return f"{number:,.1f}" if 0 < number < 10 else f"{number:,.0f}"
+
+
+def block(text: str) -> Markup:
+    """A text of several lines, for ``pre``."""
+    return escape(harmless(text))
+
+
+def clock(ms: int) -> str:
+    """A moment, such as 2026-01-31 12:00:00 UTC."""
+    when = moment(ms)
+    return when.strftime("%Y-%m-%d %H:%M:%S UTC") if when else "no time"
+
+
+def time_of(entry_id: EntryId) -> str:
+    """When an id was made; empty where it is no time."""
+    return clock(entry_id.ms) if moment(entry_id.ms) else ""
+
+
+def _shown(value: Any) -> Any:
+    """What every ``{{ }}`` goes through before it is escaped."""
+    return value if isinstance(value, Markup) or not isinstance(value, str | bytes) else printable(value)
+
+
+# --- charts ---
+
+
+def curve(points: Sequence[float | None], what: str, *, wide: bool = False) -> Markup:
+    """A line over time. The number that it ends with stands beside it; its range is told to those who cannot see it."""
+    known = [point for point in points if point is not None]
+    if len(known) < 2:  # its place stays empty, so that numbers stand below each other
+        return Markup('<span class="curve{}"></span>').format(" wide" if wide else "")
+    top = max(known) or 1.0
+    width, height = 100.0, 20.0
+    step = width / (len(known) - 1)
+    at = [(n * step, height - 1 - (height - 2) * point / top) for n, point in enumerate(known)]
+    line = " ".join(f"{'M' if n == 0 else 'L'}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(at))
+    told = (
+        f"{what}: from {rate(min(known))} to {rate(max(known))} over the last {len(known)} looks, now {rate(known[-1])}"
+    )
+    return Markup(
+        '<svg class="curve{}" viewBox="0 0 100 20" preserveAspectRatio="none" role="img" aria-label="{}">'
+        '<title>{}</title><path class="area" d="{} L100 20 L0 20 Z"/><path class="line" d="{}"/></svg>'
+    ).format(" wide" if wide else "", told, told, line, line)
+
+
+class BatchBar(NamedTuple):
+    """A bar: how long a batch took; None while it is not committed."""
+
+    id: int
+    planned: str
+    ms: int | None
+
+
+_BAR = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>')
+
+
+def bars(batches: Sequence[BatchBar]) -> Markup:
+    """A bar for each batch, as high as it took long."""
+    top = max((batch.ms or 0 for batch in batches), default=0) or 1
+    slot = 300.0 / max(12, len(batches))
+    drawn = [Markup('<line x1="0" x2="300" y1="59.5" y2="59.5"/>')]
+    for n, batch in enumerate(batches):
+        high = 56.0 if batch.ms is None else max(1.0, 56.0 * batch.ms / top)
+        kind = "open" if batch.ms is None else "done"
+        took = "not committed yet" if batch.ms is None else duration(batch.ms)
+        told = f"batch {batch.id}: {took}"
+        drawn.append(_BAR.format(kind, n * slot, 59 - high, slot * 0.7, high, told))
+    first, last = batches[0], batches[-1]
+    return Markup(
+        '<svg class="bars" viewBox="0 0 300 60" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
+        '<p class="axis"><span>batch {}</span><span>the longest took {}</span><span>batch {}</span></p>'
+    ).format(f"How long the last {len(batches)} batches took", Markup("").join(drawn), first.id, duration(top), last.id)
+
+
+def timeline(events: Sequence[Any]) -> Markup:
+    """A dot for each moment (``at_ms``), from the first to the last."""
+    if not events:
+        return Markup('<p class="empty">No stream has changed hands.</p>')
+    moments = [event.at_ms for event in events]
+    first, last = min(moments), max(moments)
+    span = max(1, last - first)
+    dots = Markup("").join(
+        Markup('<circle cx="{:.1f}" cy="8" r="4"/>').format(6 + 288 * (moment - first) / span) for moment in moments
+    )
+    return Markup(
+        '<svg class="timeline" viewBox="0 0 300 16" role="img" aria-label="{}"><line x1="0" x2="300" y1="8" y2="8"/>{}'
+        '</svg><p class="axis"><span>{}</span><span>{}</span></p>'
+    ).format(f"{len(moments)} take-overs", dots, clock(first), clock(last))
+
+
+# --- pages ---
+
+
+class Renderer:
+    def __init__(self) -> None:
+        self._templates = Environment(
+            loader=PackageLoader("millstream.dashboard"),
+            autoescape=True,
+            finalize=_shown,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(
+            {"short": short, "count": count, "rate": rate, "size": size, "duration": duration, "block": block}
+        )
+        self._templates.globals.update({"curve": curve, "bars": bars, "timeline": timeline})
+
+    def page(self, template: str, root: str, values: Mapping[str, Any]) -> str:
+        return self._templates.get_template(template).render(self._values(root, values))
+
+    def parts(self, template: str, root: str, values: Mapping[str, Any]) -> dict[str, str]:
+        """The live blocks alone, by the id of the element that holds them."""
+        found = self._templates.get_template(template)
+        context = found.new_context(self._values(root, values))
+        names = [name for name in found.blocks if name.startswith(LIVE)]
+        return {name: "".join(found.blocks[name](context)) for name in names}
+
+    def _values(self, root: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        at = _addresses(root)
+        given = {**values, "root": root, "at": at, "link": _links(at)}
+        given["parts"] = self._templates.get_template("parts.html").make_module(given)
+        return given
+
+
+def _addresses(root: str) -> Callable[..., str]:
+    """``at("/stream", name=...)``: a page's address under wherever the dashboard is mounted."""
+
+    def at(path: str, **parameters: str) -> str:
+        names = ("name", "dlq", "service")
+        words = [(key, name_word(value) if key in names else str(value)) for key, value in parameters.items()]
+        return root + address(path, words)
+
+    return at
+
+
+def _links(at: Callable[..., str]) -> Callable[..., Markup]:
+    def link(path: str, name: str, *, param: str = "name", text: str | None = None, key: str = "link") -> Markup:
+        """A name that leads to its page; one that no address could carry is shown alone."""
+        shown = printable(short(name if text is None else text))
+        if not name or len(name_word(name)) > MOST_WORD:
+            return Markup('<span title="this name is too long for an address">{}</span>').format(shown)
+        to = at(path, **{param: name})
+        return Markup('<a data-key="{} {}" href="{}">{}</a>').format(key, to, to, shown)
+
+    return link

@@ -1,0 +1,108 @@
+"""What a dashboard asks of a real Redis, and what it shows where the server will not tell or tells too much."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from millstream import Broker, open_broker
+from millstream.broker import Limits
+from millstream.dashboard import Dashboard
+from millstream.testing import eventually
+from millstream.wire import Command
+
+HERE = "http://127.0.0.1:8090"
+
+
+def client(dashboard: Dashboard) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=dashboard), base_url=HERE, timeout=60)
+
+
+@contextlib.asynccontextmanager
+async def open_pages(dashboard: Dashboard, address: str, count: int) -> AsyncIterator[None]:
+    """So many pages that hear the events of one address, until the block ends."""
+
+    async def listen() -> None:
+        async for _ in dashboard.feed.events([address], [], ""):
+            pass
+
+    pages = [asyncio.create_task(listen()) for _ in range(count)]
+    await eventually(lambda: dashboard.feed.connections == count, what="the pages")
+    yield
+    for page in pages:
+        page.cancel()
+    await asyncio.gather(*pages, return_exceptions=True)
+
+
+async def commands(broker: Broker) -> int:
+    return int((await broker.server_info("stats"))["total_commands_processed"])
+
+
+@pytest.mark.parametrize("address", ["/", "/stream?name=s1", "/dead-letters"])
+async def test_a_hundred_pages_ask_redis_as_often_as_one(redis_broker: Broker, redis_url: str, address: str) -> None:
+    for number in range(20):
+        await redis_broker.create_group(f"s{number}", "g", start="0")
+    counted = []
+    for pages in (1, 100):
+        async with Dashboard(redis_url, pause_s=0.05) as dashboard, open_pages(dashboard, address, pages):
+            await dashboard.survey.wait(2)
+            before, looks = await commands(redis_broker), dashboard.survey.at
+            await dashboard.survey.wait(looks + 10)
+            counted.append((await commands(redis_broker) - before) / (dashboard.survey.at - looks))
+    assert counted[1] <= 1.2 * counted[0], counted
+
+
+async def test_a_user_without_memory_usage_and_info_sees_the_rest(redis_broker: Broker, redis_url: str) -> None:
+    await redis_broker.xadd("orders", {"n": "1"})
+    rules = (b"ACL", b"SETUSER", b"watcher", b"on", b">pw", b"~*", b"+@read", b"+@stream", b"+ping", b"+time", b"+scan")
+    await redis_broker.link.call(Command((*rules, b"+hello", b"+client", b"-memory", b"-info", b"-config")))
+    try:
+        async with Dashboard(redis_url.replace("//", "//watcher:pw@")) as dashboard, client(dashboard) as http:
+            page = await http.get("/")
+            assert "Memory is not shown: this user has no right to MEMORY USAGE." in page.text
+            assert "not readable: no right to INFO" in page.text
+            assert "orders" in page.text
+            stream = await http.get("/stream?name=orders")
+            assert "unknown: no right to MEMORY USAGE" in stream.text
+            assert "watcher:pw" not in page.text + stream.text
+    finally:
+        await redis_broker.link.call(Command((b"ACL", b"DELUSER", b"watcher")))
+
+
+async def test_an_entry_of_a_hundred_megabytes_is_told_and_the_page_goes_on(redis_url: str) -> None:
+    async with open_broker(redis_url, limits=Limits(max_entry_bytes=200 << 20)) as broker:
+        await broker.xadd("big", {"uuid": "u", "payload": b"x" * 100_000_000})
+        await broker.xadd("big", {"n": "small"})
+    async with Dashboard(redis_url) as dashboard, client(dashboard) as http:
+        page = await http.get("/stream?name=big")
+        assert page.status_code == 200
+        assert "100.0 MB" in page.text
+        assert "The first 16.4 kB of 100.0 MB." in page.text
+        assert len(page.content) < 200_000
+        overview = await http.get("/")
+        assert "big" in overview.text
+
+
+async def test_a_stream_whose_name_another_kind_of_key_has_is_said_to_be_none(
+    redis_broker: Broker, redis_url: str
+) -> None:
+    await redis_broker.set("plain", "a string")
+    async with Dashboard(redis_url) as dashboard, client(dashboard) as http:
+        page = await http.get("/stream?name=plain")
+        assert page.status_code == 404
+        assert "WRONGTYPE" in page.text or "not a stream" in page.text
+
+
+async def test_when_nobody_looks_redis_is_not_asked(redis_broker: Broker, redis_url: str) -> None:
+    async with Dashboard(redis_url, pause_s=0.05) as dashboard, client(dashboard) as http:
+        await http.get("/")
+        dashboard.survey.leave_after_s = 0.0
+        await eventually(lambda: not dashboard.survey.looking, what="the survey's end")
+        before = await commands(redis_broker)
+        await asyncio.sleep(0.3)
+        assert await commands(redis_broker) == before + 1  # our own question
+        assert (await http.get("/")).status_code == 200
