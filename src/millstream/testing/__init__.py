@@ -3,46 +3,66 @@
 The kit is in ``millstream.testing.conformance``, and needs pytest; everything else needs only this package.
 """
 
-from millstream.testing.answering import AnsweringProxy
-from millstream.testing.faulty import Fault, FaultyBlockingLink, FaultyLink
-from millstream.testing.fragile import FragileProxy
-from millstream.testing.handling_ledger import HandlingLedger
-from millstream.testing.ledger import DeliveryLedger
-from millstream.testing.loading import LoadingRedis
-from millstream.testing.postgres import PostgresDatabase, PostgresProcess, postgres_binaries
-from millstream.testing.proxy import CuttingProxy
-from millstream.testing.servers import (
-    RedisProcess,
-    ServedBroker,
-    ServeProcess,
-    free_port,
-    redis_server_installed,
-    valkey_server,
-)
-from millstream.testing.topologies import ClusterSetup, SentinelSetup
-from millstream.testing.waiting import eventually, wait_until
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AnsweringProxy",
-    "ClusterSetup",
-    "CuttingProxy",
-    "DeliveryLedger",
-    "Fault",
-    "FaultyBlockingLink",
-    "FaultyLink",
-    "FragileProxy",
-    "HandlingLedger",
-    "LoadingRedis",
-    "PostgresDatabase",
-    "PostgresProcess",
-    "RedisProcess",
-    "SentinelSetup",
-    "ServeProcess",
-    "ServedBroker",
-    "eventually",
-    "free_port",
-    "postgres_binaries",
-    "redis_server_installed",
-    "valkey_server",
-    "wait_until",
-]
+if TYPE_CHECKING:
+    from millstream.testing.answering import AnsweringProxy as AnsweringProxy
+    from millstream.testing.faulty import Fault as Fault
+    from millstream.testing.faulty import FaultyBlockingLink as FaultyBlockingLink
+    from millstream.testing.faulty import FaultyLink as FaultyLink
+    from millstream.testing.fragile import FragileProxy as FragileProxy
+    from millstream.testing.handling_ledger import HandlingLedger as HandlingLedger
+    from millstream.testing.ledger import DeliveryLedger as DeliveryLedger
+    from millstream.testing.loading import LoadingRedis as LoadingRedis
+    from millstream.testing.postgres import PostgresDatabase as PostgresDatabase
+    from millstream.testing.postgres import PostgresProcess as PostgresProcess
+    from millstream.testing.postgres import postgres_binaries as postgres_binaries
+    from millstream.testing.proxy import CuttingProxy as CuttingProxy
+    from millstream.testing.servers import RedisProcess as RedisProcess
+    from millstream.testing.servers import ServedBroker as ServedBroker
+    from millstream.testing.servers import ServeProcess as ServeProcess
+    from millstream.testing.servers import free_port as free_port
+    from millstream.testing.servers import redis_server_installed as redis_server_installed
+    from millstream.testing.servers import valkey_server as valkey_server
+    from millstream.testing.topologies import ClusterSetup as ClusterSetup
+    from millstream.testing.topologies import SentinelSetup as SentinelSetup
+    from millstream.testing.waiting import eventually as eventually
+    from millstream.testing.waiting import wait_until as wait_until
+
+_HOMES = {
+    "AnsweringProxy": "answering",
+    "ClusterSetup": "topologies",
+    "CuttingProxy": "proxy",
+    "DeliveryLedger": "ledger",
+    "Fault": "faulty",
+    "FaultyBlockingLink": "faulty",
+    "FaultyLink": "faulty",
+    "FragileProxy": "fragile",
+    "HandlingLedger": "handling_ledger",
+    "LoadingRedis": "loading",
+    "PostgresDatabase": "postgres",
+    "PostgresProcess": "postgres",
+    "RedisProcess": "servers",
+    "SentinelSetup": "topologies",
+    "ServeProcess": "servers",
+    "ServedBroker": "servers",
+    "eventually": "waiting",
+    "free_port": "servers",
+    "postgres_binaries": "postgres",
+    "redis_server_installed": "servers",
+    "valkey_server": "servers",
+    "wait_until": "waiting",
+}
+"""Names and their modules: pytest loads our plugin from this room at its every start, and only that."""
+
+__all__ = [*_HOMES]  # noqa: PLE0604  # the keys are strings, which the rule does not see
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'millstream.testing' has no attribute {name!r}")
+    value = getattr(import_module(f"millstream.testing.{home}"), name)
+    globals()[name] = value
+    return value
