@@ -29,7 +29,7 @@ async def main() -> None:
             group_start="0",
             max_deliveries=3,
             backoff=Backoff(initial_ms=10),
-            middleware=[retry(1, initial_interval=0.01)],
+            middleware=[retry(1, initial_interval_ms=10)],
         )
         async def execute(message: Message) -> None:
             job = json.loads(message.payload)

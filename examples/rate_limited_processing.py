@@ -21,7 +21,7 @@ async def main() -> None:
     async with open_broker(os.environ.get("MILLSTREAM_URL", "local://")) as broker:
         await broker.delete_stream(TASKS, companions=True)
         router = Router(broker)
-        router.use(throttle(PER_SECOND, per=1.0))
+        router.use(throttle(PER_SECOND, per_ms=1_000))
         started: list[float] = []
 
         @router.on(TASKS, group="workers", group_start="0", max_in_flight=10)

@@ -129,7 +129,7 @@ async def test_messages_of_a_list_may_be_settled_one_by_one(broker: Broker) -> N
 
 async def test_closing_while_a_batch_gathers_hands_it_back_uncharged(broker: Broker) -> None:
     handled: list[int] = []
-    router = Router(broker, close_timeout=0.1, **QUICK)
+    router = Router(broker, close_timeout_ms=100, **QUICK)
 
     @router.on("orders", group="g", batch=10, linger_ms=60_000)
     async def store(messages: list[Message]) -> None:

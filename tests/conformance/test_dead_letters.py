@@ -355,7 +355,7 @@ async def test_a_replayed_message_is_as_it_was_and_no_duplicate_of_itself(broker
     broken = True
     got: list[Message] = []
     router = Router(broker, codec=codec, **QUICK)
-    router.use(deduplicate(60, shared=broker))
+    router.use(deduplicate(window_ms=60_000, shared=broker))
 
     @router.on("orders", group="billing")
     async def bill(message: Message) -> None:

@@ -266,7 +266,7 @@ async def test_a_dead_group_is_named_with_what_it_holds_back(broker: Broker, cap
     janitor = Janitor(
         broker,
         {"orders": RetentionPolicy(max_len=2)},
-        dead_after=60,
+        dead_after_ms=60_000,
         observer=lambda name, /, **told: facts.append((name, told)),
     )
     with caplog.at_level(logging.WARNING, "millstream.retention"):
@@ -316,7 +316,7 @@ async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream
         "events.*": RetentionPolicy(max_len=3),
     }
     observer = lambda name, /, **told: facts.append(name)  # noqa: E731 (an observer in one line)
-    async with Janitor(broker, policies, interval=0.01, observer=observer):
+    async with Janitor(broker, policies, interval_ms=10, observer=observer):
 
         async def trimmed() -> bool:
             return (await broker.xlen("events.a"), await broker.xlen("events.b")) == (3, 7)
@@ -369,7 +369,7 @@ async def test_nonsense_for_a_janitor_is_refused(broker: Broker) -> None:
         with pytest.raises(InvalidArgument, match="policies"):
             Janitor(broker, policies)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="interval"):
-        Janitor(broker, {"orders": policy}, interval=0)
+        Janitor(broker, {"orders": policy}, interval_ms=0)
     with pytest.raises(NoSuchStream):
         await broker.group_info("orders")  # nothing was made
 
@@ -388,7 +388,7 @@ async def test_under_load_nothing_is_dropped_before_every_group_has_handled_it(b
     await broker.create_group("orders", "quick", start="0")
     await broker.create_group("orders", "slow", start="0")
     policy = RetentionPolicy(max_len=0, keep_acked_ms=0, max_age_ms=0)
-    async with router, Publisher(broker) as publisher, Janitor(broker, {"orders": policy}, interval=0.001):
+    async with router, Publisher(broker) as publisher, Janitor(broker, {"orders": policy}, interval_ms=1):
         for start in range(0, 2000, 50):
             await publisher.publish("orders", *(Message(b"%d" % n) for n in range(start, start + 50)))
         await eventually(lambda: all(len(got) == 2000 for got in handled.values()), what="both groups have all of it")
@@ -419,7 +419,7 @@ async def test_a_janitor_outlives_what_nobody_foresaw(broker: Broker) -> None:
     janitor = Janitor(
         broker,
         {"beside": RetentionPolicy(max_len=0), "orders": RetentionPolicy(max_len=1)},
-        interval=0.05,
+        interval_ms=50,
         observer=lambda name, /, **facts: told.append({"name": name, **facts}),
     )
     tend = janitor.tend
@@ -442,7 +442,7 @@ async def test_a_janitor_outlives_streams_that_cannot_be_listed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(broker, 5)
-    janitor = Janitor(broker, {"ord*": RetentionPolicy(max_len=1)}, interval=0.05)
+    janitor = Janitor(broker, {"ord*": RetentionPolicy(max_len=1)}, interval_ms=50)
     listed = janitor._streams
     faults = [RuntimeError("planted"), OSError("planted")]
 

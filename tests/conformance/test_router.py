@@ -175,7 +175,7 @@ async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publish
     calls: list[tuple[bytes, int]] = []
     back_again = asyncio.Event()
 
-    @router.on("orders", group="g", middleware=[circuit_breaker(1, reset_after=0.03, when_open="raise")])
+    @router.on("orders", group="g", middleware=[circuit_breaker(1, reset_after_ms=30, when_open="raise")])
     async def handler(message: Message) -> None:
         calls.append((message.payload, message.times_delivered))
         if len(calls) == 1:
@@ -197,7 +197,7 @@ async def test_retry_in_place_uses_one_delivery(broker: Broker, publisher: Publi
     router = Router(broker, max_deliveries=1, **QUICK)
     tries: list[int] = []
 
-    @router.on("orders", group="g", middleware=[retry(5, initial_interval=0.001)])
+    @router.on("orders", group="g", middleware=[retry(5, initial_interval_ms=1)])
     async def handler(message: Message) -> None:
         tries.append(message.times_delivered)
         if len(tries) < 4:
@@ -241,7 +241,7 @@ async def test_processes_that_share_a_broker_pass_over_duplicates_together(
 
     def make(consumer: str) -> Router:
         router = Router(broker, consumer=consumer, max_in_flight=1, count=1, **QUICK)
-        router.use(deduplicate(60, shared=broker))
+        router.use(deduplicate(window_ms=60_000, shared=broker))
 
         @router.on("orders", group="g")
         async def handler(message: Message) -> None:
@@ -468,7 +468,7 @@ async def test_close_waits_for_what_is_in_flight(broker: Broker, publisher: Publ
 async def test_close_gives_up_on_a_handler_that_hangs_and_its_message_is_free_for_others(
     broker: Broker, publisher: Publisher
 ) -> None:
-    router = Router(broker, close_timeout=0.05, **QUICK)
+    router = Router(broker, close_timeout_ms=50, **QUICK)
     started = asyncio.Event()
 
     @router.on("orders", group="g")
@@ -494,8 +494,8 @@ async def test_what_waits_for_its_turn_is_handed_back_uncharged(broker: Broker, 
     """However often a service is restarted, a rate limit buries nothing."""
     handled: list[int] = []
     for _ in range(4):
-        router = Router(broker, close_timeout=0, max_deliveries=2, **QUICK)
-        router.use(throttle(1, per=3600))
+        router = Router(broker, close_timeout_ms=0, max_deliveries=2, **QUICK)
+        router.use(throttle(1, per_ms=3_600_000))
         met = len(handled)
 
         @router.on("orders", group="g")

@@ -4,6 +4,7 @@ its text promises."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,7 @@ def test_an_example_runs_and_says_what_it_promises(name: str, column: str, reque
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "Traceback" not in ran.stderr
+    # What a handler raised is told, with its own frames; a traceback with ours in it would be a fault.
+    assert not re.search(r'File "[^"]*/millstream/(?!.*examples)', ran.stderr), ran.stderr
     for line in SAYS[name]:
         assert line in ran.stdout

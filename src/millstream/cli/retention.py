@@ -103,7 +103,7 @@ def apply(
     limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
     limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes, "hard_max_age": hard_max_age}
     policies = read_policies(streams or [], limits, config)
-    silent_s = parse_duration_ms(dead_after, "--dead-after") / 1000
+    silent_ms = parse_duration_ms(dead_after, "--dead-after")
 
     failed: list[str] = []
 
@@ -118,7 +118,7 @@ def apply(
             for name in streams or ():
                 if not is_glob(name) and not await broker.exists(name):
                     raise no_stream(name)
-            reports = await Janitor(broker, policies, dead_after=silent_s).sweep()
+            reports = await Janitor(broker, policies, dead_after_ms=silent_ms).sweep()
             return [await _row(broker, report) for report in reports]
 
     columns = [name("stream"), number("dropped"), number("length"), memory("memory_bytes")]
@@ -148,8 +148,8 @@ def run(
     limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes, "hard_max_age": hard_max_age}
     policies = read_policies(streams or [], limits, config)
     times = {
-        "interval": parse_duration_ms(every, "--every") / 1000,
-        "dead_after": parse_duration_ms(dead_after, "--dead-after") / 1000,
+        "interval_ms": parse_duration_ms(every, "--every"),
+        "dead_after_ms": parse_duration_ms(dead_after, "--dead-after"),
     }
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the metrics' port has nothing to say

@@ -29,7 +29,7 @@ from millstream.messaging import (
     make_subscriber,
     refuse_shared_groups,
 )
-from millstream.model import Seconds
+from millstream.model import Seconds, milliseconds
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
@@ -65,7 +65,7 @@ class Bus(Handlers, ABC):
         topic: TopicOf,
         marshaler: Marshaler | None,
         publisher: Publisher | None,
-        close_timeout: Seconds,
+        close_timeout_ms: int,
         options: SubscriberOptions,
     ) -> None:
         super().__init__(self._check_routes)
@@ -75,7 +75,7 @@ class Bus(Handlers, ABC):
         self._marshaler = marshaler or PydanticMarshaler()
         self._publisher = publisher
         self._owns_publisher = publisher is None
-        self._close_timeout = close_timeout
+        self._close_timeout_ms = close_timeout_ms
         self._options = options
         self._router: Router | None = None
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -132,7 +132,7 @@ class Bus(Handlers, ABC):
 
     def _new_router(self) -> Router:
         if self._router is None:
-            router = Router(self._broker, close_timeout=self._close_timeout)
+            router = Router(self._broker, close_timeout_ms=self._close_timeout_ms)
             router.include(self)
             self._router = router
         return self._router
@@ -201,7 +201,8 @@ class CommandBus(Bus):
         group_start: str = "0",
         marshaler: Marshaler | None = None,
         publisher: Publisher | None = None,
-        close_timeout: Seconds = 30.0,
+        close_timeout_ms: int | None = None,
+        close_timeout: Seconds | None = None,
         **options: Unpack[SubscriberOptions],
     ) -> None:
         super().__init__(
@@ -210,7 +211,7 @@ class CommandBus(Bus):
             topic=topic,
             marshaler=marshaler,
             publisher=publisher,
-            close_timeout=close_timeout,
+            close_timeout_ms=milliseconds("close_timeout", close_timeout_ms, 30_000, close_timeout),
             options=options,
         )
         self._group_name = group
@@ -252,7 +253,8 @@ class EventBus(Bus):
         topic: TopicOf = event_topic,
         marshaler: Marshaler | None = None,
         publisher: Publisher | None = None,
-        close_timeout: Seconds = 30.0,
+        close_timeout_ms: int | None = None,
+        close_timeout: Seconds | None = None,
         **options: Unpack[SubscriberOptions],
     ) -> None:
         if not service:
@@ -263,7 +265,7 @@ class EventBus(Bus):
             topic=topic,
             marshaler=marshaler,
             publisher=publisher,
-            close_timeout=close_timeout,
+            close_timeout_ms=milliseconds("close_timeout", close_timeout_ms, 30_000, close_timeout),
             options=options,
         )
         self._service = service

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from millstream.broker import Retained, retention
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging.failure import text_of
-from millstream.model import EntryId, GroupInfo, Observer, Seconds, parse_duration_ms, parse_size_bytes, seconds
+from millstream.model import EntryId, GroupInfo, Observer, Seconds, milliseconds, parse_duration_ms, parse_size_bytes
 
 if TYPE_CHECKING:
     from millstream.broker import Broker
@@ -124,9 +124,11 @@ class Janitor:
         broker: Broker,
         policies: Mapping[str, RetentionPolicy],
         *,
-        interval: Seconds = 60.0,
-        dead_after: Seconds = 3600.0,
+        interval_ms: int | None = None,
+        dead_after_ms: int | None = None,
         observer: Observer | None = None,
+        interval: Seconds | None = None,
+        dead_after: Seconds | None = None,
     ) -> None:
         if not policies:
             raise InvalidArgument("policies", policies, "at least one stream and its policy")
@@ -137,8 +139,8 @@ class Janitor:
                 raise InvalidArgument(f"policies[{name!r}]", policy, "a RetentionPolicy")
         self._broker = broker
         self._policies = dict(policies)
-        self._interval = seconds(interval, "interval", allow_zero=False)
-        self._dead_after_ms = round(seconds(dead_after, "dead_after") * 1000)
+        self._interval = milliseconds("interval", interval_ms, 60_000, interval, least=1) / 1000
+        self._dead_after_ms = milliseconds("dead_after", dead_after_ms, 3_600_000, dead_after)
         self._observer = observer or broker.context.observer
         self._task: asyncio.Task[None] | None = None
         self._named: set[tuple[str, str]] = set()

@@ -30,13 +30,14 @@ from millstream.messaging.route import Route, TopicReader, make_gate, make_route
 from millstream.messaging.settings import SubscriberOptions
 from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.supervision import can_pass
-from millstream.model import Backoff, EntryId, Seconds, seconds
+from millstream.model import Backoff, EntryId, Seconds, milliseconds
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
 
 log = logging.getLogger("millstream.router")
 POLL_S = 0.005
+CLOSE_TIMEOUT_MS = 30_000
 RESTART = Backoff(initial_ms=200, max_ms=30_000, jitter=0.5)
 
 
@@ -75,13 +76,14 @@ class Router:
         self,
         broker: BrokerProtocol | None = None,
         *,
-        close_timeout: Seconds = 30.0,
+        close_timeout_ms: int | None = None,
+        close_timeout: Seconds | None = None,
         group_start: str | EntryId | None = None,
         marshaler: Marshaler | None = None,
         **options: Unpack[SubscriberOptions],
     ) -> None:
         self._broker = broker
-        self._close_timeout = seconds(close_timeout, "close_timeout")
+        self._close_timeout_ms = milliseconds("close_timeout", close_timeout_ms, CLOSE_TIMEOUT_MS, close_timeout)
         self._options: Mapping[str, Any] = _given(group_start, options)
         self._marshaler = marshaler
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -291,7 +293,7 @@ class Router:
             await asyncio.shield(running)
         except asyncio.CancelledError:
             # The first time, end in good order, within the limit; whoever cancels again cannot wait.
-            patience_ms = 0 if self._stop.is_set() else round(self._close_timeout * 1000)
+            patience_ms = 0 if self._stop.is_set() else self._close_timeout_ms
             self._stop.set()
             await asyncio.gather(*(subscriber.close(patience_ms) for _, subscriber in self._subscribers))
             await asyncio.wait([running])
@@ -316,9 +318,9 @@ class Router:
         await self.close()
 
     async def close(self) -> None:
-        """Stops reading, waits for what is in flight up to ``close_timeout``, hands the rest back. Idempotent; before
-        ``run`` it does nothing. Called by a handler of this router it only begins, because it cannot wait for itself.
-        """
+        """Stops reading, waits for what is in flight up to ``close_timeout_ms``, hands the rest back. Idempotent.
+        Before ``run`` it does nothing. Called by a handler of this router it only begins, because it cannot wait for
+        itself."""
         if self._state is RouterState.NEW:
             return
         self._stop.set()
@@ -349,7 +351,7 @@ class Router:
         finally:
             self._stop.set()
             stopping.cancel()
-            timeout_ms = round(self._close_timeout * 1000)
+            timeout_ms = self._close_timeout_ms
             closing = [subscriber.close(timeout_ms) for _, subscriber in self._subscribers]
             results = await asyncio.gather(*closing, *serving, return_exceptions=True)
             self._state = RouterState.CLOSED

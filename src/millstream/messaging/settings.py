@@ -125,7 +125,6 @@ class SubscriberOptions(TypedDict, total=False):
     ordered_by_key: bool | KeyOf
     dead_consumer_ms: int
     grace_ms: int
-    close_timeout_ms: int
 
 
 class HandlerOptions(SubscriberOptions, total=False):
@@ -133,6 +132,7 @@ class HandlerOptions(SubscriberOptions, total=False):
 
     group_start: str | EntryId | None
     partitions: int | None
+    close_timeout_ms: int
 
 
 OPTION_NAMES = frozenset(HandlerOptions.__annotations__) - {"partitions"}

@@ -15,7 +15,14 @@ from millstream.model.entry_id import MAX_ID, MIN_ID, EntryId
 from millstream.model.json_fields import from_json_fields, to_json_fields
 from millstream.model.observer import Fact, Observer, quiet
 from millstream.model.policies import APPENDED, FSYNCED, MEMORY, Backoff, Durability, TrimPolicy, replicated
-from millstream.model.units import DURATION_PATTERN, SIZE_PATTERN, Seconds, parse_duration_ms, parse_size_bytes, seconds
+from millstream.model.units import (
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    Seconds,
+    milliseconds,
+    parse_duration_ms,
+    parse_size_bytes,
+)
 
 __all__ = [
     "APPENDED",
@@ -44,11 +51,11 @@ __all__ = [
     "SystemClock",
     "TrimPolicy",
     "from_json_fields",
+    "milliseconds",
     "monotonic_ms",
     "parse_duration_ms",
     "parse_size_bytes",
     "quiet",
     "replicated",
-    "seconds",
     "to_json_fields",
 ]

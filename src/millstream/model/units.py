@@ -9,6 +9,7 @@ redis.conf means 1,000 by them and everybody else 1,024.
 from __future__ import annotations
 
 import re
+import warnings
 from datetime import timedelta
 from decimal import Decimal
 from typing import Final
@@ -16,7 +17,7 @@ from typing import Final
 from millstream.errors import InvalidArgument
 
 Seconds = float | timedelta
-"""How long, as an argument in Python; a plain number is seconds."""
+"""How long, as arguments took it that have no unit in their names; a plain number is seconds. Deprecated."""
 
 _MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _LONG: Final = {"millisecond": "ms", "sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d"}
@@ -60,15 +61,29 @@ def parse_size_bytes(written: str | int, argument: str) -> int:
     return _whole(number * _BYTES[unit], written, argument)
 
 
-def seconds(value: Seconds, argument: str, *, allow_zero: bool = True) -> float:
-    """Checked: a length of time is never negative, and zero only where that means something."""
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    # A comparison that is written this way round refuses NaN too.
-    if isinstance(number, bool) or not (number >= 0 if allow_zero else number > 0):
-        raise InvalidArgument(
-            argument, value, "seconds, or a timedelta, greater than 0" + (" or 0" if allow_zero else "")
+def milliseconds(
+    name: str, value_ms: int | None, default_ms: int, old: Seconds | None = None, *, least: int = 0, frames: int = 3
+) -> int:
+    """An option that is a length of time: ``name`` is its name without the unit, under which it was once given in
+    seconds. Raises InvalidArgument; ``old`` works for one release, with a warning that is told ``frames`` above."""
+    if old is not None:
+        if value_ms is not None:
+            raise InvalidArgument(f"{name}_ms", value_ms, f"{name}_ms alone, without {name}")
+        warnings.warn(
+            f"{name} in seconds goes with the next release: use {name}_ms, in milliseconds.",
+            DeprecationWarning,
+            stacklevel=frames,
         )
-    return float(number)
+        number = old.total_seconds() if isinstance(old, timedelta) else old
+        # A comparison that is written this way round refuses NaN too.
+        if isinstance(number, bool) or not (number >= 0 if least == 0 else number > 0):
+            raise InvalidArgument(name, old, f"{name}_ms, a whole number of {least} or more")
+        return max(least, round(number * 1000))
+    if value_ms is None:
+        return default_ms
+    if type(value_ms) is not int or value_ms < least:
+        raise InvalidArgument(f"{name}_ms", value_ms, f"a whole number of {least} or more")
+    return value_ms
 
 
 def _read(written: str | int, argument: str, allowed: str) -> tuple[Decimal, str]:

@@ -78,7 +78,7 @@ class RunTarget:
     async def _with_broker(self, part: Runs, broker: Callable[[], Any], close_timeout: float) -> Runs:
         if not isinstance(part, Router) or part.broker is not None:
             return part
-        whole = Router(await broker(), close_timeout=close_timeout)
+        whole = Router(await broker(), close_timeout_ms=round(close_timeout * 1000))
         whole.include(part)
         return whole
 

@@ -12,7 +12,7 @@ TOPICS = [f"clustered-{n}" for n in range(6)]  # in several slots, on several no
 async def test_messages_are_routed_buried_replayed_and_trimmed_on_every_node(cluster: ClusterSetup) -> None:
     async with open_broker(cluster.url) as broker, Publisher(broker) as publisher:
         router = Router(broker, group_start="0", max_deliveries=1)
-        router.use(deduplicate(60, shared=broker))
+        router.use(deduplicate(window_ms=60_000, shared=broker))
         broken = True
 
         async def handler(message: Message) -> Message:

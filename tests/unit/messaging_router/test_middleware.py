@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -85,7 +84,13 @@ async def test_retry_calls_again_with_growing_pauses_until_it_works() -> None:
     time = Time()
     handler, calls = failing(3)
     await retry(
-        5, initial_interval=1, multiplier=3, max_interval=5, sleep=time.sleep, now=time.now, chance=lambda: 0.5
+        5,
+        initial_interval_ms=1_000,
+        multiplier=3,
+        max_interval_ms=5_000,
+        sleep=time.sleep,
+        now=time.now,
+        chance=lambda: 0.5,
     )(handler)(Message(b""))
     assert len(calls) == 4
     assert time.slept == [1, 3, 5]
@@ -103,7 +108,7 @@ async def test_retry_stops_before_the_elapsed_time_is_exceeded() -> None:
     time = Time()
     handler, calls = failing(99)
     middleware = retry(
-        100, initial_interval=1, multiplier=1, max_elapsed_time=timedelta(seconds=3.5), sleep=time.sleep, now=time.now,
+        100, initial_interval_ms=1_000, multiplier=1, max_elapsed_time_ms=3_500, sleep=time.sleep, now=time.now,
         chance=lambda: 0.5,
     )  # fmt: skip
     with pytest.raises(OSError, match="down"):
@@ -142,11 +147,11 @@ async def test_retry_does_not_call_again_what_has_settled_its_message() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_retries": -1}, {"multiplier": 0.5}, {"randomization_factor": 2}, {"initial_interval": -1},
-     {"max_interval": float("nan")}],
+    [{"max_retries": -1}, {"multiplier": 0.5}, {"randomization_factor": 2}, {"initial_interval_ms": -1},
+     {"max_interval_ms": 1.5}],
 )  # fmt: skip
 def test_retry_refuses_nonsense_when_it_is_made(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match=f"retry.{next(iter(options))}"):
+    with pytest.raises(InvalidArgument, match=next(iter(options))):
         retry(**options)
 
 
@@ -164,7 +169,7 @@ async def test_timeout_cancels_a_slow_handler() -> None:
             raise
 
     with pytest.raises(HandlerTimedOut):
-        await timeout(0.01)(handler)(Message(b""))
+        await timeout(limit_ms=10)(handler)(Message(b""))
     assert cancelled.is_set()
 
 
@@ -173,7 +178,7 @@ async def test_a_timeout_of_the_handlers_own_is_not_taken_for_ours() -> None:
         raise TimeoutError("the database's")
 
     with pytest.raises(TimeoutError, match="the database's"):
-        await timeout(10)(handler)(Message(b""))
+        await timeout(limit_ms=10_000)(handler)(Message(b""))
 
 
 # --- throttle -------------------------------------------------------------------------------------------------------
@@ -190,7 +195,7 @@ def test_a_rate_limit_is_even_and_a_burst_is_earned_by_waiting() -> None:
 async def test_throttle_counts_over_all_handlers_that_it_wraps() -> None:
     time = Time()
     handler, calls = failing(0)
-    limited = throttle(10, 1, sleep=time.sleep, now=time.now)
+    limited = throttle(10, per_ms=1_000, sleep=time.sleep, now=time.now)
     one, two = limited(handler), limited(handler)
     for _ in range(10):
         await one(Message(b""))
@@ -225,7 +230,7 @@ class Keys:
 def deduplicated(request: pytest.FixtureRequest) -> Callable[[Handler, Time], Handler]:
     def make(handler: Handler, time: Time) -> Handler:
         shared = Keys(time) if request.param == "shared" else None
-        return deduplicate(60, shared=shared, now=time.now)(handler)
+        return deduplicate(window_ms=60_000, shared=shared, now=time.now)(handler)
 
     return make
 
@@ -268,7 +273,7 @@ async def test_every_group_handles_every_message_once(deduplicated: Any) -> None
 
 async def test_what_is_remembered_in_process_is_bounded() -> None:
     handler, calls = failing(0)
-    wrapped = deduplicate(60, max_keys=2)(handler)
+    wrapped = deduplicate(window_ms=60_000, max_keys=2)(handler)
     for number in (1, 2, 3, 1):
         await wrapped(received(at=number + 10 * len(calls), uuid=str(number)))
     assert len(calls) == 4  # the first was forgotten
@@ -347,7 +352,7 @@ async def test_outputs_carry_the_correlation_id_and_the_trace() -> None:
 async def test_an_open_circuit_holds_messages_back_and_one_trial_closes_it() -> None:
     time = Time()
     handler, calls = failing(3)
-    wrapped = circuit_breaker(3, 30, sleep=time.sleep, now=time.now)(handler)
+    wrapped = circuit_breaker(3, reset_after_ms=30_000, sleep=time.sleep, now=time.now)(handler)
     for _ in range(3):
         with pytest.raises(OSError, match="down"):
             await wrapped(Message(b""))
@@ -371,7 +376,7 @@ async def test_only_one_trial_at_a_time_and_the_others_wait_for_its_end() -> Non
         in_trial.set()
         await release.wait()
 
-    wrapped = circuit_breaker(1, 30, sleep=time.sleep, now=time.now)(handler)
+    wrapped = circuit_breaker(1, reset_after_ms=30_000, sleep=time.sleep, now=time.now)(handler)
     with pytest.raises(OSError, match="down"):
         await wrapped(Message(b"0"))
     down = False
@@ -387,7 +392,7 @@ async def test_only_one_trial_at_a_time_and_the_others_wait_for_its_end() -> Non
 
 async def test_a_bad_message_does_not_open_the_circuit() -> None:
     handler, calls = failing(99, lambda: Rejected("a bad message"))
-    wrapped = circuit_breaker(2, 30, when_open="raise")(handler)
+    wrapped = circuit_breaker(2, reset_after_ms=30_000, when_open="raise")(handler)
     for _ in range(5):
         with pytest.raises(Rejected):
             await wrapped(Message(b""))
@@ -397,7 +402,7 @@ async def test_a_bad_message_does_not_open_the_circuit() -> None:
 async def test_a_circuit_may_refuse_instead() -> None:
     time = Time()
     handler, calls = failing(99)
-    wrapped = circuit_breaker(1, 30, when_open="raise", now=time.now)(handler)
+    wrapped = circuit_breaker(1, reset_after_ms=30_000, when_open="raise", now=time.now)(handler)
     with pytest.raises(OSError, match="down"):
         await wrapped(Message(b""))
     with pytest.raises(CircuitOpen) as caught:

@@ -17,7 +17,7 @@ from millstream.messaging.errors import Rejected
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.messaging.middleware.errors import CircuitOpen
-from millstream.model import Seconds, seconds
+from millstream.model import Seconds, milliseconds
 
 
 class CircuitState(Enum):
@@ -68,14 +68,15 @@ class Circuit:
 
 def circuit_breaker(
     failures: int = 5,
-    reset_after: Seconds = 30.0,
+    reset_after: Seconds | None = None,
     *,
+    reset_after_ms: int | None = None,
     when_open: Literal["wait", "raise"] = "wait",
     ignore: tuple[type[Exception], ...] = (),
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> Middleware:
-    """Opens after ``failures`` failures in a row. One circuit per wrapped handler.
+    """Opens after ``failures`` failures in a row, for ``reset_after_ms`` (30,000). One circuit per wrapped handler.
 
     ``when_open``: ``wait`` holds the message here, kept alive by the heartbeat, which fills ``max_in_flight`` and so
     stops the reading; ``raise`` puts it off until the next trial (CircuitOpen, a RetryLater that is not charged), so
@@ -86,7 +87,7 @@ def circuit_breaker(
         raise InvalidArgument("circuit_breaker.failures", failures, "a number of at least 1")
     if when_open not in ("wait", "raise"):
         raise InvalidArgument("circuit_breaker.when_open", when_open, "'wait' or 'raise'")
-    after = seconds(reset_after, "circuit_breaker.reset_after", allow_zero=False)
+    after = milliseconds("reset_after", reset_after_ms, 30_000, reset_after, least=1) / 1000
     ignored: tuple[type[Exception], ...] = (Rejected, *ignore)
 
     def middleware(handler: Handler) -> Handler:

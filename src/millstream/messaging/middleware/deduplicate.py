@@ -17,7 +17,7 @@ from millstream.errors import InvalidArgument
 from millstream.messaging.burial import OF
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model import Seconds, seconds
+from millstream.model import Seconds, milliseconds
 
 
 class KeyValueBroker(Protocol):
@@ -73,16 +73,18 @@ class SeenByAll:
 
 
 def deduplicate(
-    window: Seconds = 3600.0,
+    window: Seconds | None = None,
     *,
+    window_ms: int | None = None,
     key: Callable[[Message], str] = lambda message: message.uuid,
     shared: KeyValueBroker | None = None,
     max_keys: int = 100_000,
     now: Callable[[], float] = time.monotonic,
 ) -> Middleware:
-    """Duplicates are acknowledged without reaching the handler. Counted per topic and group, so that every group still
-    handles every message once. ``shared=broker`` lets all processes remember together."""
-    window_s = seconds(window, "deduplicate.window", allow_zero=False)
+    """Duplicates within ``window_ms`` (an hour) are acknowledged without reaching the handler. Counted per topic and
+    group, so that every group still handles every message once. ``shared=broker`` lets all processes remember
+    together."""
+    window_s = milliseconds("window", window_ms, 3_600_000, window, least=1) / 1000
     if max_keys < 1:
         raise InvalidArgument("deduplicate.max_keys", max_keys, "a number of at least 1")
     seen = SeenHere(window_s, max_keys, now) if shared is None else SeenByAll(shared, window_s)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from millstream.errors import InvalidArgument
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model import Seconds, seconds
+from millstream.model import Seconds, milliseconds
 
 
 class RateLimit:
@@ -29,18 +29,19 @@ class RateLimit:
 
 def throttle(
     count: int,
-    per: Seconds = 1.0,
+    per: Seconds | None = None,
     *,
+    per_ms: int | None = None,
     burst: int = 1,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> Middleware:
-    """At most ``count`` starts ``per`` seconds in this process, over all handlers that this one middleware wraps."""
+    """At most ``count`` starts in ``per_ms`` (1,000) in this process, over all handlers that one middleware wraps."""
     if count < 1:
         raise InvalidArgument("throttle.count", count, "a number of at least 1")
     if burst < 1:
         raise InvalidArgument("throttle.burst", burst, "a number of at least 1")
-    pace = RateLimit(seconds(per, "throttle.per", allow_zero=False) / count, burst)
+    pace = RateLimit(milliseconds("per", per_ms, 1_000, per, least=1) / 1000 / count, burst)
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:
