@@ -4,7 +4,7 @@ An exception in here would break that lookup for every data source of the instal
 """
 
 try:
-    from millstream.cdc.postgres.source import PostgresChangesSource
+    from millstream.cdc.source import PostgresChangesSource
 
     DefaultSource = PostgresChangesSource
 except Exception as error:

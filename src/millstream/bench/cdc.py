@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.bench.result import Progress, Result, interleaved
-from millstream.cdc import Decoding, PostgresChangesReader, Relation, change_options, decode_changes, read_segment
+from millstream.cdc import ChangesReader, Decoding, Postgres, Relation, change_options, decode_changes, read_segment
 from millstream.pipelines import Pipeline, Runner, make_plan, start_session
 from millstream.testing import PostgresProcess, RedisProcess
 
@@ -190,9 +190,9 @@ def _copied(postgres: PostgresProcess) -> float:
 
 
 @contextmanager
-def _reader(postgres: PostgresProcess, slot: str, directory: Path) -> Iterator[PostgresChangesReader]:
+def _reader(postgres: PostgresProcess, slot: str, directory: Path) -> Iterator[ChangesReader]:
     options = {"dsn": postgres.main.dsn, "tables": "orders", "slot": slot, "publication": "bench", "snapshot": "never"}
-    made = PostgresChangesReader(change_options({**options, "segments": str(directory)}), "postgres")
+    made = ChangesReader(Postgres(change_options({**options, "segments": str(directory)})))
     try:
         yield made
     finally:

@@ -3,11 +3,10 @@
 Nothing here knows Redis; ``pyspark`` is imported by readers and sources alone. A position is acknowledged to the
 database when its batch is finished, never before.
 
-What a second database must bring, beside the frame that all share (``segments``, ``spool``, ``offsets``, ``frame``,
-``json_columns``, ``lanes``): a session, that is a thread which appends raw messages to the spool, tells it where
-transactions end (``commit``) and how far the log is known (``reach``), and acknowledges; a decoder from a segment to
-the frame; positions as whole numbers that grow along the log; chunks of a snapshot that are pinned as segments and know
-which changes they saw; a reader and a source for Spark.
+``database`` says what a database must bring; ``postgres`` and ``mariadb`` are the two that do. All else is shared: what
+sessions read ahead (``spool``, ``segments``), where batches end (``planner``, ``offsets``), chunks of a snapshot
+(``snapshot``, ``visibility``), the frame (``frame``, ``decoding``, ``json_columns``), Spark's side (``reader``,
+``source``).
 """
 
 from __future__ import annotations
@@ -16,8 +15,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millstream.cdc.decoding import Decoding as Decoding
+    from millstream.cdc.mariadb.connection import MariadbLogin as MariadbLogin
+    from millstream.cdc.mariadb.operation import BinlogStatus as BinlogStatus
+    from millstream.cdc.mariadb.operation import binlog_refusal as binlog_refusal
+    from millstream.cdc.mariadb.operation import binlog_status as binlog_status
+    from millstream.cdc.options import DatabaseAddress as DatabaseAddress
     from millstream.cdc.postgres.connection import Login as Login
-    from millstream.cdc.postgres.decode import Decoding as Decoding
+    from millstream.cdc.postgres.database import Postgres as Postgres
     from millstream.cdc.postgres.decode import decode_changes as decode_changes
     from millstream.cdc.postgres.operation import SlotStatus as SlotStatus
     from millstream.cdc.postgres.operation import acknowledge_end as acknowledge_end
@@ -27,19 +32,26 @@ if TYPE_CHECKING:
     from millstream.cdc.postgres.pgoutput import Relation as Relation
     from millstream.cdc.postgres.preparation import Wanted as Wanted
     from millstream.cdc.postgres.preparation import drop as drop
-    from millstream.cdc.postgres.reader import PostgresChangesReader as PostgresChangesReader
+    from millstream.cdc.reader import ChangesReader as ChangesReader
     from millstream.cdc.segments import read_segment as read_segment
 
 POSTGRES_FORMAT = "postgres_changes"
+MARIADB_FORMAT = "mariadb_changes"
 
 _HOMES = {
-    "Decoding": "postgres.decode",
+    "DatabaseAddress": "options",
+    "BinlogStatus": "mariadb.operation",
+    "ChangesReader": "reader",
+    "Decoding": "decoding",
+    "MariadbLogin": "mariadb.connection",
     "Login": "postgres.connection",
-    "PostgresChangesReader": "postgres.reader",
+    "Postgres": "postgres.database",
     "Relation": "postgres.pgoutput",
     "SlotStatus": "postgres.operation",
     "Wanted": "postgres.preparation",
     "acknowledge_end": "postgres.operation",
+    "binlog_refusal": "mariadb.operation",
+    "binlog_status": "mariadb.operation",
     "change_options": "postgres.options",
     "decode_changes": "postgres.decode",
     "drop": "postgres.preparation",
@@ -49,7 +61,7 @@ _HOMES = {
 }
 """Entered when asked for: Spark's workers load one small module of this room, and must not wait for the rest."""
 
-__all__ = ["POSTGRES_FORMAT", *_HOMES]  # noqa: PLE0604  # the keys are strings, which the rule does not see
+__all__ = ["MARIADB_FORMAT", "POSTGRES_FORMAT", *_HOMES]  # noqa: PLE0604  # the keys are strings, which the rule does not see
 
 
 def __getattr__(name: str) -> Any:

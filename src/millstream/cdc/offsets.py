@@ -29,9 +29,11 @@ class ChangeOffset:
     chunks: int = 0
     lanes: int = 1
     """How many partitions the batch that ends here has, if it moves the position."""
+    mark: str = ""
+    """What the log calls the place, to know it again (MariaDB: the last transaction's GTID); empty: nothing."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        told = {
             "version": _VERSION,
             "server": self.server,
             "position": self.position,
@@ -39,13 +41,15 @@ class ChangeOffset:
             "chunks": self.chunks,
             "lanes": self.lanes,
         }
+        return {**told, "mark": self.mark} if self.mark else told
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> ChangeOffset:
         if told.get("version") != _VERSION:
             allowed = f"an offset of version {_VERSION}; this checkpoint is of another release"
             raise InvalidArgument("the checkpoint's offset", told, allowed)
-        return cls(told["server"], told["position"], told["generation"], told["chunks"], told["lanes"])
+        where = told["server"], told["position"], told["generation"], told["chunks"], told["lanes"]
+        return cls(*where, mark=told.get("mark", ""))
 
     def moved(self, **to: Any) -> ChangeOffset:
         return replace(self, **to)

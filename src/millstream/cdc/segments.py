@@ -138,3 +138,9 @@ def pin_json(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
         os.unlink(beside)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+def byte_view(body: Bytes, kind: str) -> npt.NDArray[Any]:
+    """The buffer as overlapping numbers, one beginning at every byte: an index picks those that are wanted."""
+    width = np.dtype(kind).itemsize
+    return np.ndarray((max(0, len(body) - width + 1),), dtype=kind, buffer=body, strides=(1,))

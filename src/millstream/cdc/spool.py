@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from millstream.cdc.errors import SegmentDamaged
 from millstream.cdc.segments import SUFFIX, Marks, Numbers, read_facts, read_marks, write_segment
 
 _NAME = re.compile(r"([0-9a-f]{16})-(\d{4,})-([0-9a-f]{16}|open)" + re.escape(SUFFIX))
+
+
+Count = Callable[[bytes | bytearray | memoryview, Sequence[int], dict[str, Any]], Numbers]
+"""How many changes each of the messages side by side has, given their lengths and the tables that they are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,10 @@ class _Builder:
     counted: int = 0
     behind: int = 0
     """Bytes of the parts of this stretch that are in files already."""
+    behind_changes: int = 0
+    """Changes of those parts, where they are counted later."""
+    ends: array[int] = field(default_factory=lambda: array("Q"))
+    """How many messages there were at each commit."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     open: dict[str, Any] | None = None
     """The transaction that had begun before the file at hand."""
@@ -62,9 +71,13 @@ class _Builder:
 
 class LogSpool:
     """Thread-safe. ``position`` is how far the log is known: every transaction that ends there or before is in here,
-    or was finished before."""
+    or was finished before.
 
-    def __init__(self, directory: Path, start: int, max_bytes: int) -> None:
+    ``count``: where one message has many changes, they are counted when a file is written; until then each counts one.
+    """
+
+    def __init__(self, directory: Path, start: int, max_bytes: int, count: Count | None = None) -> None:
+        self._count = count
         self._directory = directory
         self._max_bytes = max_bytes
         self.lock = threading.Condition()
@@ -74,6 +87,8 @@ class LogSpool:
         end = self._stretches[-1].upto if self._stretches else start
         self._builder = _Builder(end)
         self.position = end
+        self.mark: str | None = None
+        """What the log calls ``position``, once the session has said so."""
         self.needed = 0
         """Up to here the log is read even if there is no room: a batch that is replayed needs it."""
         self.error: BaseException | None = None
@@ -103,26 +118,33 @@ class LogSpool:
             self.part(open_transaction)
         self._relations[str(number)] = relation
 
-    def commit(self, position: int) -> None:
+    def commit(self, position: int, mark: str = "") -> None:
         """The transaction at hand is whole, and ends at ``position``."""
         builder = self._builder
         builder.positions.append(position)
         builder.changes.append(builder.counted)
         builder.sizes.append(builder.behind + len(builder.body))
+        builder.ends.append(len(builder.lengths))
         builder.whole = (len(builder.lengths), len(builder.body))
-        self.position = position
+        self.position, self.mark = position, mark
 
     def turn(self, what: dict[str, Any]) -> None:
         self._builder.turns.append(what)
 
-    def reach(self, position: int) -> None:
+    def reach(self, position: int, mark: str = "") -> None:
         """Nothing that is followed happened up to ``position``. Only between transactions."""
-        self.position = max(self.position, position)
+        if position >= self.position:
+            self.position, self.mark = position, mark
 
     def part(self, open_transaction: dict[str, Any] | None) -> None:
         """Closes a file inside a transaction: it is too large, or a table has other columns from here on."""
         builder = self._builder
         if builder.lengths:
+            if self._count is not None and open_transaction is not None:
+                assert not builder.positions, "whole transactions were sealed before"
+                rows = int(self._count(builder.body, builder.lengths, self._relations).sum())
+                builder.behind_changes += rows
+                open_transaction = {**open_transaction, "number": builder.behind_changes}
             path = self._path(builder, None)
             write_segment(path, builder.body, builder.lengths, self._facts())
             builder.files.append(path)
@@ -130,6 +152,16 @@ class LogSpool:
             builder.behind += len(builder.body)
             builder.body, builder.lengths, builder.whole = bytearray(), array("I"), (0, 0)
             builder.open = open_transaction
+
+    def abandon(self) -> None:
+        """What came of the transaction at hand never happened."""
+        builder = self._builder
+        count, size = builder.whole
+        del builder.body[size:], builder.lengths[count:]
+        if builder.files:
+            for path in builder.files:
+                path.unlink(missing_ok=True)
+            self._builder = _Builder(builder.after)
 
     @property
     def buffered(self) -> int:
@@ -153,7 +185,7 @@ class LogSpool:
         count, size = builder.whole
         upto = builder.positions[-1]
         path = self._path(builder, upto)
-        marks = (builder.positions, builder.changes, builder.sizes)
+        marks = (builder.positions, self._counted(), builder.sizes)
         with memoryview(builder.body) as whole:
             write_segment(path, whole[:size], builder.lengths[:count], self._facts(), marks)
         files = (*builder.files, path)
@@ -167,6 +199,15 @@ class LogSpool:
         fresh.counted = builder.counted - builder.changes[-1]
         fresh.turns = [turn for turn in builder.turns if turn["lsn"] >= upto]
         self._builder = fresh
+
+    def _counted(self) -> array[int]:
+        builder = self._builder
+        if self._count is None:
+            return builder.changes
+        count, size = builder.whole
+        with memoryview(builder.body) as whole:
+            sums = np.cumsum(self._count(whole[:size], builder.lengths[:count], self._relations))
+        return array("Q", (builder.behind_changes + (int(sums[end - 1]) if end else 0) for end in builder.ends))
 
     def _path(self, builder: _Builder, upto: int | None) -> Path:
         end = "open" if upto is None else f"{upto:016x}"

@@ -11,33 +11,35 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+from millstream.cdc.mariadb.database import Mariadb
+from millstream.cdc.mariadb.options import mariadb_options
+from millstream.cdc.postgres.database import Postgres
 from millstream.cdc.postgres.options import change_options
-from millstream.cdc.postgres.reader import PostgresChangesReader
-from millstream.testing import PostgresDatabase
+from millstream.cdc.reader import ChangesReader
+from millstream.testing import MariadbDatabase, PostgresDatabase
 
 Event = dict[str, Any]
 
 
 class Follower:
-    def __init__(self, database: PostgresDatabase, segments: Path, **options: str) -> None:
-        self.options = {
-            "dsn": database.dsn,
-            "tables": "public.*",
-            "slot": f"slot_{database.name}",
-            "publication": "pub",
-            "create": "true",
-            "segments": str(segments),
-            "sourceName": "s",
-            **options,
-        }
+    def __init__(self, database: PostgresDatabase | MariadbDatabase, segments: Path, **options: str) -> None:
+        if isinstance(database, PostgresDatabase):
+            own = {"tables": "public.*", "slot": f"slot_{database.name}", "publication": "pub", "create": "true"}
+        else:
+            own = {"tables": "*"}
+        self.options = {**own, "dsn": database.dsn, "segments": str(segments), "sourceName": "s", **options}
         self.database = database
+        self.pair_key = ("a", "b") if isinstance(database, PostgresDatabase) else ("b", "a")
+        """Of the writers' table: the columns as a key's JSON has them, which is the table's order or the key's."""
         self.planned: list[Any] = []
         self.committed = 0
         self.start: Any = None
         self.reader = self._new_reader()
 
-    def _new_reader(self) -> PostgresChangesReader:
-        return PostgresChangesReader(change_options(self.options), self.database.name)
+    def _new_reader(self) -> ChangesReader:
+        if isinstance(self.database, PostgresDatabase):
+            return ChangesReader(Postgres(change_options(self.options)))
+        return ChangesReader(Mariadb(mariadb_options(self.options)))
 
     def die(self) -> None:
         """The process is gone, with all that it knew; both logs are on disk."""
@@ -118,6 +120,6 @@ class DyingFollower(Follower):
         self.die()
         if self._chance.random() < 0.3:
             for path in Path(self.options["segments"]).glob("0*.seg"):
-                path.unlink()  # what was read ahead can be had from the slot again
+                path.unlink()  # what was read ahead can be had from the database again
         if ending:
             self.reader.prepareForTriggerAvailableNow()

@@ -8,14 +8,20 @@ import time
 from typing import Any
 
 import psycopg
+import pymysql
 
-from millstream.testing import PostgresDatabase
+from millstream.testing import MariadbDatabase, PostgresDatabase
 
 TABLES = (
     # Keys in an order that is not that of bytes; the whole old row in the log.
     'CREATE TABLE words (word text COLLATE "en-x-icu" PRIMARY KEY, n int, note text)',
     "ALTER TABLE words REPLICA IDENTITY FULL",
     "CREATE TABLE pairs (a int, b text, n int, PRIMARY KEY (b, a))",
+)
+MARIADB_TABLES = (
+    # Keys that differ in case are the same to the server: a change from one to the other is still a change of the key.
+    "CREATE TABLE words (word varchar(20) COLLATE utf8mb4_unicode_ci PRIMARY KEY, n int, note text)",
+    "CREATE TABLE pairs (a int, b varchar(9), n int, PRIMARY KEY (b, a))",
 )
 LETTERS = "aAbBcCéÉzZ_9"
 
@@ -105,3 +111,73 @@ class Writers:
         ]
         statement, values = chance.choice(statements)
         connection.execute(statement, values)
+
+
+class MariadbWriters(Writers):
+    """The same on MariaDB, where whatever changes a table commits what came before it."""
+
+    _HARMLESS = frozenset((1062, 1213, 1205, 1412, 1020, 1060, 1091, 1305))
+    """A key that is there, a deadlock, a table that changed: what an application meets, too."""
+    _database: MariadbDatabase
+
+    def _run(self, chance: random.Random, number: int) -> None:
+        while not self._stop.is_set():
+            try:
+                # A row's lock and a table's wait for one another unseen, until one gives up.
+                impatient = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1"
+                connection = self._database.connect(autocommit=False, init_command=impatient)
+                with connection, connection.cursor() as cursor:
+                    while not self._stop.is_set():
+                        self._one(connection, cursor, chance, number)
+            except (pymysql.err.OperationalError, pymysql.err.InterfaceError):
+                time.sleep(0.1)  # the server is being killed; what was not confirmed may have happened or not
+            except BaseException as error:
+                self.errors.append(error)
+                return
+
+    def _one(self, connection: Any, cursor: Any, chance: random.Random, number: int) -> None:
+        try:
+            for _ in range(chance.choice([1, 1, 2, 5, 20])):
+                if chance.random() < 0.15:
+                    cursor.execute("SAVEPOINT here")
+                    self._write(cursor, chance)
+                    cursor.execute(chance.choice(["ROLLBACK TO here", "RELEASE SAVEPOINT here"]))
+                else:
+                    self._write(cursor, chance)
+            if chance.random() < 0.1:
+                time.sleep(chance.random() * 0.05)
+            if chance.random() < 0.1:
+                connection.rollback()
+            else:
+                connection.commit()
+                self.transactions += 1
+            if self._truncate and chance.random() < 0.01:
+                cursor.execute(chance.choice(["TRUNCATE words", "truncate table `pairs` -- all of it"]))
+            if number == 0 and chance.random() < 0.02:
+                cursor.execute("ALTER TABLE pairs ADD COLUMN IF NOT EXISTS extra varchar(9) DEFAULT 'x'")
+            elif number == 0 and chance.random() < 0.02:
+                cursor.execute("ALTER TABLE pairs DROP COLUMN IF EXISTS extra")
+            elif number == 0 and chance.random() < 0.02:
+                cursor.execute("FLUSH BINARY LOGS")
+        except pymysql.err.MySQLError as error:
+            if error.args[0] not in self._HARMLESS:
+                raise
+            connection.rollback()
+
+    def _write(self, cursor: Any, chance: random.Random) -> None:
+        word = "".join(chance.choice(LETTERS) for _ in range(2))
+        a, b, n = chance.randrange(12), chance.choice(LETTERS), chance.randrange(1000)
+        note = chance.choice(["", "x" * chance.randrange(20), '"\\\n', None])
+        statements: list[tuple[str, tuple[Any, ...]]] = [
+            ("INSERT IGNORE INTO words VALUES (%s, %s, %s)", (word, n, note)),
+            ("INSERT INTO words VALUES (%s, %s, %s) ON DUPLICATE KEY UPDATE n = VALUES(n)", (word, n, note)),
+            ("REPLACE INTO words VALUES (%s, %s, %s)", (word, n, note)),
+            ("UPDATE words SET n = n + 1, note = %s WHERE word = %s", (note, word)),
+            ("UPDATE IGNORE words SET word = %s ORDER BY word LIMIT 1", (word,)),
+            ("DELETE FROM words WHERE word = %s", (word,)),
+            ("INSERT IGNORE INTO pairs (a, b, n) VALUES (%s, %s, %s)", (a, b, n)),
+            ("UPDATE pairs SET n = %s WHERE a = %s AND b = %s", (n, a, b)),
+            ("UPDATE IGNORE pairs SET a = (a + %s) %% 12 WHERE b = %s AND n %% 7 = 0", (n, b)),
+            ("DELETE FROM pairs WHERE a = %s AND b = %s", (a, b)),
+        ]
+        cursor.execute(*chance.choice(statements))

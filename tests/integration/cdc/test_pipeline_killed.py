@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from ledger_run import rows_of
 from random_writers import TABLES, Writers
 from strict_ledger import StrictLedger
-from test_postgres_ledger import rows_of
 
 from millstream.testing import PostgresProcess, RedisProcess, wait_until
 

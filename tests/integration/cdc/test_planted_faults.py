@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from following import DyingFollower, Follower
+from ledger_run import rows_of, run
 from strict_ledger import StrictLedger
-from test_postgres_ledger import rows_of, run
 
 from millstream.cdc.errors import PositionLost
 from millstream.cdc.offsets import ChangeOffset
+from millstream.cdc.planner import Planner
 from millstream.cdc.postgres.pgoutput import BEGIN, parse_begin
-from millstream.cdc.postgres.planner import Planner
-from millstream.cdc.postgres.visibility import SeenTable
 from millstream.cdc.segments import Numbers, read_segment
+from millstream.cdc.visibility import SeenTable
 from millstream.testing import PostgresDatabase, PostgresProcess, wait_until
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from following import Follower
+from ledger_run import rows_of
 from random_writers import TABLES, Writers
 from strict_ledger import StrictLedger
-from test_postgres_ledger import rows_of
 
-from millstream.cdc.postgres import planner, session
+from millstream.cdc import planner
+from millstream.cdc.options import DatabaseAddress
+from millstream.cdc.postgres import session
 from millstream.cdc.postgres.connection import Login
 from millstream.cdc.postgres.operation import acknowledge_end, slot_status
 from millstream.testing import PostgresDatabase, wait_until
@@ -32,7 +34,7 @@ def followed(postgres: PostgresDatabase, tmp_path: Path) -> Iterator[Follower]:
 
 
 def confirmed(follower: Follower) -> int:
-    found = slot_status(Login(follower.database.dsn), follower.options["slot"])
+    found = slot_status(Login(DatabaseAddress(follower.database.dsn)), follower.options["slot"])
     assert found is not None
     return found.confirmed
 
@@ -58,7 +60,7 @@ def test_the_end_of_a_run_is_told_to_the_slot_from_outside(followed: Follower) -
     followed.database.execute("INSERT INTO orders VALUES (2, 'b')")
     assert len(followed.drain()) == 1
     followed.stop()
-    acknowledge_end(Login(followed.database.dsn), followed.options["slot"], followed.planned[-1])
+    acknowledge_end(Login(DatabaseAddress(followed.database.dsn)), followed.options["slot"], followed.planned[-1])
     assert confirmed(followed) == followed.planned[-1]["position"]
     followed.die()
     followed.database.execute("INSERT INTO orders VALUES (3, 'c')")

@@ -5,61 +5,19 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from following import DyingFollower, Follower
-from random_writers import TABLES, Writers
-from strict_ledger import StrictLedger
+from following import DyingFollower
+from ledger_run import StubbornFollower, finish, run
+from random_writers import TABLES
 
-from millstream.cdc.errors import SourceUnreachable
 from millstream.testing import PostgresDatabase, PostgresProcess
 
 TRIALS = int(os.environ.get("TRIALS", "3"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
 
 pytestmark = pytest.mark.timeout(120 + 60 * TRIALS)
-
-
-def rows_of(database: PostgresDatabase, table: str) -> list[dict[str, Any]]:
-    return [row for (row,) in database.execute(f"SELECT to_jsonb(t) FROM {table} t")]
-
-
-def run(
-    database: PostgresDatabase, follower: Follower, seed: int, *, batches: int = 20, whole: bool = True
-) -> StrictLedger:
-    """``whole``: makes the tables before, and finishes behind."""
-    if whole:
-        database.execute(*TABLES)
-    before = Writers(database, seed, truncate=False).start()
-    time.sleep(0.5)
-    before.stop()
-    writers = Writers(database, seed + 1).start()
-    ledger = StrictLedger()
-    try:
-        while ledger.batch < batches or sum(ledger.ids.values()) < 400:
-            rows = follower.batch(limit=20)
-            if rows is None:
-                time.sleep(0.01)
-            else:
-                ledger.apply(rows)
-    finally:
-        writers.stop()
-    if whole:
-        finish(database, follower, ledger)
-    return ledger
-
-
-def finish(database: PostgresDatabase, follower: Follower, ledger: StrictLedger) -> None:
-    """What is left of the log, and then the tables themselves."""
-    follower.reader.prepareForTriggerAvailableNow()
-    while (rows := follower.batch(limit=1000)) is not None:
-        ledger.apply(rows)
-    follower.stop()
-    ledger.compare("words", rows_of(database, "words"), ("word",))
-    ledger.compare("pairs", rows_of(database, "pairs"), ("a", "b"))
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
@@ -70,20 +28,11 @@ def test_every_change_comes_exactly_once_and_fits_the_row_before_it(
     chance = random.Random(f"{SEED}-{trial}")
     follower = DyingFollower(postgres, tmp_path / "segments", chance=chance, chunkRows="7")
     ledger = run(postgres, follower, SEED + 10 * trial)
+    events, transactions, deaths = sum(ledger.ids.values()), len(ledger.transactions), follower.deaths
+    print(f"ledger: {events} ids, {transactions} transactions, {deaths} deaths, {len(ledger.verdict())} complaints")
     assert ledger.verdict() == []
     assert follower.deaths > 3
     assert sum(ledger.ids.values()) > 300
-
-
-class StubbornFollower(DyingFollower):
-    """Tries again while the server is away, as Spark and the pipeline do."""
-
-    def batch(self, limit: int | None = None) -> list[Any] | None:
-        while True:
-            try:
-                return super().batch(limit)
-            except SourceUnreachable:
-                time.sleep(0.1)
 
 
 @pytest.mark.chaos

@@ -129,13 +129,13 @@ def lost(follower: Follower) -> str:
 
 
 def test_a_slot_that_is_gone_is_a_loss(begun: Follower) -> None:
-    assert drop(begun.reader._options.login, begun.options["slot"])
+    assert drop(begun.reader._database.given.login, begun.options["slot"])
     assert "does not exist any more" in lost(begun)
     assert slots(begun.database) == [], "it is not quietly made anew, either"
 
 
 def test_a_slot_made_anew_is_a_loss_and_not_a_gap(begun: Follower) -> None:
-    drop(begun.reader._options.login, begun.options["slot"])
+    drop(begun.reader._database.given.login, begun.options["slot"])
     begun.database.execute("INSERT INTO orders VALUES (3, 'lost')")
     begun.database.execute(f"SELECT pg_create_logical_replication_slot('{begun.options['slot']}', 'pgoutput')")
     begun.database.execute("INSERT INTO orders VALUES (4, 'seen')")
@@ -202,7 +202,7 @@ def test_a_slot_in_use_is_waited_for_and_then_refused(postgres: PostgresDatabase
     follower = Follower(postgres, tmp_path)
     follower.drain()
     follower.die()
-    held = ReplicationConnection(follower.reader._options.login)
+    held = ReplicationConnection(follower.reader._database.given.login)
     held.start(
         f"START_REPLICATION SLOT {follower.options['slot']} LOGICAL 0/0 (proto_version '1', publication_names 'pub')"
     )

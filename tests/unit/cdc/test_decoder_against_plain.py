@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_decoder import decode_plainly
 
-from millstream.cdc.postgres.decode import Decoding, decode_changes
+from millstream.cdc.decoding import Decoding
+from millstream.cdc.postgres.decode import decode_changes
 from millstream.cdc.postgres.pgoutput import Column, Relation
 from millstream.cdc.segments import read_segment, write_segment
 

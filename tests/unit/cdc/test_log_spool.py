@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millstream.cdc.lanes import lane_of
+from millstream.cdc.decoding import lane_of
 from millstream.cdc.offsets import ChangeOffset
-from millstream.cdc.postgres.visibility import Snapshot, widened
 from millstream.cdc.segments import read_segment
 from millstream.cdc.spool import LogSpool
+from millstream.cdc.visibility import Snapshot, widened
 from millstream.errors import InvalidArgument
 
 

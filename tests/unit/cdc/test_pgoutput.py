@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from millstream.cdc.decoding import Decoding
 from millstream.cdc.errors import SegmentDamaged, UnreadableMessage
 from millstream.cdc.json_columns import NumericAs
-from millstream.cdc.postgres.decode import Decoding, decode_changes
+from millstream.cdc.postgres.decode import decode_changes
 from millstream.cdc.postgres.pgoutput import (
     format_lsn,
     parse_begin,

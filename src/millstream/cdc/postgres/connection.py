@@ -7,17 +7,16 @@ or from a table, gets the same ones: that is why a snapshot and the changes behi
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import conninfo, pq
 
 from millstream.cdc.errors import InvalidChangeOption, SourceRefused, SourceUnreachable
+from millstream.cdc.options import DatabaseAddress
 
 SETTINGS = {
     "DateStyle": "ISO",
@@ -31,64 +30,37 @@ SETTINGS = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFUSALS = ("28", "3D", "42501")
 """SQL states after which the same login cannot succeed: authorisation, no such database, no right."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Login:
-    """Where the database is and who connects. Pickles as it was written: secrets are looked up by each process."""
+    """Ways into the database at an address."""
 
-    dsn: str | None
-    password_file: str | None = None
-    password_env: str | None = None
-    connect_s: int = 10
-    dsn_file: str | None = None
-    """Holds the whole dsn, where a password is in it."""
+    address: DatabaseAddress
 
     def resolve(self, environment: Mapping[str, str] = os.environ, **more: str) -> str:
         """What libpq connects with, secrets included. Never log it."""
-
-        def value(match: re.Match[str]) -> str:
-            found = environment.get(match[1])
-            if not found:
-                raise InvalidChangeOption(
-                    "dsn", match[0], f"a variable that is set, {match[1]}, on the driver and on every executor"
-                )
-            return found
-
         try:
-            given: dict[str, Any] = conninfo.conninfo_to_dict(_VARIABLE.sub(value, self._whole()))
+            given: dict[str, Any] = conninfo.conninfo_to_dict(self.address.whole(environment))
         except psycopg.ProgrammingError:
             raise InvalidChangeOption("dsn", "***", "postgresql://user@host:5432/database") from None
-        password = self._password(environment)
+        password = self.address.password(environment)
         if password is not None:
             given["password"] = password
         fixed = " ".join(f"-c {name}={setting}" for name, setting in SETTINGS.items())
         given["options"] = f"{given.get('options') or ''} {fixed}".strip()
         given |= {"client_encoding": "UTF8", "application_name": "millstream", **more}
-        given.setdefault("connect_timeout", str(self.connect_s))
+        given.setdefault("connect_timeout", str(self.address.connect_s))
         given.setdefault("tcp_user_timeout", "30000")
         return conninfo.make_conninfo(**given)
-
-    def _whole(self) -> str:
-        return self.dsn if self.dsn is not None else _content("dsnFile", self.dsn_file or "")
-
-    def _password(self, environment: Mapping[str, str]) -> str | None:
-        if self.password_env is not None:
-            found = environment.get(self.password_env)
-            if not found:
-                allowed = "an environment variable that is set, on the driver and on every executor"
-                raise InvalidChangeOption("passwordEnv", self.password_env, allowed)
-            return found
-        return None if self.password_file is None else _content("passwordFile", self.password_file)
 
     @property
     def shown(self) -> str:
         """Host, port and database, for messages."""
         try:
-            given = conninfo.conninfo_to_dict(self._whole())
+            given = conninfo.conninfo_to_dict(self.address.written())
         except (psycopg.ProgrammingError, InvalidChangeOption):
             return "the database"
         port, name = given.get("port") or 5432, given.get("dbname") or given.get("user") or ""
@@ -119,13 +91,6 @@ class Login:
 
     def __repr__(self) -> str:
         return f"Login({self.shown!r})"
-
-
-def _content(option: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, ValueError) as error:
-        raise InvalidChangeOption(option, path, f"a file that driver and executors can read ({error})") from None
 
 
 class ReplicationError(Exception):

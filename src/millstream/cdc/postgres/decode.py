@@ -6,8 +6,7 @@ after column; Arrow makes JSON of them; at the end the groups are put back into 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,20 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.cdc.decoding import Decoding, LogPlaces, change_events, emptied_event, lane_of, row_events
 from millstream.cdc.errors import UnreadableMessage
-from millstream.cdc.frame import SCHEMA, constant, in_order
+from millstream.cdc.frame import SCHEMA, in_order
 from millstream.cdc.json_columns import (
-    NUMERIC_AS_TEXT,
     UNCHANGED,
     UNTOLD,
-    NumericAs,
     Places,
     as_json,
     escaped,
     json_rows,
     quoted,
 )
-from millstream.cdc.lanes import lane_of
 from millstream.cdc.postgres.pgoutput import (
     BEGIN,
     DELETE,
@@ -39,34 +36,11 @@ from millstream.cdc.postgres.pgoutput import (
     milliseconds,
     parse_truncate,
 )
-from millstream.cdc.postgres.tuples import filled, key_changed, key_only, texts_at, view, walk_copied_rows, walk_tuples
-from millstream.cdc.segments import Bytes, Numbers, Segment
+from millstream.cdc.postgres.tuples import filled, key_changed, key_only, texts_at, walk_copied_rows, walk_tuples
+from millstream.cdc.segments import Bytes, Numbers, Segment, byte_view
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\x00"
 _NEW, _KEY, _OLD = b"NKO"
-
-Keep = Callable[[Relation, Numbers, list[pa.Array]], npt.NDArray[np.bool_] | None]
-"""Which changes of a table are not in a snapshot already, by transaction and key; None: all of them are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """How changes are told. ``unchanged`` stands for a value that Postgres did not send; None leaves the member out."""
-
-    source: str
-    database: str
-    numeric: NumericAs = NUMERIC_AS_TEXT
-    unchanged: str | None = None
-    left_out: frozenset[str] = frozenset()
-    """Columns, as ``schema.table.column``, that no event shows."""
-    lane: int = 0
-    lanes: int = 1
-    after: int = 0
-    upto: int = 1 << 62
-    keep: Keep | None = field(default=None, repr=False)
-
-    def shows(self, relation: Relation, column: str) -> bool:
-        return f"{relation.schema}.{relation.table}.{column}" not in self.left_out
 
 
 class _Transactions(NamedTuple):
@@ -99,7 +73,7 @@ def decode_changes(segment: Segment, how: Decoding) -> pa.RecordBatch:
     described = {int(number): told for number, told in segment.facts["relations"].items()}
     relations = {number: Relation.from_json(told) for number, told in described.items() if told is not None}
     rows = np.isin(kinds, (INSERT, UPDATE, DELETE)) & wanted
-    unsigned = view(body, ">u4")
+    unsigned = byte_view(body, ">u4")
     of_table = np.where(rows, unsigned[np.minimum(starts + 1, len(unsigned) - 1)], 0) if len(starts) else starts
     pieces: list[pa.RecordBatch] = []
     places: list[Numbers] = []
@@ -138,19 +112,9 @@ def decode_rows(segment: Segment, relation: Relation, how: Decoding, name: str, 
     rows = np.flatnonzero(ends - starts > 2)  # the closing alone has two bytes
     begins = starts[rows]
     columns = list(walk_copied_rows(body, begins + 2, len(relation.columns)))
-    count = len(begins)
     key = _object(body, columns, relation, how, only=relation.key)
-    ordinal = np.arange(count, dtype=np.int64)
-    identity = pc.binary_join_element_wise(f"{how.source}:{name}:", pa.array(ordinal).cast(pa.string()), "")
-    where = pa.StructArray.from_arrays(
-        [pa.repeat(position, count).cast(pa.int64()), constant(name, count), pa.array(ordinal)],
-        fields=list(SCHEMA.field("position").type),
-    )
     after = _object(body, columns, relation, how)
-    read_ms = pa.repeat(pa.scalar(segment.facts["ts_ms"], pa.int64()), count)
-    return _batch(
-        relation, how, "r", identity=identity, key=key, before=None, after=after, ts_ms=read_ms, position=where
-    )
+    return row_events(relation, how, name, position, segment.facts["ts_ms"], key=key, after=after)
 
 
 def _transactions(segment: Segment, kinds: Bytes) -> _Transactions:
@@ -159,9 +123,11 @@ def _transactions(segment: Segment, kinds: Bytes) -> _Transactions:
     begun = np.flatnonzero(kinds == BEGIN)
     at = starts[begun]
     before = segment.facts.get("open") or {"lsn": 0, "ts_ms": 0, "xid": 0, "number": 0}
-    lsn = np.concatenate([[before["lsn"]], view(body, ">i8")[at + 1]]).astype(np.int64)
-    ts_ms = np.concatenate([[before["ts_ms"]], milliseconds(0) + view(body, ">i8")[at + 9] // 1000]).astype(np.int64)
-    xid = np.concatenate([[before["xid"]], view(body, ">u4")[at + 17]]).astype(np.int64)
+    lsn = np.concatenate([[before["lsn"]], byte_view(body, ">i8")[at + 1]]).astype(np.int64)
+    ts_ms = np.concatenate([[before["ts_ms"]], milliseconds(0) + byte_view(body, ">i8")[at + 9] // 1000]).astype(
+        np.int64
+    )
+    xid = np.concatenate([[before["xid"]], byte_view(body, ">u4")[at + 17]]).astype(np.int64)
     which = np.cumsum(kinds == BEGIN)
     counted = np.cumsum(np.isin(kinds, (INSERT, UPDATE, DELETE, TRUNCATE)))
     first = np.concatenate([[-before["number"]], counted[begun]]).astype(np.int64)
@@ -237,21 +203,16 @@ def _piece(
         side = rows.new if rows.new is not None else rows.old
         assert side is not None
     messages = rows.messages
-    lsn, number = pa.array(transactions.lsn[messages]), pa.array(transactions.number[messages] - 1)
-    parts = [f"{how.source}:", lsn.cast(pa.string()), ":", number.cast(pa.string())]
-    identity = pc.binary_join_element_wise(*parts, f".{half}" if half else "", "")
-    where = pa.StructArray.from_arrays(
-        [lsn, pa.array(transactions.xid[messages]).cast(pa.string()), number],
-        fields=list(SCHEMA.field("position").type),
+    places = LogPlaces(
+        transactions.lsn[messages],
+        pa.array(transactions.xid[messages]).cast(pa.string()),
+        transactions.number[messages] - 1,
+        transactions.ts_ms[messages],
     )
     before = None if rows.old is None else _object(body, rows.old, relation, how)
     after = None if rows.new is None else _object(body, rows.new, relation, how)
     key = _object(body, side, relation, how, only=relation.key)
-    ts_ms = pa.array(transactions.ts_ms[messages])
-    made = _batch(
-        relation, how, op, identity=identity, key=key, before=before, after=after, ts_ms=ts_ms, position=where
-    )
-    return made, messages
+    return change_events(relation, how, op, half, places, key=key, before=before, after=after), messages
 
 
 def _truncate(
@@ -269,17 +230,9 @@ def _truncate(
         if fresh is not None and not fresh[0]:
             continue
         lsn, order = int(transactions.lsn[at]), int(transactions.number[at]) - 1
-        rows.append(
-            {
-                "id": f"{how.source}:{lsn}:{order}" + (f".{half}" if half else ""),
-                "db": how.database,
-                "schema": relation.schema,
-                "table": relation.table,
-                "op": "t",
-                "ts_ms": int(transactions.ts_ms[at]),
-                "position": {"lsn": lsn, "transaction": str(int(xid[0])), "order": order},
-            }
-        )
+        when, transaction = int(transactions.ts_ms[at]), str(int(xid[0]))
+        told = relation.schema, relation.table, half
+        rows.append(emptied_event(how, *told, lsn=lsn, transaction=transaction, order=order, ts_ms=when))
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA), len(rows)
 
 
@@ -307,25 +260,3 @@ def _object(
         values.append(value)
         left_out.append(mask)
     return json_rows(names, values, left_out, count)
-
-
-def _batch(
-    relation: Relation,
-    how: Decoding,
-    op: str,
-    *,
-    identity: pa.Array,
-    key: pa.Array,
-    before: pa.Array | None,
-    after: pa.Array | None,
-    ts_ms: pa.Array,
-    position: pa.Array,
-) -> pa.RecordBatch:
-    count = len(identity)
-    sides = [constant(None, count) if side is None else side for side in (before, after)]
-    names = (how.database, relation.schema, relation.table, op)
-    fixed = [constant(text, count) for text in names]
-    return pa.RecordBatch.from_arrays([identity, key, *fixed, *sides, ts_ms, position], schema=SCHEMA)
-
-
-__all__ = ["Decoding", "Keep", "decode_changes", "decode_rows"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +12,14 @@ import pyarrow.compute as pc
 from millstream.cdc.errors import UnreadableMessage
 from millstream.cdc.json_columns import NULL, UNCHANGED, UNTOLD, VALUE, Places, texts
 from millstream.cdc.postgres.pgoutput import Relation
-from millstream.cdc.segments import Bytes, Numbers
+from millstream.cdc.segments import Bytes, Numbers, byte_view
 
 _TEXT, _NOTHING, _TOAST = b"tnu"
 
 
 def walk_tuples(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
     """Column by column through pgoutput's tuples, of which ``at`` are the first columns."""
-    sizes = view(body, ">i4")
+    sizes = byte_view(body, ">i4")
     for _ in range(count):
         kind = body[at]
         has = kind == _TEXT
@@ -35,7 +34,7 @@ def walk_tuples(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
 
 def walk_copied_rows(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
     """Column by column through COPY's binary rows."""
-    sizes = view(body, ">i4")
+    sizes = byte_view(body, ">i4")
     for _ in range(count):
         size = sizes[at].astype(np.int64)
         lengths = np.maximum(size, 0)
@@ -79,9 +78,3 @@ def texts_at(body: Bytes, places: Places) -> pa.Array:
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return texts(body, places.at(order)).take(pa.array(back))
-
-
-def view(body: Bytes, kind: str) -> npt.NDArray[Any]:
-    """The buffer as overlapping numbers, one beginning at every byte: an index picks those that are wanted."""
-    width = np.dtype(kind).itemsize
-    return np.ndarray((max(0, len(body) - width + 1),), dtype=kind, buffer=body, strides=(1,))

@@ -10,6 +10,7 @@ SOURCES = classes(
     (
         "redis.RedisSource",
         "postgres.PostgresSource",
+        "mariadb.MariadbSource",
         "files.FilesSource",
         "generator.GeneratorSource",
         "spark.SparkSource",

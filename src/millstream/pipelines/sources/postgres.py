@@ -8,17 +8,16 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from millstream.cdc import POSTGRES_FORMAT
 from millstream.pipelines.events import event_frame
-from millstream.pipelines.sources.source import Leftover, Opening, Source, SourceConfig
-from millstream.pipelines.spec.part import Duration, NonEmpty, Size
-from millstream.pipelines.spec.uri import has_secret
+from millstream.pipelines.sources.database import DatabaseConfig, DatabaseSource
+from millstream.pipelines.sources.source import Leftover, Opening
+from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("millstream.pipelines")
 
 _SLOT = r"^[a-z0-9_]{1,63}$"
-_NUMERIC = r"^(text|double|decimal\(([0-9]|[12][0-9]|3[0-8])\))$"
 
 
 def _dsn(text: str) -> str:
@@ -40,47 +38,21 @@ def _dsn(text: str) -> str:
     return text
 
 
-def _column(text: str) -> str:
-    if text.count(".") != 2:
-        raise PydanticCustomError("column", "write schema.table.column")
-    return text
-
-
-class PostgresConfig(SourceConfig):
+class PostgresConfig(DatabaseConfig):
     """``tables`` are names or globs, of the schema ``public`` where they name none. ``slot`` and ``publication`` are
-    named after the pipeline unless told otherwise; ``create`` makes them where they are absent. ``lanes: 1`` keeps the
-    order of commits, more keep the order of each key. ``unchanged`` stands for a value that Postgres did not send;
-    without it the value is left out. ``segments`` is where the log is read ahead to, by default under the
-    checkpoint."""
+    named after the pipeline unless told otherwise; ``create`` makes them where they are absent. ``unchanged`` stands
+    for a value that Postgres did not send; without it the value is left out."""
 
     dsn: Annotated[str, AfterValidator(_dsn)] = Field(repr=False)
-    password_file: NonEmpty | None = None
-    tables: Annotated[list[NonEmpty], Field(min_length=1)]
     slot: Annotated[str, Field(pattern=_SLOT)] | None = None
     publication: NonEmpty | None = None
     create: bool = False
-    snapshot: Literal["never", "initial", "always"] = "initial"
-    lanes: Annotated[int, Field(ge=1, le=64)] = 1
-    numeric: Annotated[str, Field(pattern=_NUMERIC)] = "text"
     unchanged: NonEmpty | None = None
-    exclude: list[Annotated[str, AfterValidator(_column)]] = Field(default_factory=list)
-    max_bytes: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
-    chunk_rows: Annotated[int, Field(ge=1)] = 100_000
-    segments: NonEmpty | None = None
-    connect_timeout: Annotated[Duration, Field(ge=1000)] = 10_000
-
-    @model_validator(mode="after")
-    def _no_comma(self) -> PostgresConfig:
-        for name in (*self.tables, *self.exclude):
-            if "," in name:
-                raise PydanticCustomError("tables", "a name with a comma cannot be given; a glob can: ? stands for it")
-        return self
 
 
-class PostgresSource(Source):
+class PostgresSource(DatabaseSource):
     type: Literal["postgres"]
     config: PostgresConfig
-    bounds = frozenset({"max_events", "max_bytes"})
     has_slot = True
 
     def open(self, session: SparkSession, opening: Opening) -> DataFrame:
@@ -88,30 +60,14 @@ class PostgresSource(Source):
 
         changes = session.readStream.format(POSTGRES_FORMAT).options(**self._options(opening)).load()
         columns = {name: F.col(f"`{name}`") for name in changes.columns}
-        columns["name"] = F.lit(self._name(opening.pipeline))
+        columns["name"] = F.lit(self.source_name(opening.pipeline))
         # A name of a closed alphabet with digits behind it; the name itself; one letter.
         return event_frame(changes, columns, plain=("id", "name", "op"))
 
-    def secrets(self) -> Iterator[str]:
-        if self._has_password():
-            yield self.config.dsn
-
-    def problems_before_start(self, pipeline: str, *, begun: bool, master: str) -> Iterator[str]:
+    def refused(self, pipeline: str, *, begun: bool) -> str | None:
         from millstream.cdc import refusal
 
-        if not master.startswith("local") and self.config.segments is None:
-            yield (
-                f"the executors of {master} are other hosts, and must see the segments that the driver writes. "
-                "Give config.segments: a directory on storage that all of them share"
-            )
-        if not master.startswith("local") and self._has_password():
-            yield (
-                f"the executors of {master} are other hosts, and the password in the dsn may stand on no command line. "
-                "Write it into a file of mode 0600 at the same path on every host, and give password_file: /the/path"
-            )
-        why = refusal(self.login(), self.wanted(pipeline), begun=begun)
-        if why is not None:
-            yield why
+        return refusal(self.login(), self.wanted(pipeline), begun=begun)
 
     def finished(self, opening: Opening, end: Any) -> None:
         from millstream.cdc import acknowledge_end
@@ -138,12 +94,6 @@ class PostgresSource(Source):
         if self.config.segments is not None:  # those under the checkpoint went with it
             shutil.rmtree(self.config.segments, ignore_errors=True)
 
-    def order(self) -> str | None:
-        return "that of commits" if self.config.lanes == 1 else "that of each key's changes (lanes)"
-
-    def can_fail(self) -> bool:
-        return False
-
     def identity(self) -> dict[str, Any]:
         c = self.config
         return {"server": self.login().shown, "slot": c.slot, "publication": c.publication}
@@ -155,7 +105,7 @@ class PostgresSource(Source):
     def login(self) -> Login:
         from millstream.cdc import Login
 
-        return Login(self.config.dsn, self.config.password_file, None, max(1, self.config.connect_timeout // 1000))
+        return Login(self.address())
 
     def wanted(self, pipeline: str) -> Wanted:
         from millstream.cdc import Wanted
@@ -164,31 +114,9 @@ class PostgresSource(Source):
         return Wanted(tuple(c.tables), slot, c.publication or slot, c.create)
 
     def _options(self, opening: Opening) -> dict[str, str]:
-        c = self.config
-        options = {
-            "dsnFile" if self._has_password() else "dsn": self._address(opening),
-            "tables": ",".join(c.tables),
+        options = self.shared_options(opening) | {
             "slot": self.slot(opening.pipeline),
             "publication": self.wanted(opening.pipeline).publication,
-            "create": str(c.create).lower(),
-            "snapshot": c.snapshot,
-            "segments": c.segments or f"{opening.checkpoint}/segments",
-            "sourceName": self._name(opening.pipeline),
-            "lanes": str(c.lanes),
-            "numeric": c.numeric,
-            "exclude": ",".join(c.exclude),
-            "maxBytes": str(c.max_bytes),
-            "maxChangesPerTrigger": str(opening.max_events),
-            "chunkRows": str(min(c.chunk_rows, opening.max_events)),
+            "create": str(self.config.create).lower(),
         }
-        given = {"passwordFile": c.password_file, "unchanged": c.unchanged, "maxBytesPerTrigger": opening.max_bytes}
-        return options | {name: str(value) for name, value in given.items() if value is not None}
-
-    def _address(self, opening: Opening) -> str:
-        return opening.secrets.file(self.config.dsn) if self._has_password() else self.config.dsn
-
-    def _has_password(self) -> bool:
-        return has_secret(self.config.dsn) or re.search(r"\bpassword\s*=", self.config.dsn) is not None
-
-    def _name(self, pipeline: str) -> str:
-        return self.config.id or pipeline
+        return options if self.config.unchanged is None else options | {"unchanged": self.config.unchanged}

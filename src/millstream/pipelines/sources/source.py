@@ -1,6 +1,7 @@
 """What every source is: a part of the spec that opens as a streaming frame of events.
 
-Here database change sources will come in: one more class with these methods, listed in ``sources/__init__``.
+A new one is one more class with these methods, listed in ``sources/__init__``; one that follows a database begins with
+``DatabaseSource``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from millstream.pipelines.spec.uri import RedisAddress
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from millstream.cdc import SlotStatus
+    from millstream.cdc import BinlogStatus, SlotStatus
     from millstream.pipelines.spec.pipeline import PipelineSpec
 
 Ids = Literal["unique", "repeat in a batch", "repeat"]
@@ -53,10 +54,11 @@ class SourceConfig(Part):
 class Source(Part):
     """``reorders``: a replay, or a restart on another cluster, may cut or order rows differently. ``bounds``: which of
     the settings ``batch.max_events`` and ``batch.max_bytes`` it can honour. ``has_slot``: a database keeps log for it,
-    which somebody should watch."""
+    which somebody should watch; ``has_log``: one keeps log by its own rules, and may purge what is still needed."""
 
     reorders: ClassVar[bool] = False
     has_slot: ClassVar[bool] = False
+    has_log: ClassVar[bool] = False
     bounds: ClassVar[frozenset[str]] = frozenset({"max_events"})
     type: str
     config: SourceConfig
@@ -78,6 +80,10 @@ class Source(Part):
 
     def slot_status(self, pipeline: str) -> SlotStatus | None:
         """How the slot stands that the database keeps log for. May raise; asked from a thread of its own."""
+        return None
+
+    def log_status(self, end: Any) -> BinlogStatus | None:
+        """How the log stands beside where the last committed batch ended (None: there was none yet). May raise."""
         return None
 
     def leftover(self, pipeline: str) -> Leftover | None:

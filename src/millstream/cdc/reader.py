@@ -7,6 +7,7 @@ Tasks: ``read``, in other processes; the reader arrives there as a pickle, witho
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from millstream.cdc import snapshot
+from millstream.cdc.database import ChangeDatabase
+from millstream.cdc.decoding import Decoding, emptied_event
 from millstream.cdc.errors import SegmentDamaged
 from millstream.cdc.frame import SCHEMA
 from millstream.cdc.offsets import ChangeOffset
-from millstream.cdc.postgres import snapshot
-from millstream.cdc.postgres.decode import Decoding, decode_changes, decode_rows
-from millstream.cdc.postgres.options import ChangeOptions
-from millstream.cdc.postgres.pgoutput import Relation
-from millstream.cdc.postgres.planner import ChunkBatch, LogBatch, Planner
-from millstream.cdc.postgres.visibility import Unseen
+from millstream.cdc.planner import ChunkBatch, LogBatch, Planner
 from millstream.cdc.segments import Segment, read_segment
+from millstream.cdc.visibility import Unseen
 
 _SLICE = 20_000
 """Rows in one Arrow batch at most: Spark holds several of them."""
@@ -45,11 +45,10 @@ class ChunkPartition(InputPartition):
         self.generation, self.index, self.position = generation, index, position
 
 
-class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What is finished is the start that ``latestOffset`` gets; only that is acknowledged to the server."""
 
-    def __init__(self, options: ChangeOptions, database: str) -> None:
-        self._options = options
+    def __init__(self, database: ChangeDatabase) -> None:
         self._database = database
         self._planner: Planner | None = None
 
@@ -60,7 +59,7 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._plan().first_offset().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_changes
+        most = self._database.options.max_changes
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -99,32 +98,32 @@ class PostgresChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _plan(self) -> Planner:
         if self._planner is None:
-            self._planner = Planner(self._options)
+            self._planner = Planner(self._database)
         return self._planner
 
-    def _decoding(self, **more: Any) -> Decoding:
-        o = self._options
-        return Decoding(o.source, self._database, o.numeric, o.unchanged, o.exclude, **more)
-
     def _lane(self, partition: LanePartition) -> Iterator[pa.RecordBatch]:
-        batch = partition.batch
-        order = snapshot.ServersOrder(self._options.login)
-        unseen = None if batch.seen is None else Unseen(snapshot.read_seen(Path(batch.seen)), order)
-        how = self._decoding(lane=partition.lane, lanes=batch.lanes, after=batch.after, upto=batch.upto, keep=unseen)
+        batch, database = partition.batch, self._database
+        unseen = None if batch.seen is None else Unseen(snapshot.read_seen(Path(batch.seen)), database.locate)
+        lane, lanes = partition.lane, batch.lanes
+        how = replace(database.decoding(), lane=lane, lanes=lanes, after=batch.after, upto=batch.upto, keep=unseen)
         for file in batch.files:
-            yield decode_changes(_opened(Path(file)), how)
+            yield database.decode_changes(_opened(Path(file)), how)
 
     def _chunk(self, partition: ChunkPartition) -> Iterator[pa.RecordBatch]:
-        directory = Path(self._options.segments)
+        database = self._database
+        directory = Path(database.options.segments)
         plan = snapshot.read_plan(directory, partition.generation)
-        if partition.index < plan.opening:
-            yield _emptied(plan, self._decoding())
+        chunk = plan.chunk(partition.index)
+        if chunk is None:
+            yield _emptied(plan, database.decoding())
             return
-        segment = _opened(snapshot.pinned_chunk(self._options.login, directory, plan, partition.index))
-        if "relation" in segment.facts:  # else the table was dropped meanwhile
-            relation = Relation.from_json(segment.facts["relation"])
-            name = f"snapshot-{plan.generation}-{partition.index}"
-            yield decode_rows(segment, relation, self._decoding(), name, segment.facts["position"])
+        path = snapshot.chunk_path(directory, plan.generation, partition.index)
+        if not path.exists():  # else an earlier attempt has read it, and its rows are what this chunk is
+            database.read_chunk(path, chunk)
+        name = f"snapshot-{plan.generation}-{partition.index}"
+        rows = database.decode_chunk(_opened(path), database.decoding(), name)
+        if rows is not None:
+            yield rows
 
 
 def _opened(path: Path) -> Segment:
@@ -141,8 +140,7 @@ def _emptied(plan: snapshot.SnapshotPlan, how: Decoding) -> pa.RecordBatch:
     for turn in plan.emptied:
         for name, half in turn["tables"].items():
             schema, _, table = name.partition(".")
-            position = {"lsn": turn["lsn"], "transaction": str(turn["xid"]), "order": turn["number"]}
-            identity = f"{how.source}:{turn['lsn']}:{turn['number']}" + (f".{half}" if half else "")
-            told = {"id": identity, "db": how.database, "schema": schema, "table": table, "op": "t"}
-            rows.append({**told, "ts_ms": turn["ts_ms"], "position": position})
+            place = {"lsn": turn["lsn"], "order": turn["number"], "ts_ms": turn["ts_ms"]}
+            transaction = str(turn.get("transaction", turn["xid"]))
+            rows.append(emptied_event(how, schema, table, half, transaction=transaction, **place))
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

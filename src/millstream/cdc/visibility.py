@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millstream.cdc.decoding import Described
 from millstream.cdc.errors import SnapshotLost
-from millstream.cdc.postgres.pgoutput import Relation
 from millstream.cdc.segments import Numbers
 
 Locate = Callable[["SeenTable", list[pa.Array]], Numbers]
@@ -25,7 +25,8 @@ Locate = Callable[["SeenTable", list[pa.Array]], Numbers]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``pg_current_snapshot()``: all below ``xmin`` is seen, nothing from ``xmax`` on; between, all but ``running``."""
+    """As ``pg_current_snapshot()`` has it: of transactions by their numbers all below ``xmin`` are seen, none from
+    ``xmax`` on; between, all but ``running``. Where the log itself tells what was seen, a number is a place in it."""
 
     xmin: int
     xmax: int
@@ -59,10 +60,12 @@ class SeenTable:
     bounds: tuple[tuple[str, ...], ...]
     snapshots: tuple[Snapshot, ...]
     settled: int
+    wide: bool = False
+    """Whether the log has all 64 bits of a transaction's number."""
 
     def judge(self, xids: Numbers) -> npt.NDArray[np.bool_]:
-        """One row for each chunk: whether it saw each of the transactions, given by 32 bits."""
-        wide = widened(xids, max(snapshot.xmax for snapshot in self.snapshots))
+        """One row for each chunk: whether it saw each of the transactions."""
+        wide = xids if self.wide else widened(xids, max(snapshot.xmax for snapshot in self.snapshots))
         return np.array([snapshot.saw(wide) for snapshot in self.snapshots])
 
     def disputed(self, xid: int) -> bool:
@@ -78,6 +81,7 @@ class SeenTable:
             "bounds": [list(bound) for bound in self.bounds],
             "snapshots": [[s.xmin, s.xmax, list(s.running)] for s in self.snapshots],
             "settled": self.settled,
+            "wide": self.wide,
         }
 
     @classmethod
@@ -85,7 +89,7 @@ class SeenTable:
         key = tuple((name, kind, collation) for name, kind, collation in told["key"])
         snapshots = tuple(Snapshot(xmin, xmax, tuple(running)) for xmin, xmax, running in told["snapshots"])
         bounds = tuple(tuple(bound) for bound in told["bounds"])
-        return cls(told["schema"], told["table"], key, bounds, snapshots, told["settled"])
+        return cls(told["schema"], told["table"], key, bounds, snapshots, told["settled"], told.get("wide", False))
 
 
 class Unseen:
@@ -95,7 +99,7 @@ class Unseen:
         self._tables = {(each.schema, each.table): each for each in tables}
         self._locate = locate
 
-    def __call__(self, relation: Relation, xids: Numbers, keys: list[pa.Array]) -> npt.NDArray[np.bool_] | None:
+    def __call__(self, relation: Described, xids: Numbers, keys: list[pa.Array]) -> npt.NDArray[np.bool_] | None:
         table = self._tables.get((relation.schema, relation.table))
         if table is None:
             return None
@@ -120,7 +124,7 @@ class Unseen:
         return kept
 
     @staticmethod
-    def _in_order(table: SeenTable, relation: Relation, keys: list[pa.Array]) -> list[pa.Array]:
+    def _in_order(table: SeenTable, relation: Described, keys: list[pa.Array]) -> list[pa.Array]:
         """The columns of a row stand in the table's order, those of the bounds in the key's."""
         by_name = dict(zip((relation.columns[at].name for at in relation.key), keys, strict=True))
         missing = [name for name, _, _ in table.key if name not in by_name]

@@ -1,7 +1,7 @@
 """Where batches end: the driver's side of a change source, between Spark's calls and the session's spool.
 
 A batch either reads chunks of a snapshot or moves the position in the log, to the end of a commit. Chunks come first;
-changes follow from where the slot was, without what the chunks saw already.
+changes follow from where the log began, without what the chunks saw already.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millstream.cdc import snapshot
+from millstream.cdc.database import ChangeDatabase, ChangeSession
 from millstream.cdc.errors import SourceUnreachable
 from millstream.cdc.offsets import ChangeOffset
-from millstream.cdc.postgres import catalog, preparation, snapshot
-from millstream.cdc.postgres.options import ChangeOptions
-from millstream.cdc.postgres.pgoutput import Relation
-from millstream.cdc.postgres.session import ReplicationSession
-from millstream.cdc.postgres.visibility import SeenTable
 from millstream.cdc.segments import pin_json
 from millstream.cdc.spool import LogSpool
+from millstream.cdc.visibility import SeenTable
 
 log = logging.getLogger("millstream.cdc")
 
@@ -54,11 +52,12 @@ class ChunkBatch:
 class Planner:
     """For one query, in one process, by one thread. Opens the session when it first knows where to begin."""
 
-    def __init__(self, options: ChangeOptions) -> None:
-        self._options = options
+    def __init__(self, database: ChangeDatabase) -> None:
+        self._database = database
+        options = self._options = database.options
         self._directory = Path(options.segments)
         self._spool: LogSpool | None = None
-        self._session: ReplicationSession | None = None
+        self._session: ChangeSession | None = None
         self._target: int | None = None
         self._again = options.snapshot == "always"
         self._known: set[str] | None = None
@@ -66,23 +65,21 @@ class Planner:
         self._seen: tuple[int, list[SeenTable]] = (0, [])
 
     def first_offset(self) -> ChangeOffset:
-        """Looks at the database, makes what was asked for, and begins where the slot does.
+        """Looks at the database, makes what was asked for, and begins where its log does.
 
         Spark asks again, whenever it plans or replays the first batch: so the answer is pinned, like all that decides
         which rows a batch holds.
         """
-        o, pinned = self._options, self._directory / FIRST
+        pinned = self._directory / FIRST
         if not pinned.exists():
-            found = preparation.look(o.login, o.wanted, begun=False)
-            position = preparation.make(o.login, o.wanted, found)
+            begin = self._database.begin()
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            pin_json(pinned, ChangeOffset(found.server, position, lanes=o.lanes).to_json())
+            pin_json(pinned, begin.to_json())
         return ChangeOffset.from_json(json.loads(pinned.read_text(encoding="utf-8")))
 
     def end_now(self) -> None:
         """From now on there is a last batch: what is in the log at this moment, and no more."""
-        with self._options.login.connect() as connection:
-            self._target = catalog.flushed_position(connection)
+        self._target = self._database.log_end()
 
     def next_offset(self, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
         """The end of the next batch; None where nothing is new. What ends at ``finished`` is acknowledged."""
@@ -133,39 +130,17 @@ class Planner:
 
     # --- the session ----------------------------------------------------------------------------------------------
 
-    def _open(self, start: ChangeOffset) -> tuple[LogSpool, ReplicationSession]:
+    def _open(self, start: ChangeOffset) -> tuple[LogSpool, ChangeSession]:
         if self._spool is None or self._session is None:
-            o = self._options
-            found = preparation.look(o.login, o.wanted, begun=True)
-            system, database = found.server.split("/", 1)
-            catalog.same_server(start.server, system, database, o.login)
-            catalog.refuse_gap(o.wanted.slot, found.slot, start.position)
-            if o.wanted.create:
-                with o.login.connect() as connection:
-                    preparation.publish(connection, o.wanted, found)
+            tables = self._database.resume(start)
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._spool = LogSpool(self._directory, start.position, o.max_bytes)
-            self._session = ReplicationSession(
-                o.login,
-                o.wanted.slot,
-                o.wanted.publication,
-                self._spool,
-                server=start.server,
-                describe=self._describe,
-            )
-            self._strangers = {table.full_name for table in found.tables}
+            self._spool = LogSpool(self._directory, start.position, self._options.max_bytes, self._database.count)
+            self._session = self._database.session(self._spool, start, self._strangers.add)
+            self._strangers.update(tables)
             self._session.start()
         return self._spool, self._session
 
-    def _describe(self, relation: Relation) -> Relation | None:
-        """In the session's thread, with the spool locked: so before any change of the table can be planned."""
-        if not catalog.matches(relation.schema, relation.table, self._options.wanted.tables):
-            return None
-        self._strangers.add(f"{relation.schema}.{relation.table}")
-        with self._options.login.connect() as connection:
-            return catalog.completed(connection, relation)
-
-    def _await(self, session: ReplicationSession, enough: Callable[[], bool]) -> None:
+    def _await(self, session: ChangeSession, enough: Callable[[], bool]) -> None:
         """Until the session has read enough. Raises what stopped it, and SourceUnreachable where the server is away for
         longer than the deadline: to take that for the end would be to call what is missing finished."""
         assert self._spool is not None
@@ -184,7 +159,7 @@ class Planner:
     # --- the log ----------------------------------------------------------------------------------------------------
 
     def _along_the_log(
-        self, finished: ChangeOffset, spool: LogSpool, session: ReplicationSession, max_changes: int | None
+        self, finished: ChangeOffset, spool: LogSpool, session: ChangeSession, max_changes: int | None
     ) -> ChangeOffset | None:
         target, most = self._target, max_changes or 1 << 62
         if target is not None:
@@ -207,16 +182,18 @@ class Planner:
             if turn is not None:
                 upto = min(upto, turn["lsn"])
             end = spool.end(finished.position, upto, max_changes, self._options.batch_bytes)
-            reached = spool.position
+            files = [] if end is None else [file for each in spool.stretches(end - 1, end) for file in each.files]
+            reached, mark = spool.position, spool.mark
+            quiet = end is None and spool.end(finished.position, reached, None, None) is None
         if new:
             return self.next_offset(finished, max_changes)
         if end is not None:
-            return finished.moved(position=end, lanes=self._options.lanes)
+            return finished.moved(position=end, lanes=self._options.lanes, mark=self._database.mark(files, end))
         if turn is not None:
             fresh = self._begin_again(finished, turn)
             return self._more_chunks(finished.moved(generation=fresh.generation, chunks=0), fresh, max_changes)
-        if target is None and reached - finished.position >= IDLE_BYTES:
-            return finished.moved(position=reached, lanes=self._options.lanes)
+        if quiet and mark is not None and reached - finished.position >= IDLE_BYTES:
+            return finished.moved(position=reached, lanes=self._options.lanes, mark=mark)
         return None
 
     # --- snapshots ----------------------------------------------------------------------------------------------------
@@ -241,48 +218,31 @@ class Planner:
         new = self._new_tables(finished)
         if not new and not self._again:
             return None
-        with self._options.login.connect() as connection:
-            tables = catalog.followed_tables(connection, self._options.wanted.tables)
-        if not self._again:
-            tables = [table for table in tables if table.full_name in new]
+        names = None if self._again else new
         self._again = False
-        return self._make_plan(finished, tables, also_known=new)
+        return self._make_plan(finished, names, also_known=new)
 
     def _begin_again(self, finished: ChangeOffset, turn: dict[str, Any]) -> snapshot.SnapshotPlan:
         """A table was emptied while its snapshot was read: some chunks saw that and some did not."""
         log.warning("%s was emptied during its snapshot, which begins again", ", ".join(turn["tables"]))
         disputed = {f"{table.schema}.{table.table}" for table in self._seen_by(finished) if table.disputed(turn["xid"])}
-        with self._options.login.connect() as connection:
-            tables = catalog.followed_tables(connection, self._options.wanted.tables)
         names = {name: half for name, half in turn["tables"].items() if name in disputed}
-        return self._make_plan(
-            finished,
-            [table for table in tables if table.full_name in names],
-            emptied=[{**turn, "tables": names}],
-        )
+        return self._make_plan(finished, names, emptied=[{**turn, "tables": names}])
 
     def _make_plan(
         self,
         finished: ChangeOffset,
-        tables: Sequence[catalog.FollowedTable],
+        names: Collection[str] | None,
         *,
         emptied: Sequence[dict[str, Any]] = (),
-        also_known: set[str] | None = None,
+        also_known: Collection[str] = (),
     ) -> snapshot.SnapshotPlan:
-        o = self._options
         self._new_tables(finished)
-        known = {*(self._known or set()), *(also_known or set())}
-        with o.login.connect() as connection:
-            made = snapshot.make_plan(
-                connection,
-                self._directory,
-                finished.generation + 1,
-                tables,
-                catalog.published(connection, o.wanted.publication) or {},
-                chunk_rows=o.chunk_rows,
-                emptied=emptied,
-                known=sorted(known),
-            )
+        known = {*(self._known or set()), *also_known}
+        must_see = {name: turn["xid"] for turn in emptied for name in turn["tables"]}
+        tables = self._database.cut_tables(names, must_see)
+        generation = finished.generation + 1
+        made = snapshot.write_plan(self._directory, generation, tables, emptied=emptied, known=sorted(known))
         self._known = set(made.known)
         return made
 
