@@ -1,4 +1,4 @@
-# One command each. Every target sets up what it needs: a virtual environment, pinned packages, redis-server, PostgreSQL, Java.
+# One command each. Every target sets up what it needs: a virtual environment, pinned packages, redis-server, PostgreSQL, MariaDB, Java.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PY := .venv/bin/python
@@ -12,7 +12,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .setup-stamp  ## make .venv, install pinned packages, redis-server, PostgreSQL and Java where they are absent
+setup: .setup-stamp  ## make .venv, install pinned packages, redis-server, PostgreSQL, MariaDB and Java where they are absent
 
 .setup-stamp: pyproject.toml constraints.txt scripts/setup.sh
 	@bash scripts/setup.sh

@@ -20,12 +20,16 @@ if ! command -v java >/dev/null || [ "$(java_major)" -lt 17 ] 2>/dev/null; then 
 # Debian's tools find the servers of every version under this directory; on other systems the path leads to initdb.
 { ls /usr/lib/postgresql/*/bin/initdb || command -v initdb; } >/dev/null 2>&1 || missing+=(postgresql)
 
+# Debian starts servers on install; the tests start their own, so nothing may run by itself.
+install() {
+  command -v apt-get >/dev/null \
+    && as_root apt-get update -qq \
+    && as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
 if [ ${#missing[@]} -gt 0 ]; then
   say "setup: installing ${missing[*]} with apt-get ..."
-  # Debian starts servers on install; the tests start their own, so nothing may run by itself.
-  if ! { command -v apt-get >/dev/null \
-      && as_root apt-get update -qq \
-      && as_root env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; }; then
+  if ! install "${missing[@]}"; then
     say "setup: could not install: ${missing[*]}."
     say "       Install redis-server 7.0, PostgreSQL 13 and Java 17, each or newer, by hand, then run make again."
     exit 1
@@ -38,6 +42,12 @@ if ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
   as_root apt-get update -qq \
     && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null \
     || say "setup: could not install chromium; the tests of the dashboard will be skipped."
+fi
+
+# MariaDB is only followed, never needed: without it the tests that follow one are skipped.
+if ! PATH="$PATH:/usr/sbin" command -v mariadbd >/dev/null; then
+  say "setup: installing mariadb-server with apt-get ..."
+  install mariadb-server || say "setup: could not install mariadb-server; the tests of following a MariaDB are skipped."
 fi
 
 python=${MILLSTREAM_PYTHON:-}

@@ -13,11 +13,14 @@ from xdist.scheduler import LoadScopeScheduling
 from millstream import Broker, open_blocking_broker, open_broker
 from millstream.testing import (
     ClusterSetup,
+    MariadbDatabase,
+    MariadbProcess,
     PostgresDatabase,
     PostgresProcess,
     RedisProcess,
     SentinelSetup,
     ServedBroker,
+    mariadb_server,
     postgres_binaries,
     redis_server_installed,
 )
@@ -137,5 +140,22 @@ def shared_postgres() -> Iterator[PostgresProcess]:
 def postgres(shared_postgres: PostgresProcess) -> Iterator[PostgresDatabase]:
     """An empty database, whose slots go with it."""
     database = shared_postgres.fresh_database()
+    yield database
+    database.drop()
+
+
+@pytest.fixture(scope="session")
+def shared_mariadb() -> Iterator[MariadbProcess]:
+    """One MariaDB for the whole run. Use ``mariadb``, which is an empty database of it."""
+    if mariadb_server() is None:
+        pytest.skip("MariaDB is not installed: run `make setup`")
+    with MariadbProcess() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb(shared_mariadb: MariadbProcess) -> Iterator[MariadbDatabase]:
+    """An empty database."""
+    database = shared_mariadb.fresh_database()
     yield database
     database.drop()

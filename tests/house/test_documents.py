@@ -190,7 +190,7 @@ IMPORTED_BY_OTHERS = {
     "googleapis-common-protos": "PySpark's Connect client",
     "zstandard": "PySpark's Connect client",
 }
-MODULES = {"opentelemetry-api": "opentelemetry"}
+MODULES = {"mysql-replication": "pymysqlreplication", "opentelemetry-api": "opentelemetry"}
 """Where a module is not called as its package."""
 
 

@@ -25,8 +25,17 @@ FOR_USERS = {
     "runner": {"TargetRefused", "lifespan"},
     "testing": {
         *("AnsweringProxy", "ClusterSetup", "CuttingProxy", "DeliveryLedger", "Fault", "FaultyBlockingLink"),
-        *("FaultyLink", "FragileProxy", "HandlingLedger", "LoadingRedis", "PostgresDatabase", "SentinelSetup"),
-        *("ServedBroker", "eventually", "free_port", "redis_server_installed", "valkey_server"),
+        *(
+            "FaultyLink",
+            "FragileProxy",
+            "HandlingLedger",
+            "LoadingRedis",
+            "MariadbDatabase",
+            "MariadbProcess",
+            "PostgresDatabase",
+        ),
+        *("SentinelSetup", "ServedBroker", "eventually", "free_port", "mariadb_server", "redis_server_installed"),
+        "valkey_server",
     },
     "model": {"APPENDED", "FSYNCED", "MEMORY", "Fact", "ManualClock", "from_json_fields", "to_json_fields"},
     "messaging": {

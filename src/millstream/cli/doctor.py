@@ -50,11 +50,17 @@ def command(
 
 
 def _examine_pipeline(file: Path) -> list[Finding]:
-    from millstream.observe import examine_slot
-    from millstream.pipelines import load_pipeline
+    from millstream.observe import examine_binlog, examine_slot
+    from millstream.pipelines import Checkpoint, load_pipeline
 
     pipeline = load_pipeline(file)
     source = pipeline.spec.source
+    if source.has_log:
+        checkpoint = Checkpoint(pipeline.checkpoint_path)
+        last = checkpoint.last_committed()
+        ends = None if last is None else checkpoint.ends(last)
+        found = source.log_status(ends[0] if ends else None)
+        return [] if found is None else examine_binlog(found)
     if not source.has_slot:
         return [Finding(Severity.ok, pipeline.name, f"a source of type {source.type} holds nothing in a database")]
     return examine_slot(source.slot_status(pipeline.name))

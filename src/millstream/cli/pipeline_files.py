@@ -44,9 +44,13 @@ def missing_parts(plans: Sequence[PipelinePlan] = ()) -> Iterator[str]:
         yield "Spark is not installed, and pipelines run on it. Install it: pip install 'millstream[spark]'"
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         yield "Spark needs Java 17 or newer, and there is none. Install it: apt-get install openjdk-17-jre-headless"
-
-    if any(made.pipeline.spec.source.type == "postgres" for made in plans) and find_spec("psycopg") is None:
-        yield "The source postgres needs psycopg, which is not installed. Install it: pip install 'millstream[cdc]'"
+    sources = {made.pipeline.spec.source.type for made in plans}
+    for source, module, name in (
+        ("postgres", "psycopg", "psycopg"),
+        ("mariadb", "pymysqlreplication", "mysql-replication"),
+    ):
+        if source in sources and find_spec(module) is None:
+            yield f"The source {source} needs {name}, which is not installed. Install it: pip install 'millstream[cdc]'"
 
 
 def need_spark(plans: Sequence[PipelinePlan] = ()) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millstream.observe.diagnose import Finding as Finding
     from millstream.observe.diagnose import Severity as Severity
+    from millstream.observe.diagnose import examine_binlog as examine_binlog
     from millstream.observe.diagnose import examine_machine as examine_machine
     from millstream.observe.diagnose import examine_slot as examine_slot
     from millstream.observe.diagnose_server import examine_server as examine_server
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Finding": "diagnose",
     "Severity": "diagnose",
+    "examine_binlog": "diagnose",
     "examine_machine": "diagnose",
     "examine_slot": "diagnose",
     "examine_stream": "diagnose_stream",

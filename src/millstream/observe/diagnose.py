@@ -1,4 +1,4 @@
-"""Examinations of this machine and of the slot of a database source: each finding says how bad it is and what to do."""
+"""Examinations of this machine and of the log of a database source: each finding says how bad it is and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from millstream.cdc import SlotStatus  # its module needs a database's driver, which only pipelines install
+    from millstream.cdc import (  # its module needs a database's driver, which only pipelines install
+        BinlogStatus,
+        SlotStatus,
+    )
 
 
 class Severity(StrEnum):
@@ -30,6 +33,7 @@ class Finding(NamedTuple):
 
 
 MUCH = 1 << 30
+SHORT_S = 86_400
 
 
 def examine_slot(found: SlotStatus | None) -> list[Finding]:
@@ -49,6 +53,29 @@ def examine_slot(found: SlotStatus | None) -> list[Finding]:
     level = Severity.warning if found.held_bytes > MUCH else Severity.ok
     remedy = "the server keeps it until batches are finished: see what holds the pipeline up" if level != "ok" else ""
     findings.append(Finding(level, name, f"the server keeps {found.held_bytes:,} bytes of log for it", remedy))
+    return findings
+
+
+def examine_binlog(found: BinlogStatus) -> list[Finding]:
+    name = "binary log"
+    if found.lost is not None:
+        return [
+            Finding(Severity.problem, name, found.lost, "millstream pipeline reset, and begin anew with a snapshot")
+        ]
+    findings = []
+    if found.behind_bytes is None:
+        findings.append(Finding(Severity.note, name, "the pipeline has no checkpoint (yet)", "start the pipeline"))
+    else:
+        level = Severity.warning if found.behind_bytes > MUCH else Severity.ok
+        remedy = "" if level == Severity.ok else "start the pipeline, or see what holds it up, before the server purges"
+        findings.append(Finding(level, name, f"{found.behind_bytes:,} bytes lie behind the checkpoint", remedy))
+        if found.behind_bytes and found.files > 1 and not found.spare_files:
+            what = "the checkpoint stands in the oldest file that the server has"
+            findings.append(Finding(Severity.warning, name, what, "start the pipeline: the next purge may take it"))
+    if 0 < found.keeps_s < SHORT_S:
+        what = f"the server keeps its files for {found.keeps_s} s"
+        remedy = "a pipeline that stands still for longer has to begin anew: raise binlog_expire_logs_seconds"
+        findings.append(Finding(Severity.warning, name, what, remedy))
     return findings
 
 

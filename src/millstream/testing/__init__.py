@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from millstream.testing.handling_ledger import HandlingLedger as HandlingLedger
     from millstream.testing.ledger import DeliveryLedger as DeliveryLedger
     from millstream.testing.loading import LoadingRedis as LoadingRedis
+    from millstream.testing.mariadb import MariadbDatabase as MariadbDatabase
+    from millstream.testing.mariadb import MariadbProcess as MariadbProcess
+    from millstream.testing.mariadb import mariadb_server as mariadb_server
     from millstream.testing.postgres import PostgresDatabase as PostgresDatabase
     from millstream.testing.postgres import PostgresProcess as PostgresProcess
     from millstream.testing.postgres import postgres_binaries as postgres_binaries
@@ -41,6 +44,8 @@ _HOMES = {
     "FragileProxy": "fragile",
     "HandlingLedger": "handling_ledger",
     "LoadingRedis": "loading",
+    "MariadbDatabase": "mariadb",
+    "MariadbProcess": "mariadb",
     "PostgresDatabase": "postgres",
     "PostgresProcess": "postgres",
     "RedisProcess": "servers",
@@ -49,6 +54,7 @@ _HOMES = {
     "ServedBroker": "servers",
     "eventually": "waiting",
     "free_port": "servers",
+    "mariadb_server": "mariadb",
     "postgres_binaries": "postgres",
     "redis_server_installed": "servers",
     "valkey_server": "servers",

@@ -1,0 +1,65 @@
+"""MariaDB beside random writers; the follower, and then the server, die again and again. The ledger is strict."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from following import DyingFollower
+from ledger_run import StubbornFollower, finish, run, tables
+
+from millstream.testing import MariadbDatabase, MariadbProcess, mariadb_server
+
+TRIALS = int(os.environ.get("TRIALS", "3"))
+SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
+
+pytestmark = pytest.mark.timeout(120 + 60 * TRIALS)
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_every_change_comes_exactly_once_and_fits_the_row_before_it(
+    mariadb: MariadbDatabase, tmp_path: Path, trial: int
+) -> None:
+    print(f"SEED={SEED}")
+    chance = random.Random(f"{SEED}-{trial}")
+    follower = DyingFollower(mariadb, tmp_path / "segments", chance=chance, chunkRows="7")
+    ledger = run(mariadb, follower, SEED + 10 * trial)
+    events, transactions, deaths = sum(ledger.ids.values()), len(ledger.transactions), follower.deaths
+    print(f"ledger: {events} ids, {transactions} transactions, {deaths} deaths, {len(ledger.verdict())} complaints")
+    assert ledger.verdict() == []
+    assert follower.deaths > 3
+    assert sum(ledger.ids.values()) > 300
+
+
+@pytest.mark.chaos
+def test_the_database_is_killed_again_and_again(tmp_path: Path) -> None:
+    if mariadb_server() is None:
+        pytest.skip("MariaDB is not installed: run `make setup`")
+    print(f"SEED={SEED}")
+    chance, kills = random.Random(f"{SEED}-killed"), 0
+    with MariadbProcess() as server:
+        database, stop = server.fresh_database(), threading.Event()
+
+        def kill() -> None:
+            nonlocal kills
+            while not stop.wait(1 + 3 * chance.random()):
+                server.kill()
+                server.start()
+                kills += 1
+
+        follower = StubbornFollower(database, tmp_path / "segments", chance=random.Random(SEED), chunkRows="7")
+        killer = threading.Thread(target=kill)
+        database.execute(*tables(database))
+        follower.start = follower.reader.initialOffset()
+        killer.start()
+        try:
+            ledger = run(database, follower, SEED, batches=10 + 2 * TRIALS, whole=False)
+        finally:
+            stop.set()
+            killer.join()
+        finish(database, follower, ledger)
+        print(f"ledger: {sum(ledger.ids.values())} ids, {len(ledger.transactions)} transactions, {kills} kills")
+        assert ledger.verdict() == []

@@ -1,0 +1,236 @@
+"""What cannot be followed exactly is refused, in words that say what to do. Against a real MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from following import Follower
+
+from millstream.cdc.errors import InvalidChangeOption, PositionLost, SourceRefused, SourceUnreachable
+from millstream.cdc.mariadb.database import Mariadb
+from millstream.cdc.mariadb.options import mariadb_options
+from millstream.testing import MariadbDatabase, MariadbProcess, mariadb_server, wait_until
+
+ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, note text)"
+
+
+def refused(follower: Follower) -> str:
+    with pytest.raises(SourceRefused) as caught:
+        follower.plan()
+    assert not list(Path(follower.options["segments"]).glob("*")), "nothing was made"
+    return str(caught.value)
+
+
+@contextmanager
+def setting(database: MariadbDatabase, name: str, value: str) -> Iterator[None]:
+    [(before,)] = database.execute(f"SELECT @@GLOBAL.{name}")
+    database.execute(f"SET GLOBAL {name} = {value}")
+    try:
+        yield
+    finally:
+        database.execute(f"SET GLOBAL {name} = {before}")
+
+
+@pytest.fixture
+def begun(mariadb: MariadbDatabase, tmp_path: Path) -> Iterator[Follower]:
+    mariadb.execute(ORDERS, "INSERT INTO orders VALUES (1, 'a')")
+    follower = Follower(mariadb, tmp_path / "segments")
+    assert len(follower.drain()) == 1
+    yield follower
+    follower.stop()
+
+
+def lost(follower: Follower) -> str:
+    follower.die()
+    with pytest.raises(PositionLost) as caught:
+        follower.drain()
+    return str(caught.value)
+
+
+def test_settings_of_the_server_are_told_with_their_commands(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS)
+    for name, value in {
+        "binlog_format": "'MIXED'",
+        "binlog_row_image": "'MINIMAL'",
+        "binlog_row_metadata": "'MINIMAL'",
+        "log_bin_compress": "1",
+    }.items():
+        with setting(mariadb, name, value):
+            words = refused(Follower(mariadb, tmp_path / name))
+        assert f"SET GLOBAL {name} = " in words
+        assert "nothing was made" in words
+
+
+def test_a_server_without_a_log_is_refused(tmp_path: Path) -> None:
+    if mariadb_server() is None:
+        pytest.skip("MariaDB is not installed: run `make setup`")
+    with MariadbProcess({"skip-log-bin": "1"}) as server:
+        database = server.fresh_database()
+        database.execute(ORDERS)
+        assert "Set `log_bin` in its configuration" in refused(Follower(database, tmp_path / "segments"))
+
+
+def test_a_user_without_rights_is_told_the_command(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    mariadb.execute(
+        ORDERS, "CREATE USER plain@'127.0.0.1' IDENTIFIED BY 'hush'", "GRANT SELECT ON *.* TO plain@'127.0.0.1'"
+    )
+    try:
+        dsn = mariadb.dsn.replace("//root@", "//plain:hush@")
+        words = refused(Follower(mariadb, tmp_path / "a", dsn=dsn))
+        assert "GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO 'plain'@'127.0.0.1'" in words
+        wrong = refused(Follower(mariadb, tmp_path / "b", dsn=dsn.replace("hush", "s3cret")))
+        assert "Access denied" in wrong
+        assert "s3cret" not in wrong
+        mariadb.execute("GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO plain@'127.0.0.1'")
+        mariadb.execute("INSERT INTO orders VALUES (1, 'a')")
+        follower = Follower(mariadb, tmp_path / "c", dsn=dsn)
+        assert len(follower.drain()) == 1
+        follower.stop()
+    finally:
+        mariadb.execute("DROP USER plain@'127.0.0.1'")
+
+
+def test_tables_and_columns_that_cannot_be_told_exactly_are_named(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    mariadb.execute(
+        "CREATE TABLE keyless (line text)",
+        "CREATE TABLE aria (id int PRIMARY KEY) ENGINE = Aria",
+        "CREATE TABLE history (id int PRIMARY KEY) WITH SYSTEM VERSIONING",
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (id int PRIMARY KEY, parent int, "
+        "CONSTRAINT gone FOREIGN KEY (parent) REFERENCES parent (id) ON DELETE CASCADE)",
+        "CREATE TABLE odd (id int PRIMARY KEY, packed text COMPRESSED, word varchar(9) CHARACTER SET cp1251)",
+    )
+    words = refused(Follower(mariadb, tmp_path / "segments"))
+    for told in (
+        "keyless: it has no primary key",
+        "aria: its engine is Aria",
+        "history: it is system-versioned",
+        "child: rows of it change with another table's by the constraint gone",
+        "odd.packed: it is COMPRESSED",
+        "odd.word: its character set is cp1251",
+    ):
+        assert f"{mariadb.name}.{told}" in words
+    assert "no table is called" in refused(Follower(mariadb, tmp_path / "none", tables="nothing"))
+
+
+def test_a_purged_log_is_a_loss(begun: Follower) -> None:
+    begun.database.execute("INSERT INTO orders VALUES (2, 'b')", "FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+    begun.stop()
+    [(newest, *_)] = begun.database.execute("SHOW MASTER STATUS")
+    begun.database.execute(f"PURGE BINARY LOGS TO '{newest}'")
+    words = lost(begun)
+    assert "has no more" in words
+    assert "binlog_expire_logs_seconds" in words
+    assert "pipeline reset" in words
+
+
+def test_a_log_that_was_reset_is_a_loss_though_it_has_grown_past_the_checkpoint(tmp_path: Path) -> None:
+    """The server would go on silently from a place that means something else."""
+    if mariadb_server() is None:
+        pytest.skip("MariaDB is not installed: run `make setup`")
+    with MariadbProcess() as server:
+        database = server.fresh_database()
+        database.execute(ORDERS)
+        follower = Follower(database, tmp_path / "segments")
+        follower.drain()
+        for number in range(1, 9):
+            database.execute(f"INSERT INTO orders VALUES ({number}, 'a')")
+        assert len(follower.drain()) == 8
+        follower.stop()
+        place = follower.planned[-1]["position"] & 0xFFFFFFFF
+        database.execute("RESET MASTER", "CREATE TABLE filler (id int PRIMARY KEY)")
+        number = 0
+        while database.execute("SHOW MASTER STATUS")[0][1] <= place:
+            number += 1
+            database.execute(f"INSERT INTO filler VALUES ({number})")
+        words = lost(follower)
+        assert "behind GTID 0-1-" in words
+        assert "its log was reset" in words or "it was reset" in words
+
+
+def test_another_server_is_a_loss(begun: Follower) -> None:
+    with setting(begun.database, "server_id", "77"):
+        assert "is another server than before" in lost(begun)
+
+
+@pytest.mark.parametrize(
+    ("session", "statement", "why"),
+    [
+        ("binlog_format = 'STATEMENT'", "INSERT INTO orders VALUES (2, 'hush')", "binlog_format = ROW"),
+        ("binlog_row_image = 'MINIMAL'", "UPDATE orders SET note = 'b'", "binlog_row_image = FULL"),
+    ],
+)
+def test_a_session_that_logs_otherwise_stops_the_pipeline(
+    begun: Follower, session: str, statement: str, why: str
+) -> None:
+    begun.database.execute(f"SET SESSION {session}", statement)
+    with pytest.raises(SourceRefused) as caught:
+        begun.drain()
+    assert why in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_compressed_events_are_refused_by_name(begun: Follower) -> None:
+    database = begun.database
+    begun.reader.prepareForTriggerAvailableNow()
+    with setting(database, "log_bin_compress", "1"):
+        database.execute(f"INSERT INTO orders VALUES (2, '{'x' * 2000}')")
+    with pytest.raises(SourceRefused, match="compressed events"):
+        begun.drain()
+
+
+def test_xa_is_refused_by_name(begun: Follower) -> None:
+    xa = ("XA START 'x'", "INSERT INTO orders VALUES (5, 'xa')", "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")
+    begun.database.execute(*xa)
+    with pytest.raises(SourceRefused, match="XA is not followed"):
+        begun.drain()
+
+
+def test_rows_that_go_with_a_partition_are_refused_by_name(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    mariadb.execute(
+        "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id) "
+        "(PARTITION low VALUES LESS THAN (10), PARTITION high VALUES LESS THAN MAXVALUE)",
+        "INSERT INTO parted VALUES (1), (11)",
+    )
+    follower = Follower(mariadb, tmp_path / "segments")
+    assert len(follower.drain()) == 2
+    mariadb.execute("ALTER TABLE parted TRUNCATE PARTITION low")
+    with pytest.raises(SourceRefused, match="without telling which"):
+        follower.drain()
+    follower.stop()
+
+
+def test_a_server_that_is_away_is_waited_for_and_then_said(tmp_path: Path) -> None:
+    if mariadb_server() is None:
+        pytest.skip("MariaDB is not installed: run `make setup`")
+    with MariadbProcess() as server:
+        database = server.fresh_database()
+        database.execute(ORDERS, "INSERT INTO orders VALUES (1, 'a')")
+        follower = Follower(database, tmp_path / "segments", deadlineMs="500")
+        assert len(follower.drain()) == 1
+        server.kill()
+        session = follower.reader._planner._session
+        wait_until(lambda: session.trouble is not None, what="the session's word")
+        with pytest.raises(SourceUnreachable):
+            follower.drain()
+        server.start()
+        wait_until(lambda: session.trouble is None, what="the session's return")
+        database.execute("INSERT INTO orders VALUES (2, 'b')")
+        assert [event["key"] for event in follower.drain()] == ['{"id":2}']
+        follower.stop()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("dsn", "mysql://u:s3cret@h/db"), ("serverId", "0"), ("lanes", "0"), ("slot", "x"), ("exclude", "a.b")],
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(option: str, value: str, tmp_path: Path) -> None:
+    good = {"dsn": "mariadb://u@h/db", "tables": "orders", "segments": str(tmp_path)}
+    mariadb_options(good)
+    with pytest.raises(InvalidChangeOption) as caught:
+        Mariadb(mariadb_options({**good, option: value})).log_end()
+    assert option in str(caught.value)
+    assert "s3cret" not in str(caught.value)
