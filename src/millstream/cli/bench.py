@@ -24,6 +24,7 @@ class Suite(StrEnum):
     spark = "spark"
     pipeline = "pipeline"
     cdc = "cdc"
+    dashboard = "dashboard"
 
 
 def command(

@@ -16,6 +16,8 @@ from millstream.cli.pipeline_files import token_in
 
 PORT = 8090
 
+Beside = Annotated[bool, typer.Option("--dashboard", help="Bring the dashboard along, on loopback.")]
+BesidePort = Annotated[int, typer.Option("--dashboard-port", help="Its port; 0 takes a free one.", min=0, max=65535)]
 Pipelines = Annotated[
     list[str] | None,
     typer.Option("--pipelines", help="Where pipelines run, such as http://127.0.0.1:9000; may be given several times."),

@@ -27,6 +27,9 @@ def command(
         DemoSource, typer.Option("--source", help="Made-up changes, or a real PostgreSQL's.")
     ] = DemoSource.generator,
     data: Annotated[Path | None, typer.Option("--data", help="Where to keep everything.")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Go on with orders after the ledger, to look at, until Ctrl-C.")
+    ] = False,
 ) -> None:
     from millstream.cli.pipeline_files import need_spark
 
@@ -34,7 +37,7 @@ def command(
     from millstream.demo.run import run
 
     directory = data or Path("demo-data") / datetime.now().strftime("%Y%m%d-%H%M%S")
-    ledger = run(url, directory, rows, console(), source=source)
+    ledger = run(url, directory, rows, console(), source=source, keep=keep)
     typer.echo()
     typer.echo(f"Everything is kept in {directory}")
     typer.echo(ledger.line())

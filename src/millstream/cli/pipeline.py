@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli import pipeline_status, show
+from millstream.cli.dashboard import PORT, Beside, BesidePort, shown
 from millstream.cli.exit_codes import FAILED
 from millstream.cli.options import Output, OutputKind, Yes
 from millstream.cli.pipeline_files import File, Files, TokenFile, missing_parts, need_spark, plans_of, token_in
@@ -103,10 +105,13 @@ def run(
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on answering when all have ended, so that one can be started again.")
     ] = False,
+    dashboard: Beside = False,
+    dashboard_port: BesidePort = PORT,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
 ) -> None:
     """Run pipelines in one Spark session until they end or SIGTERM comes; then stop after the current batch."""
-    need_spark(plans_of(files))
+    plans = plans_of(files)
+    need_spark(plans)
     import logging
 
     from millstream.model import Observer
@@ -119,6 +124,8 @@ def run(
     observer: Observer = PipelineMetrics(exposition.registry)
     if stay and not http_port:
         raise InvalidArgument("--stay", "--http-port 0", "a port: nobody could start a pipeline again without one")
+    if dashboard and not http_port:
+        raise InvalidArgument("--dashboard", "--http-port 0", "a port: it asks the pipelines there")
     runner = Runner(load_pipelines(files), once=once, master=master, stay=stay, observer=observer)
     routes = PipelineRoutes(runner)
     token = token_in(token_file)
@@ -128,7 +135,10 @@ def run(
     try:
         if server is not None:
             server.start()
-        with runner, display(quiet=quiet) as show:
+        with ExitStack() as beside, runner, display(quiet=quiet) as show:
+            if dashboard and server is not None:
+                at = beside.enter_context(shown(_streams_of(plans), [server.url], token, port=dashboard_port))
+                typer.echo(f"millstream: the dashboard is at {at}", err=True)
             # After Spark has started: it installs a handler of its own.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: runner.ask_to_stop())
@@ -142,6 +152,14 @@ def run(
     _farewell(runner, ended)
     if not fine:
         raise typer.Exit(FAILED)
+
+
+def _streams_of(plans: list[PipelinePlan]) -> str:
+    """The Redis that the dashboard shows: the last that the files name, where what they produce ends."""
+    addresses = [address for made in plans for _, address in made.addresses()]
+    if not addresses:
+        raise InvalidArgument("--dashboard", "no Redis in the files", "a pipeline that reads from or writes to Redis")
+    return addresses[-1].url()
 
 
 def _farewell(runner: Runner, ended: list[Any]) -> None:

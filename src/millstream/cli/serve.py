@@ -6,11 +6,14 @@ import logging
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
+from millstream.cli.dashboard import PORT, Beside, BesidePort, shown
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import parse_size_bytes
 
@@ -31,6 +34,8 @@ def command(
     maxclients: Annotated[int, typer.Option(help="Connections at the same time.", min=1)] = 10_000,
     unixsocket: Annotated[Path | None, typer.Option(help="Listen on this Unix socket as well.")] = None,
     enable_debug_command: Annotated[bool, typer.Option(help="Allow the DEBUG command.")] = False,
+    dashboard: Beside = False,
+    dashboard_port: BesidePort = PORT,
     quiet: Annotated[bool, typer.Option(help="Print nothing but warnings.")] = False,
 ) -> None:
     """Serve an embedded broker to redis-cli and any Redis client."""
@@ -53,11 +58,22 @@ def command(
             signal.signal(number, lambda *_: server.request_stop())
         if not quiet:
             _say(_greeting(server.host, server.port, embedded, secret is not None))
-        server.run()
+        with ExitStack() as beside:
+            if dashboard:
+                at = beside.enter_context(shown(_own_url(server.host, server.port, secret), port=dashboard_port))
+                _say(f"millstream: the dashboard is at {at}")
+            server.run()
     finally:
         embedded.close()
     if not quiet:
         _say("millstream: stopped, everything is written")
+
+
+def _own_url(host: str, port: int, secret: bytes | None) -> str:
+    """Where the dashboard finds the server that it belongs to."""
+    near = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  # compared, not bound
+    login = f":{quote(secret, safe='')}@" if secret is not None else ""
+    return f"redis://{login}[{near}]:{port}" if ":" in near else f"redis://{login}{near}:{port}"
 
 
 def _say(line: str) -> None:

@@ -9,7 +9,6 @@ otherwise.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -39,7 +38,7 @@ from millstream.dashboard.survey import PAUSE_S, LiveSurvey
 from millstream.dashboard.tails import Tails
 from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import Entry, EntryId
-from millstream.observe import LOOPBACK, OUR_NAMES, PipelineClient
+from millstream.observe import PipelineClient, is_loopback
 
 DEADLINE_MS = 3_000
 """People wait for an answer: a server that is away is said to be away soon."""
@@ -61,7 +60,7 @@ class Dashboard:
         *,
         pipelines: Sequence[str] = (),
         pipelines_token: str | None = None,
-        host: str = LOOPBACK,
+        host: str = "127.0.0.1",
         names: Sequence[str] = (),
         token: str | None = None,
         read_only: bool | None = None,
@@ -69,7 +68,7 @@ class Dashboard:
     ) -> None:
         if token is not None and not token:
             raise InvalidArgument("token", "", "a text that is not empty, or None")
-        at_home = _is_loopback(host)
+        at_home = is_loopback(host)
         if not at_home and token is None:
             raise InvalidArgument("token", None, f"a token: {host or 'every address'} is not this machine alone")
         self.read_only = not at_home if read_only is None else read_only
@@ -336,10 +335,3 @@ class Dashboard:
 def _root(request: Request) -> str:
     root: str = request.scope.get("root_path", "")
     return root
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() in OUR_NAMES

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.dashboard.addresses import address
 from millstream.dashboard.sessions import COOKIE, LIFE_S, Sessions, WebSession
-from millstream.observe import OUR_NAMES, allowed, foreign, host_name
+from millstream.observe import allowed, foreign, host_name, is_loopback
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'; "
@@ -44,7 +44,7 @@ class RequestGuard:
         self._app = app
         self._sessions = sessions
         self._token = token
-        self._names = OUR_NAMES | {name.lower() for name in names}
+        self._names = frozenset(name.lower() for name in names)
         self._any_address = any_address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +79,8 @@ class RequestGuard:
     def _known(self, headers: Headers) -> frozenset[str]:
         """The names under which we answer. An address is no name: nobody can make it resolve to something else."""
         host = host_name(headers.get("host", ""))
+        if is_loopback(host):
+            return self._names | {host}
         if self._any_address:
             try:
                 ipaddress.ip_address(host)

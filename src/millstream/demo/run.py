@@ -45,9 +45,11 @@ class Timeline:
         return [(what, at - before) for (what, at), before in zip(self.marks, ends, strict=False)]
 
 
-def run(url: str | None, data: Path, rows: int, console: Console, *, source: str = "generator") -> Ledger:
+def run(
+    url: str | None, data: Path, rows: int, console: Console, *, source: str = "generator", keep: bool = False
+) -> Ledger:
     """``url``: an existing Redis; None starts an embedded broker of its own. ``source``: made-up changes, or those of a
-    real PostgreSQL (``postgres``), which is started for it."""
+    real PostgreSQL (``postgres``), which is started for it. ``keep``: goes on with orders until it is interrupted."""
     data.mkdir(parents=True, exist_ok=True)
     tag = f"{{demo-{data.name}}}"
     timeline = Timeline()
@@ -67,6 +69,9 @@ def run(url: str | None, data: Path, rows: int, console: Console, *, source: str
         else:
             stage.url = url
         timeline.mark("broker")
+        shown = stage.show()
+        if shown:
+            console.print(f"  look at it in a browser while it runs: {shown}", highlight=False)
         with ExitStack() as opened:
             shop = opened.enter_context(ShopDatabase(rows)) if source == "postgres" else None
             if shop is not None:
@@ -80,9 +85,29 @@ def run(url: str | None, data: Path, rows: int, console: Console, *, source: str
             _watch(stage, broker, bars, timeline, shop)
             ledger = count(broker, tag, [stage.book(name) for name in stage.workers])
             timeline.mark("counting")
-    _show(console, ledger, timeline)
+        _show(console, ledger, timeline)
+        if keep:
+            console.print(
+                f"\nOrders go on, a few a second. Look at {shown or stage.url}; Ctrl-C ends it.", highlight=False
+            )
+            _go_on(stage)
     _next_steps(console, url, data, tag)
     return ledger
+
+
+def _go_on(stage: Stage) -> None:
+    """Something to look at: orders in waves, now and then one that nobody can fulfil."""
+    number = 0
+    try:
+        with open_blocking_broker(stage.url) as broker:
+            while True:
+                for _ in range(1 + number % 40 // 4):
+                    number += 1
+                    name = POISON if number % 97 == 0 else f"kept-{number}"
+                    broker.xadd(f"{stage.tag}.orders", {"id": name, "event": f'{{"id": "{name}", "total": {number}}}'})
+                time.sleep(0.2)
+    except KeyboardInterrupt:
+        return
 
 
 def _watch(stage: Stage, broker: BlockingBroker, bars: Progress, timeline: Timeline, shop: ShopDatabase | None) -> None:
@@ -180,6 +205,7 @@ def _next_steps(console: Console, url: str | None, data: Path, tag: str) -> None
     if url is None:
         console.print(f"  millstream serve --dir {data / 'broker'}", highlight=False)
     console.print(f"  millstream top --url {address}", highlight=False)
+    console.print(f"  millstream dashboard --url {address}", highlight=False)
     console.print(f"  millstream dlq ls '{tag}.orders' --url {address}", highlight=False)
     console.print(f"  millstream streams tail '{tag}.done' --url {address}", highlight=False)
     console.print(f"  {data / 'shop.yaml'} is the pipeline; `millstream --help` lists every command", highlight=False)

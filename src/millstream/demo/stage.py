@@ -26,6 +26,7 @@ class Stage:
         self.pipeline: subprocess.Popen[bytes] | None = None
         self._ending = False
         self._server: subprocess.Popen[str] | None = None
+        self._dashboard: subprocess.Popen[str] | None = None
 
     def serve(self) -> None:
         """An embedded broker with a journal, open to the other processes."""
@@ -37,6 +38,17 @@ class Stage:
         if found is None:
             raise MillstreamError(f"the broker did not start; see {self.data / 'serve.log'}")
         self.url = found[0]
+
+    def show(self) -> str:
+        """A dashboard of all that happens; its address, empty where it did not start."""
+        words = [sys.executable, "-m", "millstream", "dashboard", "--port", "0"]
+        environment = {**os.environ, "MILLSTREAM_URL": self.url}
+        self._dashboard = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=self._log("dashboard"), text=True, env=environment
+        )
+        assert self._dashboard.stdout is not None
+        found = re.search(r"http://\S+", self._dashboard.stdout.readline())
+        return found[0] if found else ""
 
     def start_workers(self, count: int) -> None:
         for number in range(1, count + 1):
@@ -102,7 +114,7 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        running = [*self.workers.values(), self.pipeline, self._server]
+        running = [self._dashboard, *self.workers.values(), self.pipeline, self._server]
         for process in running:
             if process is not None and process.poll() is None:
                 process.terminate()

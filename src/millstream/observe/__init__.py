@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from millstream.observe.format import named as named
     from millstream.observe.format import printable as printable
     from millstream.observe.format import size as size
-    from millstream.observe.http import LOOPBACK as LOOPBACK
-    from millstream.observe.http import OUR_NAMES as OUR_NAMES
     from millstream.observe.http import HttpServer as HttpServer
     from millstream.observe.http import allowed as allowed
     from millstream.observe.http import application as application
     from millstream.observe.http import foreign as foreign
     from millstream.observe.http import host_name as host_name
+    from millstream.observe.http import is_loopback as is_loopback
     from millstream.observe.http import refuse_strangers as refuse_strangers
     from millstream.observe.metrics import Exposition as Exposition
     from millstream.observe.metrics import together as together
@@ -71,12 +70,11 @@ _HOMES = {
     "moment": "format",
     "holding_group": "watch",
     "HttpServer": "http",
-    "LOOPBACK": "http",
-    "OUR_NAMES": "http",
     "allowed": "http",
     "application": "http",
     "foreign": "http",
     "host_name": "http",
+    "is_loopback": "http",
     "refuse_strangers": "http",
     "Exposition": "metrics",
     "together": "metrics",

@@ -121,6 +121,14 @@ def foreign(headers: Mapping[str, str], names: frozenset[str] | None, *, linked:
     return None
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in OUR_NAMES
+
+
 def host_name(host: str) -> str:
     """The name in a Host header, without its port."""
     name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host

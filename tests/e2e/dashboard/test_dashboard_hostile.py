@@ -10,7 +10,7 @@ import httpx
 import pytest
 from browsing import Running, in_thread, running, watched_page
 from hostile import hostile
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from millstream import BlockingBroker
 from millstream.assignment import Announcement, announce_stream
@@ -92,7 +92,7 @@ def test_each_of_two_hundred_names_has_a_page_that_is_built_like_any_other(shown
     answers: dict[str, Any] = in_thread(look)
 
     allowed = {tag for path in list(answers)[:7] for tag, _ in outline(answers[path].text).found}
-    allowed |= {"ul", "li", "table", "caption", "pre", "details", "summary", "progress", "strong", "svg", "path"}
+    allowed |= {"ul", "li", "table", "caption", "pre", "details", "summary", "progress", "strong", "svg", "path", "br"}
     for path, answer in answers.items():
         assert answer.status_code in (200, 404), path
         made = outline(answer.text)
@@ -133,7 +133,7 @@ def test_nothing_runs_and_nothing_breaks_the_layout_in_a_browser(browser: Browse
         page.wait_for_selector("#connection[data-state=live]")
         for one in hostile()[:40]:
             shown.broker.xadd(ENTRIES, {"payload": one})
-        page.wait_for_function("document.querySelectorAll('.entries > li.new').length >= 40")
+        expect(page.locator(".entries > li.new")).to_have_count(40)
         assert page.evaluate("typeof window.owned") == "undefined"
         assert dialogs == []
         assert [url for url in asked if not url.startswith(shown.url)] == []

@@ -103,10 +103,10 @@ def test_lag_rises_and_falls_while_a_consumer_stops_and_starts(page: Page, dashb
 
     broker.xadd_many("orders", [{"n": "1"}] * 7)
     expect(lag).to_have_text("7", use_inner_text=True)
+    expect(lag.get_by_role("img", name="lag: from 0 to 7")).to_be_visible()
 
     taken = broker.xreadgroup("orders", "g", "worker-1", count=7)
     expect(lag).to_have_text("0", use_inner_text=True)
-    expect(lag.get_by_role("img", name="lag: from 0 to 7")).to_be_visible()
     expect(page.locator("#live_groups")).to_contain_text("worker-1")
     broker.xack("orders", "g", [one.id for one in taken])
     expect(page.locator("#live_groups")).to_contain_text("Trimming waits for nobody")

@@ -102,12 +102,15 @@ async def _facts(shared: Shared, name: str, values: Values) -> None:
         info = await shared.broker.stream_info(name)
         length, added, last = info.length, info.entries_added, info.last_generated
     else:
-        length, added, last = known.length, known.entries_added, known.last_generated
+        # How long it is now: whoever opens a page has just done something to the stream, perhaps.
+        length, added, last = await shared.broker.xlen(name), known.entries_added, known.last_generated
+        if not length and not await shared.broker.exists(name):
+            raise NoSuchStream("gone since the last look")
     first = await shared.broker.xrange(name, count=1) if length and not _heavy(known) else []
     values["facts"] = {
         "length": length,
-        "entries_added": added,
-        "removed": added - length,
+        "entries_added": max(added, length),
+        "removed": max(0, added - length),
         "first": first[0].id if first else None,
         "last": last,
     }

@@ -54,9 +54,14 @@ class RedisAddress:
     def open(self, **settings: Any) -> BlockingBroker:
         """A broker for this process. Close it."""
         from millstream import open_blocking_broker
+
+        return open_blocking_broker(self.url(), **settings)
+
+    def url(self) -> str:
+        """Where to connect to, secrets included. Never log it."""
         from millstream.spark import Address
 
-        return open_blocking_broker(Address(self.uri, password_file=self.password_file).resolve(), **settings)
+        return Address(self.uri, password_file=self.password_file).resolve()
 
     def refusal(self) -> str | None:
         """Why this address will never work; None where it does, or may yet."""

@@ -1,0 +1,129 @@
+"""What a dashboard costs: a large overview, a hundred open pages beside one, and a page that is just left open."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Message, Scope
+
+from millstream import Broker, open_broker
+from millstream.bench.result import Progress, Result
+from millstream.dashboard import Dashboard
+from millstream.testing import RedisProcess
+from millstream.wire import Command
+
+MANY = 10_000
+SOME = 1_000
+PAGES = 100
+LOOKS = 5
+IDLE_S = 20.0
+
+
+def run(rounds: int, progress: Progress) -> list[Result]:
+    with RedisProcess() as server:
+        return asyncio.run(_run(server.url, rounds, progress))
+
+
+async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
+    async with open_broker(url) as broker:
+        progress(f"the overview of {MANY:,} streams")
+        await _fill(broker, MANY)
+        overview_ms = await _overview_ms(url, rounds)
+        await _fill(broker, SOME)
+        progress(f"{PAGES} open pages, beside one")
+        one, many = await _commands(url, broker, 1), await _commands(url, broker, PAGES)
+        progress(f"an open overview of {SOME:,} streams")
+        idle = await _idle(url)
+    return [
+        Result("dashboard_overview_ms", overview_ms, "ms of work", goal="<= 500"),
+        Result("dashboard_pages", many, "commands a look", "one page", one, goal="<= 1.2 x"),
+        Result("dashboard_idle", idle, "% of a core", goal="< 3"),
+    ]
+
+
+async def _fill(broker: Broker, count: int) -> None:
+    await broker.link.call(Command((b"FLUSHALL",)))
+    for number in range(count):
+        await broker.xadd(f"stream-{number}", {"n": "1"})
+        await broker.create_group(f"stream-{number}", "g", start="0")
+
+
+async def _overview_ms(url: str, rounds: int) -> float:
+    """The dashboard's own work for one answer, on a survey that stands."""
+    async with Dashboard(url, pause_s=600) as dashboard:
+        await dashboard.survey.wanted()
+        await _get(dashboard, "/")
+        figures = []
+        for _ in range(max(3, rounds)):
+            began = time.process_time()
+            body = await _get(dashboard, "/")
+            figures.append((time.process_time() - began) * 1000)
+            assert b"stream-" in body
+        return statistics.median(figures)
+
+
+async def _get(dashboard: Dashboard, path: str) -> bytes:
+    """One request, without a socket: what is measured is the page."""
+    body = b""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal body
+        body += message.get("body", b"")
+
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8090),
+    }
+    await dashboard(scope, receive, send)
+    return body
+
+
+@asynccontextmanager
+async def _open(dashboard: Dashboard, count: int) -> AsyncIterator[None]:
+    async def listen() -> None:
+        async for _ in dashboard.feed.events(["/"], [], ""):
+            pass
+
+    pages = [asyncio.create_task(listen()) for _ in range(count)]
+    await dashboard.survey.wanted()
+    await dashboard.survey.wait(2)
+    yield
+    for page in pages:
+        page.cancel()
+    await asyncio.gather(*pages, return_exceptions=True)
+
+
+async def _commands(url: str, broker: Broker, pages: int) -> float:
+    """Redis's commands for each look, while so many pages are open. The examinations, every half a minute, are in."""
+    async with Dashboard(url) as dashboard, _open(dashboard, pages):
+        before, first = await _processed(broker), dashboard.survey.at
+        last = await dashboard.survey.wait(first + LOOKS - 1)
+        return (await _processed(broker) - before) / (last - first)
+
+
+async def _processed(broker: Broker) -> int:
+    return int((await broker.server_info("stats"))["total_commands_processed"])
+
+
+async def _idle(url: str) -> float:
+    """Percent of a core that this process takes, with the page open and nothing else to do."""
+    async with Dashboard(url) as dashboard, _open(dashboard, 1):
+        began, busy = time.monotonic(), time.process_time()
+        await asyncio.sleep(IDLE_S)
+        return 100 * (time.process_time() - busy) / (time.monotonic() - began)
