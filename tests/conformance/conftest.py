@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -16,15 +16,23 @@ COLUMNS = ("embedded", "server", "redis")
 APIS = ("async", "blocking")
 
 
+@pytest.fixture
+def url_in(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """The address of a broker in a column; a server that is shared is not emptied."""
+
+    def url_in(column: str) -> str:
+        if column == "embedded":
+            return f"local://{uuid4().hex}"
+        url: str = request.getfixturevalue("millstream_server" if column == "server" else "shared_redis").url
+        return url
+
+    return url_in
+
+
 @pytest.fixture(params=[f"{column}-{api}" for column in COLUMNS for api in APIS])
-async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+async def broker(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -> AsyncIterator[Any]:
     column, api = request.param.split("-")
-    if column == "embedded":
-        url = f"local://{uuid4().hex}"
-    elif column == "server":
-        url = request.getfixturevalue("millstream_server").url
-    else:
-        url = request.getfixturevalue("shared_redis").url
+    url = url_in(column)
     if api == "async":
         async with open_broker(url) as opened:
             yield opened
@@ -35,12 +43,9 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
 
 
 @pytest.fixture(params=COLUMNS)
-async def broker_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+async def broker_url(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -> AsyncIterator[str]:
     """An empty broker's address, for tests in which several processes or clients meet. Stays open to the end."""
-    if request.param == "embedded":
-        url = f"local://{uuid4().hex}"
-    else:
-        url = request.getfixturevalue("millstream_server" if request.param == "server" else "shared_redis").url
+    url = url_in(request.param)
     async with open_broker(url) as broker:
         await broker.link.call(Command((b"FLUSHALL",)))
         yield url

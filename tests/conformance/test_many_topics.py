@@ -1,14 +1,20 @@
-"""Hundreds of topics in one process: read together, and yet each for itself."""
+"""Hundreds of topics in one process: read together, and yet each for itself.
+
+With ``TRIALS=20`` a thousand of them, on a cluster of three too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,16 +27,29 @@ from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber import consumer as shared
 from millstream.messaging.subscriber.reader import SHARD_SIZE
 from millstream.testing import ClusterSetup, RedisProcess, eventually
+from millstream.testing.topologies import ask
 from millstream.wire.commands import Command
 
+IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 MANY = SHARD_SIZE * 5 // 2
-"""More than two readers can take."""
+"""A thousand: more than two readers can take."""
+SOME = MANY if IN_FULL else 300
+WHERE = ("embedded", "server", "redis", *(["cluster"] if IN_FULL else []))
 CALM: dict[str, Any] = {**QUICK, "block_ms": 2_000, "claim_interval_ms": 1_000}
 
 
-@pytest.fixture
-async def broker(broker_url: str) -> AsyncIterator[Broker]:
-    async with open_broker(broker_url) as opened:
+@pytest.fixture(params=WHERE)
+async def broker(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -> AsyncIterator[Broker]:
+    if request.param == "cluster":
+        cluster: ClusterSetup = request.getfixturevalue("cluster")
+        for node in cluster.nodes:
+            ask(node, "FLUSHALL")
+        url = cluster.url
+    else:
+        url = url_in(request.param)
+    async with open_broker(url) as opened:
+        if request.param != "cluster":
+            await opened.link.call(Command((b"FLUSHALL",)))
         yield opened
 
 
@@ -115,7 +134,7 @@ async def test_a_hot_stream_starves_no_quiet_one(broker: Broker) -> None:
 
 
 async def test_one_broken_stream_of_each_kind_stops_no_other(broker: Broker) -> None:
-    topics = [f"t{n}" for n in range(300)]
+    topics = [f"t{n}" for n in range(SOME)]
     told = Told()
     seen = Seen()
     async with Publisher(broker) as publisher, reading(told.beside(broker), topics, seen, block_ms=200) as (_, tasks):
@@ -164,16 +183,17 @@ async def test_one_stream_that_may_not_be_read_stops_no_other(redis_url: str) ->
 
 
 async def test_streams_are_made_and_deleted_while_others_are_read(broker: Broker) -> None:
-    topics = [f"t{n}" for n in range(200)]
+    topics = [f"t{n}" for n in range(SOME)]
+    a_round = len(topics) // 10
     seed = random.randrange(10**9)
     print("seed", seed)
     chance = random.Random(seed)
     seen = Seen()
     async with reading(broker, topics, seen, block_ms=100):
         for number in range(20):
-            for topic in chance.sample(topics, 20):
+            for topic in chance.sample(topics, a_round):
                 await broker.delete(topic)
-            for topic in chance.sample(topics, 20):
+            for topic in chance.sample(topics, a_round):
                 await broker.xadd(topic, {"payload": f"{number}", "uuid": f"{topic}-{number}"})
         for topic in topics:
             await broker.xadd(topic, {"payload": f"last of {topic}", "uuid": f"{topic}-last"})
@@ -216,11 +236,11 @@ async def test_after_many_rounds_of_joining_and_leaving_nothing_is_left(broker: 
         await subscriber.close()
         await asyncio.gather(*tasks)
 
-    async def usage() -> tuple[int, int, int]:
+    async def usage() -> tuple[int, int, int, int]:
         gc.collect()
         held = sum(isinstance(one, shared.SharedConsumer) for one in gc.get_objects())
         taken = 0 if broker.link.features.embedded else await connections(broker)
-        return len(asyncio.all_tasks()), held, taken
+        return len(asyncio.all_tasks()), held, taken, sys.getallocatedblocks()
 
     for _ in range(5):
         await one_round()
@@ -230,10 +250,21 @@ async def test_after_many_rounds_of_joining_and_leaving_nothing_is_left(broker: 
     after = await usage()
     assert after[:2] == before[:2]
     assert after[2] <= before[2] + 1
+    print(f"blocks of memory after 100 rounds of 10 topics: {after[3] - before[3]:+,} of {before[3]:,}")
+    assert after[3] - before[3] < 100 * 10, "less than one for each topic that came and left"
 
 
 async def test_limits_hold_for_all_topics_together(broker: Broker) -> None:
-    topics = [f"t{n}" for n in range(30)]
+    await limits_hold(broker, [f"t{n}" for n in range(30)])
+
+
+async def test_limits_hold_on_a_cluster_where_every_topic_is_a_read_of_its_own(cluster: ClusterSetup) -> None:
+    """What reads that wait have reserved starves nobody else."""
+    async with open_broker(cluster.url) as broker:
+        await limits_hold(broker, [f"limits:{random.randrange(10**9)}:{n}" for n in range(30)])
+
+
+async def limits_hold(broker: Broker, topics: list[str]) -> None:
     go_on = asyncio.Event()
 
     async def wait(message: Message) -> None:
@@ -259,6 +290,20 @@ async def test_limits_hold_for_all_topics_together(broker: Broker) -> None:
             go_on.set()
             await seen.have(600, timeout_s=120)
             await acknowledged(broker, topics)
+
+
+async def test_a_read_that_only_fails_as_a_whole_is_told(cluster: ClusterSetup) -> None:
+    """As behind a proxy that takes one key a command: each stream alone is fine."""
+    topics = [f"whole:{random.randrange(10**9)}:{n}" for n in range(3)]
+    told = Told()
+    async with open_broker(cluster.url) as broker:
+        no_cluster = Broker(broker.link, replace(broker.context, observer=told, cluster=False))
+        subscriber = Subscriber(no_cluster, group="g", consumer="me", **CALM)
+        tasks = [asyncio.create_task(subscriber.consume(topic, Seen())) for topic in topics]
+        await eventually(lambda: "messaging.read_failed" in told, what="somebody to be told")
+        assert not subscriber.ready
+        await subscriber.close()
+        await asyncio.gather(*tasks)
 
 
 async def test_many_topics_on_a_cluster(cluster: ClusterSetup) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from millstream.broker.broker import Broker
-from millstream.broker.context import Context
 from millstream.messaging import Backoff, Handler, Message, Publisher, Subscriber
 from millstream.model import EntryId
 from millstream.testing.faulty import FaultyLink
@@ -98,7 +98,7 @@ class Told:
 
     def beside(self, broker: Broker, link: Any = None) -> Broker:
         """The same streams, observed."""
-        return Broker(link or broker.link, Context(observer=self))
+        return Broker(link or broker.link, replace(broker.context, observer=self))
 
 
 async def nothing_pending(broker: Broker, topic: str, group: str = "g") -> None:

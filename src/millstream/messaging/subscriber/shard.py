@@ -34,6 +34,8 @@ POLL_MS_A_TOPIC = 0.2
 """With many topics polls are rarer: so that asking takes a part of the servers' time only."""
 UNWAKEABLE_BLOCK_MS = 250
 """A read that nobody can wake (no permission for CLIENT UNBLOCK) waits no longer than this."""
+SCARCE_MS = 20
+"""How long a read waits, and its shard after it, where there is less room than topics: they take turns."""
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
 
 
@@ -142,6 +144,8 @@ class Shard:
                     failures += 1
                     await self._find_culprits(topics, error)
                     continue
+                else:
+                    self._trouble(topics, error)  # each alone is fine, and all together are not: told, and tried on
             failures += 1
             # A read that was broken off may have been given entries that never arrived: look under the own name.
             self.progress_ms = 0.0
@@ -176,22 +180,29 @@ class Shard:
         block_ms, count = self._block_ms, min(self._most, self._least)
         if len(choice) > free:
             # Fewer than there are: those that were not asked come first in the next read, and that is soon.
-            choice, block_ms = dict(list(choice.items())[:free]), 20
+            choice, block_ms = dict(list(choice.items())[:free]), SCARCE_MS
             for topic in choice.values():
                 self.topics[topic.key] = self.topics.pop(topic.key)
             self.forget_choice()
         if not self._reader.can_wake:
             block_ms = min(block_ms, UNWAKEABLE_BLOCK_MS)
-        if len(topics) == 1:
+        everybody = len(self._consumer.topics)
+        scarce = everybody > 1 and free < 2 * everybody
+        if scarce:
+            # What a read has reserved nobody else may use while it waits, though nothing may come of it.
+            block_ms = min(block_ms, SCARCE_MS)
+        if everybody == 1:
             count = topics[0].read_count(free)
         else:
             # Half of the room at most for reads that wait: the other half is for topics that are known to be busy.
-            count = max(1, min(count, free // 2 // max(len(choice), len(self._consumer.topics))))
+            count = max(1, min(count, free // 2 // max(len(choice), everybody)))
         if self.polls:
             await self._poll(choice, count)
         else:
-            await self._wait_for_entries(choice, count, block_ms, alone=len(topics) == 1)
+            await self._wait_for_entries(choice, count, block_ms, alone=everybody == 1)
         self._made_progress(topics)
+        if scarce:
+            await asyncio.sleep(SCARCE_MS / 1000)  # the room is for another shard now
 
     def _choose(self) -> dict[bytes, Topic]:
         """Topics that have room and are not hot; how long to wait for them, and how many to ask of each at most."""
