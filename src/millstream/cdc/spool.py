@@ -158,7 +158,7 @@ class LogSpool:
         builder = self._builder
         count, size = builder.whole
         del builder.body[size:], builder.lengths[count:]
-        if builder.files:
+        if not builder.positions:  # else the files are parts of a transaction that is whole
             for path in builder.files:
                 path.unlink(missing_ok=True)
             self._builder = _Builder(builder.after)

@@ -1,0 +1,237 @@
+"""Events of a MariaDB 10.11's binary log, as it wrote them: what they say, and what statements in it mean."""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from millstream.cdc.decoding import Decoding
+from millstream.cdc.errors import UnreadableMessage
+from millstream.cdc.mariadb.binlog import (
+    BEGIN_FORM,
+    file_at,
+    parse_gtid,
+    parse_query,
+    parse_rotate,
+    parse_table_map,
+    position_of,
+)
+from millstream.cdc.mariadb.decode import count_changes, decode_changes, mark_of
+from millstream.cdc.mariadb.statements import Meaning, meaning
+from millstream.cdc.segments import read_segment, write_segment
+from millstream.cdc.spool import LogSpool
+
+CHARSETS = {63: "binary", 45: "utf8mb4", 46: "utf8mb4", 8: "latin1"}
+# CREATE TABLE t (id int unsigned primary key, g int as (id*2) virtual, gs int as (id*3) stored, u uuid, i4 inet4,
+#   i6 inet6, b binary(16), c char(5), cl char(5) character set latin1, e enum('a','ü'), st set('x','y','z'),
+#   bt bit(10), j json, ge geometry, d decimal(10,3), ti time(3), dt datetime(6), ts timestamp(2) null, y year,
+#   f float, db1 double, tx text, inv int invisible default 7)
+TABLE = (
+    b"\x12\x00\x00\x00\x00\x00\x01\x00\x0bdb_144019a7\x00\x01t\x00\x17\x03\x03\x03\xfe\xfe\xfe\xfe\xfe\xfe\xfe\xfe\x10"
+    b"\xfc\xff\xf6\x13\x12\x11\r\x04\x05\xfc\x03\x1c\xfe\x10\xfe\x04\xfe\x10\xfe\x10\xfe\x14\xfe\x05\xf7\x01\xf8\x01"
+    b"\x02\x01\x04\x04\n\x03\x03\x06\x02\x04\x08\x02\xfe\xff\x7f\x01\x01\x88\x02\t?\x04-\x05\x08\x06.\x08-\x07\x01\x00"
+    b"\x04>\x02id\x01g\x02gs\x01u\x02i4\x02i6\x01b\x01c\x02cl\x01e\x02st\x02bt\x01j\x02ge\x01d\x02ti\x02dt\x02ts\x01y"
+    b"\x01f\x03db1\x02tx\x03inv\n\x01-\x05\x07\x03\x01x\x01y\x01z\x06\x06\x02\x01a\x02\xc3\xbc\x08\x01\x00"
+)
+ROW = (
+    b"\x00\x00\x80\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00\x0e\x12>Eg\xe8\x9b\x12\xd3\xa4VBfUD\x04\x01\x02\x03"
+    b"\x04\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x01\x02\x03\x04\x02\x01\x02\x02ab\x01\xe9\x02\x05\x02"
+    b'\x81\x07\x00\x00\x00{"a":1}\x19\x00\x00\x00\x00\x00\x00\x00\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\xf0?\x00'
+    b"\x00\x00\x00\x00\x00\x00@\x7f\xff\xff\xf3\xfe\xa6\x7f7G\xe1.\x99\xb2\x86AF\x01\xe2@e\x92\x00\x80\x0c|\xcd\xcc"
+    b"\xcc=\x9cu\x00\x88<\xe47~\x03\x00h\xc3\xa9\x07\x00\x00\x00"
+)
+HEAD = b"\x12\x00\x00\x00\x00\x00\x01\x00\x17\xff\xff\x7f"
+INSERT = b"\x17" + HEAD + ROW
+UPDATE = b"\x18" + HEAD + b"\xff\xff\x7f" + ROW + ROW.replace(b"\x00\x00\x80\x01", b"\x00\x00\x80\x02", 1)
+
+
+def table() -> dict:
+    known = {"u": "uuid", "i4": "inet4", "i6": "inet6", "g": "generated", "gs": "generated"}
+    return parse_table_map(memoryview(TABLE), CHARSETS).known(known).to_json()
+
+
+def begin(lsn: int, sequence: int) -> bytes:
+    return BEGIN_FORM.pack(b"B", lsn, 1_700_000_000_000, 0, 1, sequence)
+
+
+def test_a_table_map_tells_names_signs_character_sets_labels_and_the_key() -> None:
+    found = parse_table_map(memoryview(TABLE), CHARSETS)
+    assert (found.id, found.full_name, found.key) == (18, "db_144019a7.t", (0,))
+    columns = {column.name: column for column in found.columns}
+    assert [name for name, column in columns.items() if column.unsigned] == ["id", "y"]
+    assert {name: column.charset for name, column in columns.items() if column.charset not in (None, "binary")} == {
+        "c": "utf8mb4",
+        "cl": "latin1",
+        "e": "utf8mb4",
+        "st": "utf8mb4",
+        "j": "utf8mb4",
+        "tx": "utf8mb4",
+    }
+    assert (columns["e"].labels, columns["st"].labels) == (("a", "ü"), ("x", "y", "z"))
+
+
+def test_a_table_map_without_names_and_a_type_that_is_not_known_are_refused_by_name() -> None:
+    bare = TABLE[: TABLE.index(b"\x01\x01\x88")]
+    with pytest.raises(UnreadableMessage, match=r"db_144019a7\.t was written without its columns' names"):
+        parse_table_map(memoryview(bare), CHARSETS)
+    odd = TABLE.replace(b"\x17\x03\x03\x03", b"\x17\x03\x8c\x03", 1)
+    with pytest.raises(UnreadableMessage, match=r"column 2 of db_144019a7\.t is a COMPRESSED column"):
+        parse_table_map(memoryview(odd), CHARSETS)
+    with pytest.raises(UnreadableMessage, match="shorter than it says"):
+        parse_table_map(memoryview(TABLE[:-20]), CHARSETS)
+
+
+def decoded(path: Path, messages: list[bytes], **how: object) -> list[dict]:
+    file = path / f"{len(list(path.iterdir()))}.seg"
+    lengths = array("I", [len(message) for message in messages])
+    write_segment(file, b"".join(messages), lengths, {"relations": {"18": table()}, "open": None})
+    return decode_changes(read_segment(file), Decoding("s", **how)).to_pylist()
+
+
+def test_a_row_as_the_server_wrote_it_is_told_exactly(tmp_path: Path) -> None:
+    [event] = decoded(tmp_path, [begin(4_294_967_300, 7), INSERT])
+    assert (event["id"], event["op"], event["key"]) == ("s:4294967300:0", "c", '{"id":1}')
+    assert (event["db"], event["schema"], event["table"]) == ("db_144019a7", None, "t")
+    assert event["position"] == {"lsn": 4_294_967_300, "transaction": "0-1-7", "order": 0}
+    assert json.loads(event["after"]) == {
+        "id": 1,
+        "u": "123e4567-e89b-12d3-a456-426655440000",
+        "i4": "1.2.3.4",
+        "i6": "::ffff:1.2.3.4",
+        "b": "0x0102" + "00" * 14,
+        "c": "ab",
+        "cl": "é",
+        "e": "ü",
+        "st": "x,z",
+        "bt": 641,
+        "j": '{"a":1}',
+        "ge": "0x000000000101000000000000000000f03f0000000000000040",
+        "d": "-12.345",
+        "ti": "-12:34:56.789",
+        "dt": "2024-02-03 04:05:06.123456",
+        "ts": "2024-01-01 00:00:00.12",
+        "y": 2024,
+        "f": 0.1,
+        "db1": 1e300,
+        "tx": "hé",
+        "inv": 7,
+    }
+
+
+def test_events_of_many_rows_keep_their_order_and_a_changed_key_is_two_events(tmp_path: Path) -> None:
+    many = INSERT + ROW.replace(b"\x00\x00\x80\x01", b"\x00\x00\x80\x03", 1)
+    messages = [begin(100, 1), many, begin(200, 2), UPDATE, many]
+    events = decoded(tmp_path, messages)
+    assert [(event["id"], event["op"], event["key"]) for event in events] == [
+        ("s:100:0", "c", '{"id":1}'),
+        ("s:100:1", "c", '{"id":3}'),
+        ("s:200:0", "d", '{"id":1}'),
+        ("s:200:0.1", "c", '{"id":2}'),
+        ("s:200:1", "c", '{"id":1}'),
+        ("s:200:2", "c", '{"id":3}'),
+    ]
+    lengths = [len(message) for message in messages]
+    assert count_changes(b"".join(messages), lengths, {"18": table()}).tolist() == [0, 2, 0, 1, 2]
+    assert [event["id"] for event in decoded(tmp_path, messages, after=200)] == [event["id"] for event in events[2:]]
+    lanes = [decoded(tmp_path, messages, lane=lane, lanes=3) for lane in range(3)]
+    assert sorted(event["id"] for lane in lanes for event in lane) == sorted(event["id"] for event in events)
+    [path] = [path for path in tmp_path.iterdir() if path.name == "0.seg"]
+    assert (mark_of(read_segment(path), 150), mark_of(read_segment(path), 300)) == ("0-1-1", "0-1-2")
+    assert mark_of(read_segment(path), 50) is None
+
+
+def test_a_transaction_over_several_files_is_numbered_through_and_one_that_was_cut_off_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    spool = LogSpool(tmp_path, 0, 1 << 30, count_changes)
+    opened = {"lsn": 100, "ts_ms": 5, "gtid": [0, 1, 1], "number": 0}
+    spool.describe(18, table(), None)
+    for message in (begin(100, 1), INSERT):
+        spool.add(message, change=message is INSERT)
+    spool.part(opened)
+    spool.add(UPDATE, change=True)
+    spool.commit(150, "0-1-1")
+    spool.add(begin(200, 2), change=False)
+    spool.add(INSERT, change=True)
+    spool.abandon()
+    spool.add(begin(300, 3), change=False)
+    spool.add(INSERT, change=True)
+    spool.commit(350, "0-1-3")
+    spool.seal()
+    files = [file for each in spool.stretches(0, 350) for file in each.files]
+    events = [row for file in files for row in decode_changes(read_segment(file), Decoding("s")).to_pylist()]
+    assert [event["id"] for event in events] == ["s:100:0", "s:100:1", "s:100:1.1", "s:300:0"]
+    assert (spool.changes(0, 350), spool.changes(0, 150), spool.mark) == (3, 2, "0-1-3")
+    spool.add(begin(400, 4), change=False)
+    spool.add(INSERT, change=True)
+    spool.part({**opened, "lsn": 400})
+    spool.abandon()
+    assert sorted(tmp_path.glob("*open.seg")) == files[:1], "a part of what never happened is gone"
+
+
+def test_places_of_the_log_are_numbers_that_grow() -> None:
+    assert position_of("binlog.000002", 4) > position_of("binlog.000001", 0xFFFFFFFF)
+    assert file_at(position_of("a.b.1234567", 99), "a.b") == ("a.b.1234567", 99)
+    with pytest.raises(UnreadableMessage):
+        position_of("nothing", 4)
+
+
+def test_events_that_steer_are_parsed_as_they_were_written() -> None:
+    gtid = parse_gtid(memoryview(b"\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0c\x00\x00\x00\x00\x00\x00"), 1)
+    assert (str(gtid), gtid.flags) == ("0-1-3", 12)
+    query = (
+        b"\x05\x00\x00\x00\x00\x00\x00\x00\x0b\x00\x00\x1a\x00\x00\x00\x00\x00\x01\x01\x00\x00 T\x00\x00\x00\x00\x06"
+        b"\x03std\x04-\x00-\x00-\x00db_144019a7\x00CREATE DATABASE db_144019a7"
+    )
+    assert parse_query(memoryview(query)) == ("db_144019a7", "CREATE DATABASE db_144019a7")
+    rotate = struct.pack("<Q", 4) + b"binlog.000002"
+    assert parse_rotate(memoryview(rotate)) == ("binlog.000002", 4)
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("TRUNCATE t", [("db", "t")]),
+        ("/* why */ truncate table `o``dd`.`t` NOWAIT;", [("o`dd", "t")]),
+        ("TRUNCATE t -- all of it\n", [("db", "t")]),
+        ("DROP TABLE IF EXISTS `t`,`shop`.`u` /* generated by server */", [("db", "t"), ("shop", "u")]),
+        ("CREATE OR REPLACE TABLE shop.t (id int)", [("shop", "t")]),
+        ("DROP DATABASE shop", [("shop", "orders")]),
+        ("DROP TEMPORARY TABLE t", []),
+        ("ALTER TABLE t ADD COLUMN dropped_partition int", []),
+        ("CREATE TABLE t (id int)", []),
+        ("SAVEPOINT here", []),
+    ],
+)
+def test_statements_that_empty_tables_are_known(statement: str, expected: list) -> None:
+    found = meaning(statement, "db", lambda schema, table: True, {"shop.orders", "other.x"})
+    assert found == (Meaning("emptied", tuple(expected)) if expected else Meaning("nothing"))
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("COMMIT", "commit"),
+        ("rollback", "rollback"),
+        ("ROLLBACK TO `here`", "rollback to"),
+        ("INSERT INTO t VALUES ('hush')", "refused"),
+        ("/*!50000 UPDATE t SET a = 1 */", "refused"),
+        ("ALTER TABLE `db`.t TRUNCATE PARTITION p0", "refused"),
+        ("alter table t\n drop partition p0", "refused"),
+        ("TRUNCATE t WITH SOMETHING NEW", "refused"),
+    ],
+)
+def test_statements_that_end_a_transaction_or_cannot_be_followed_are_known(statement: str, kind: str) -> None:
+    found = meaning(statement, "db", lambda schema, table: True, set())
+    assert found.kind == kind
+    assert "hush" not in found.refused
+
+
+def test_the_pure_walk_needs_no_bytes_behind_the_last_event() -> None:
+    assert count_changes(b"", [], {}).tolist() == []
+    assert np.array_equal(count_changes(INSERT, [len(INSERT)], {"18": table()}), [1])
