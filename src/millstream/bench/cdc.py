@@ -1,4 +1,5 @@
-"""Change data capture from PostgreSQL: to Redis through a pipeline, decoding alone, a snapshot, and batch after batch.
+"""Change data capture from PostgreSQL: to Redis through a pipeline, decoding alone, a snapshot, and batch after batch;
+and from MariaDB to Redis.
 
 ``MILLSTREAM_BENCH_CHANGES`` sets the length of the backlog: the goals are for one so long that starting a query does
 not count (5,000,000, the default).
@@ -20,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millstream.bench.cdc_mariadb import MariadbBacklog
 from millstream.bench.result import Progress, Result, interleaved
 from millstream.cdc import ChangesReader, Decoding, Postgres, Relation, change_options, decode_changes, read_segment
 from millstream.pipelines import Pipeline, Runner, make_plan, start_session
-from millstream.testing import PostgresProcess, RedisProcess
+from millstream.testing import MariadbProcess, PostgresProcess, RedisProcess, mariadb_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,6 +64,7 @@ def run(rounds: int, progress: Progress) -> list[Result]:
             snapshot, copied = interleaved(
                 rounds, partial(_snapshot, session, postgres, redis, scratch), partial(_copied, postgres)
             )
+            mariadb = _mariadb(rounds, progress, session, redis, scratch)
         finally:
             session.stop()
         progress(f"{FLAT_BATCHES} batches, and again beside an open transaction")
@@ -74,8 +77,30 @@ def run(rounds: int, progress: Progress) -> list[Result]:
         Result("cdc_postgres", stream, "changes/s", "pg_recvlogical to /dev/null", received, ">= 0.25 x"),
         Result("cdc_decode", decoded, "changes/s", "a tight loop in Python", plain, ">= 3 x"),
         Result("cdc_snapshot", snapshot, "rows/s", "COPY TO STDOUT", copied, ">= 0.15 x"),
+        *(Result("cdc_mariadb", *measured, f">= {stream:.0f}") for measured in mariadb),
         Result("cdc_flat", growth, "x", None, None, "<= 1.2"),
     ]
+
+
+def _mariadb(
+    rounds: int, progress: Progress, session: SparkSession, redis: RedisProcess, scratch: str
+) -> list[tuple[float, str, str, float]]:
+    """Ours and the peer's, once; nothing where there is no server."""
+    if mariadb_server() is None:
+        progress("no MariaDB is installed: it is left out")
+        return []
+    with MariadbProcess({"max-binlog-size": "1G"}) as server:
+        progress(f"writing a backlog of {CHANGES:,} changes into MariaDB")
+        backlog = MariadbBacklog(server, scratch, CHANGES)
+
+        def ours() -> float:
+            count, took = _run(session, redis, _piped(backlog.source(), redis, scratch))
+            assert count == CHANGES, f"{count} of {CHANGES} changes reached Redis"
+            return count / took
+
+        progress("MariaDB to Redis, and mariadb-binlog to /dev/null")
+        figures = interleaved(rounds, ours, backlog.read_by_peer)
+    return [(figures[0], "changes/s", "mariadb-binlog to /dev/null", figures[1])]
 
 
 def _slots(postgres: PostgresProcess, count: int) -> Iterator[str]:
@@ -112,7 +137,6 @@ def _write_backlog(postgres: PostgresProcess) -> None:
 def _pipeline(
     postgres: PostgresProcess, redis: RedisProcess, scratch: str, slot: str, snapshot: str, **more: Any
 ) -> Pipeline:
-    name = f"bench-{next(_runs)}"
     source = {
         "dsn": postgres.main.dsn,
         "tables": ["orders"],
@@ -121,13 +145,18 @@ def _pipeline(
         "snapshot": snapshot,
         **more,
     }
+    return _piped({"type": "postgres", "config": source}, redis, scratch)
+
+
+def _piped(source: dict[str, Any], redis: RedisProcess, scratch: str) -> Pipeline:
+    name = f"bench-{next(_runs)}"
     return Pipeline.model_validate(
         {
             "apiVersion": "millstream/v1",
             "kind": "Pipeline",
             "metadata": {"name": name},
             "spec": {
-                "source": {"type": "postgres", "config": source},
+                "source": source,
                 "sinks": [{"type": "redis", "config": {"id": "out", "uri": redis.url, "stream": "changes"}}],
                 "batch": {"max_events": BATCH},
                 "checkpoint": {"path": f"{scratch}/{name}"},

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millstream.cdc.decoding import Decoding as Decoding
     from millstream.cdc.mariadb.connection import MariadbLogin as MariadbLogin
+    from millstream.cdc.mariadb.database import Mariadb as Mariadb
     from millstream.cdc.mariadb.operation import BinlogStatus as BinlogStatus
     from millstream.cdc.mariadb.operation import binlog_refusal as binlog_refusal
     from millstream.cdc.mariadb.operation import binlog_status as binlog_status
+    from millstream.cdc.mariadb.options import mariadb_options as mariadb_options
     from millstream.cdc.options import DatabaseAddress as DatabaseAddress
     from millstream.cdc.postgres.connection import Login as Login
     from millstream.cdc.postgres.database import Postgres as Postgres
@@ -43,6 +45,7 @@ _HOMES = {
     "BinlogStatus": "mariadb.operation",
     "ChangesReader": "reader",
     "Decoding": "decoding",
+    "Mariadb": "mariadb.database",
     "MariadbLogin": "mariadb.connection",
     "Login": "postgres.connection",
     "Postgres": "postgres.database",
@@ -55,6 +58,7 @@ _HOMES = {
     "change_options": "postgres.options",
     "decode_changes": "postgres.decode",
     "drop": "postgres.preparation",
+    "mariadb_options": "mariadb.options",
     "read_segment": "segments",
     "refusal": "postgres.operation",
     "slot_status": "postgres.operation",
