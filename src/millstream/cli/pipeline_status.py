@@ -13,7 +13,7 @@ from millstream.cli.columns import ShownColumn, ident, name, number, text
 from millstream.cli.options import Output, OutputKind
 from millstream.cli.pipeline_files import File, TokenFile, plans_of, token_in
 from millstream.errors import InvalidArgument
-from millstream.observe import moment, printable
+from millstream.observe import duration, moment, printable
 
 if TYPE_CHECKING:
     from millstream.pipelines import PipelinePlan
@@ -100,6 +100,8 @@ def status(
     """How the pipeline stands: live where it runs, on whatever port; else from its checkpoint."""
     [made] = plans_of([file])
     found = _record(made, http_port, token_in(token_file))
+    if found["state"] in ("not running", "never started"):
+        found["progress"] |= _slot_at_rest(made)
     if output is OutputKind.json:
         show.as_json(found)
         return
@@ -125,9 +127,32 @@ def _in_words(found: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": found["checkpoint"],
         **({"source": found["source"]} if found["source"] != "unknown" else {}),
         **{label: progress[name] for label, name in numbers.items() if progress.get(name) is not None},
+        **_slot_in_words(progress.get("slot")),
         **{f"sink {name}": state for name, state in found["sinks"].items() if state != "unknown"},
         **{f"batches waiting for {name}": count for name, count in found["waiting"].items() if count},
     }
+
+
+def _slot_in_words(slot: dict[str, Any] | None) -> dict[str, str]:
+    if not slot:
+        return {}
+    since = slot["unacknowledged_s"]
+    acknowledged = "" if since is None else f", acknowledged {duration(since * 1000)} ago"
+    return {f"slot {slot['name']}": f"{slot['held_bytes']:,} bytes held, {slot['wal_status']}{acknowledged}"}
+
+
+def _slot_at_rest(made: PipelinePlan) -> dict[str, Any]:
+    """The database keeps log for a pipeline that does not run, too: all the more a reason to say so."""
+    from millstream.errors import MillstreamError
+    from millstream.pipelines import slot_facts
+
+    source = made.pipeline.spec.source
+    try:
+        found = source.slot_status(made.pipeline.name) if source.has_slot else None
+    except MillstreamError as problem:
+        typer.secho(printable(str(problem)), fg="yellow", err=True)
+        found = None
+    return {} if found is None else {"slot": slot_facts(found)}
 
 
 def _live(name: str, url: str, token: str | None) -> dict[str, Any] | None:

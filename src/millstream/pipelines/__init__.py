@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from millstream.pipelines.secret_files import unreachable as unreachable
     from millstream.pipelines.session import start_session as start_session
     from millstream.pipelines.session import wanted_master as wanted_master
+    from millstream.pipelines.slot_watch import slot_facts as slot_facts
     from millstream.pipelines.sources import Opening as Opening
     from millstream.pipelines.spec.load import json_schema as json_schema
     from millstream.pipelines.spec.load import load_pipeline as load_pipeline
@@ -65,6 +66,7 @@ _HOMES = {
     "make_plan": "plan",
     "parse_pipeline": "spec.load",
     "replay_dead_letters": "replay",
+    "slot_facts": "slot_watch",
     "start_session": "session",
     "unreachable": "secret_files",
     "wanted_master": "session",

@@ -146,6 +146,7 @@ class PipelineRun:
         running = query is not None and self._state == "running"
         progress = chosen(query.lastProgress, self._counted) if running and query is not None else {}
         progress |= self._lag.shown() if self._lag is not None else {}
+        progress |= self._slot.shown() if self._slot is not None else {}
         troubles = {} if context is None else context.troubles
         sinks = {sink.config.id: "ok" for sink in self.plan.gating} | troubles
         sinks |= {deliverer.name: deliverer.state for deliverer in self._deliverers}

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.model import Observer
 from millstream.pipelines.error_origin import short
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millstream.pipelines")
 _TICK_S = 5.0
+
+
+def slot_facts(found: SlotStatus, unacknowledged_s: float | None = None) -> dict[str, Any]:
+    """A slot as a status tells it; when it was acknowledged last, only whoever watches it knows."""
+    facts = {"name": found.slot, "active": found.active, "held_bytes": found.held_bytes, "wal_status": found.wal_status}
+    return {**facts, "unacknowledged_s": unacknowledged_s}
 
 
 class SlotWatch:
@@ -31,6 +37,7 @@ class SlotWatch:
         self._observer = observer
         self._tick_s = tick_s
         self._acknowledged: tuple[int, float] | None = None
+        self._found: SlotStatus | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="millstream-slot", daemon=True)
 
@@ -49,8 +56,15 @@ class SlotWatch:
             except Exception as error:  # the database is away, perhaps: the source says that itself
                 log.debug("pipeline %s: its slot cannot be looked at: %s", self._pipeline, short(error))
 
+    def shown(self) -> dict[str, Any]:
+        """How it stood at the last look, for the pipeline's status; empty where there was none yet."""
+        found, acknowledged = self._found, self._acknowledged
+        if found is None or acknowledged is None:
+            return {}
+        return {"slot": slot_facts(found, time.monotonic() - acknowledged[1])}
+
     def look(self) -> None:
-        found = self._ask()
+        found = self._found = self._ask()
         if found is None:
             return
         now = time.monotonic()

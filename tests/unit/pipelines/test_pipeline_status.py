@@ -119,6 +119,11 @@ def test_status_shows_the_same_record_in_words() -> None:
     shown = _in_words(asdict(status({"a": "ok", "b": "retrying"}, lag=4, batch_ms=None)))
     assert (shown["lag"], shown["sink b"], shown["source"]) == (4, "retrying", "ok")
     assert "batch ms" not in shown
+    slot = {"name": "shop", "active": True, "held_bytes": 4096, "wal_status": "reserved", "unacknowledged_s": 3.0}
+    shown = _in_words(asdict(status({"a": "ok"}, slot=slot)))
+    assert shown["slot shop"] == "4,096 bytes held, reserved, acknowledged 3 s ago"
+    shown = _in_words(asdict(status({"a": "ok"}, slot={**slot, "unacknowledged_s": None})))
+    assert shown["slot shop"] == "4,096 bytes held, reserved"
 
 
 def test_rows_are_counted_once_however_often_spark_reads_them() -> None:

@@ -29,6 +29,9 @@ def test_the_time_since_the_last_acknowledgement_grows_until_the_position_moves(
         now[0] += 10
     assert [facts["unacknowledged_s"] for facts in told] == [0, 10, 0]
     assert [facts["held_bytes"] for facts in told] == [100, 100, 5]
+    assert watch.shown() == {
+        "slot": {"name": "s", "active": True, "held_bytes": 5, "wal_status": "reserved", "unacknowledged_s": 10}
+    }
     assert {(facts["name"], facts["pipeline"], facts["slot"], facts["wal_status"]) for facts in told} == {
         ("pipeline.slot", "p", "s", "reserved")
     }
