@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from millstream.testing.answering import ANSWER_LOST, Answer, Request, refusal
+from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, refusal
 from millstream.testing.fault_table import FaultRow, Follows, Phase
 
 IN_ITS_COURSE = frozenset({b"MULTI", b"EXEC", b"DISCARD", b"ASKING", b"CLIENT", b"CLUSTER", b"INFO", b"CONFIG"})
@@ -30,7 +30,7 @@ class Planting:
         self.begun = False
         self.refused = 0
 
-    def __call__(self, request: Request) -> Answer | None:
+    def __call__(self, request: Request) -> ProxyAnswer | None:
         with self._lock:
             if not self.begun or self._left <= 0 or not self._meant(request):
                 return None

@@ -145,7 +145,7 @@ async def copied(broker: Broker, driver: Driver) -> None:
     wanted = await broker.xlen(COPIED)
 
     async def all_there() -> bool:
-        assert driver.process.poll() is None, "the Spark query ended by itself"
+        assert driver.process.poll() is None, f"the Spark query ended by itself: {driver.said()}"
         return await broker.xlen(COPY) >= wanted
 
     await eventually(all_there, what="the copy", timeout_s=180)

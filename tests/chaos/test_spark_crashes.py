@@ -49,6 +49,11 @@ class Driver:
         self.process.communicate()
         self.errors.close()
 
+    def said(self) -> str:
+        """The end of what it wrote to its standard error."""
+        self.errors.seek(0)
+        return self.errors.read()[-6000:]
+
     def finish(self, timeout_s: float = 240) -> str:
         out, _ = self.process.communicate(timeout=timeout_s)
         self.errors.seek(0)

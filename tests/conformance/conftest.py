@@ -12,6 +12,8 @@ from millstream import open_blocking_broker, open_broker
 from millstream.testing.conformance import Unblocked
 from millstream.wire.commands import Command
 
+pytest.register_assert_rewrite("messaging_chapters")  # before any test module imports it
+
 COLUMNS = ("embedded", "server", "redis")
 APIS = ("async", "blocking")
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator
 
+import messaging_chapters as conformance
 import pytest
 
-pytest.register_assert_rewrite("messaging_chapters")
-
-import messaging_chapters as conformance  # noqa: E402
-
-from millstream import Broker, open_broker  # noqa: E402  # asserts must be rewritten before they are imported
+from millstream import Broker, open_broker
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Request(NamedTuple):
         return b"BLOCK" in map(bytes.upper, self.words)
 
 
-class Answer(NamedTuple):
+class ProxyAnswer(NamedTuple):
     """What the proxy does with a request instead of passing it on and its reply back."""
 
     text: bytes = b""
@@ -59,18 +59,18 @@ class Answer(NamedTuple):
     """How long the client waits for it, as a blocked one does."""
 
 
-def refusal(text: str, *, after_s: float = 0.0, cut: bool = False) -> Answer:
+def refusal(text: str, *, after_s: float = 0.0, cut: bool = False) -> ProxyAnswer:
     """An error reply in the server's name."""
-    return Answer(f"-{text}\r\n".encode(), after_s=after_s, cut=cut)
+    return ProxyAnswer(f"-{text}\r\n".encode(), after_s=after_s, cut=cut)
 
 
-ANSWER_LOST = Answer(forward=True, cut=True)
-CUT = Answer(cut=True)
+ANSWER_LOST = ProxyAnswer(forward=True, cut=True)
+CUT = ProxyAnswer(cut=True)
 
-Choice = Callable[[Request], Answer | None]
+Choice = Callable[[Request], ProxyAnswer | None]
 
 
-def pass_on(request: Request) -> Answer | None:
+def pass_on(request: Request) -> ProxyAnswer | None:
     """Everything goes its way."""
     return None
 

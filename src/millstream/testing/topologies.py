@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from millstream.broker import BlockingBroker, open_blocking_broker
-from millstream.errors import MillstreamError
+from millstream.errors import BrokerUnavailable, MillstreamError
 from millstream.testing.servers import RedisProcess, free_port
 from millstream.testing.waiting import wait_until
 from millstream.wire import Command
@@ -124,7 +124,10 @@ class SentinelSetup:
     def _following(self) -> bool:
         port = self.primary_port()
         for server in (self.primary, *self.replicas):
-            role = say_to(server, self._password, "ROLE")
+            try:
+                role = say_to(server, self._password, "ROLE")
+            except BrokerUnavailable:  # whoever changes its role cuts its clients off
+                return False
             if (role[0] != b"master") if server.port == port else (role[0] != b"slave" or role[3] != b"connected"):
                 return False
         return bool(port)

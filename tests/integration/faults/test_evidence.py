@@ -17,12 +17,12 @@ from millstream.errors import BrokerUnavailable, MillstreamError
 from millstream.messaging import DeadLetters, Message
 from millstream.messaging.codecs import codec
 from millstream.testing import AnsweringProxy, DeliveryLedger, RedisProcess, eventually
-from millstream.testing.answering import ANSWER_LOST, Answer, Request, pass_on, refusal
+from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, pass_on, refusal
 
 SCRIPTS = frozenset({b"EVALSHA", b"EVAL"})
 
 
-def lose_answers(request: Request) -> Answer | None:
+def lose_answers(request: Request) -> ProxyAnswer | None:
     """Everything is executed, and nobody hears of it."""
     return ANSWER_LOST if request.name in SCRIPTS else None
 
@@ -56,7 +56,7 @@ async def test_what_is_published_again_after_a_lost_answer_is_stored_once_and_kn
     with AnsweringProxy(redis_server.port) as proxy:
         lost = 0
 
-        def lose_some(request: Request) -> Answer | None:
+        def lose_some(request: Request) -> ProxyAnswer | None:
             nonlocal lost
             if request.name in SCRIPTS and lost < 4:
                 lost += 1
@@ -114,7 +114,7 @@ class RefuseOne:
     def __init__(self, number: int) -> None:
         self._left = number
 
-    def __call__(self, request: Request) -> Answer | None:
+    def __call__(self, request: Request) -> ProxyAnswer | None:
         if request.opening or not request.words:
             return None
         self._left -= 1
@@ -169,7 +169,7 @@ async def test_callers_that_are_cancelled_harm_nobody_else(redis_server: RedisPr
     ledger = DeliveryLedger()
     told: dict[str, object] = {}
 
-    def lose_some(request: Request) -> Answer | None:
+    def lose_some(request: Request) -> ProxyAnswer | None:
         return ANSWER_LOST if request.name in SCRIPTS and chance.random() < 0.1 else None
 
     async def publish(publisher: Publisher, token: str) -> None:
@@ -198,7 +198,7 @@ async def test_a_link_is_in_order_after_calls_that_were_cancelled_while_answers_
     """No answer of one call reaches another, whoever was cancelled before it, waiting or not."""
     chance = random.Random(13)
 
-    def lose_some(request: Request) -> Answer | None:
+    def lose_some(request: Request) -> ProxyAnswer | None:
         return ANSWER_LOST if not request.opening and request.words and chance.random() < 0.02 else None
 
     async with open_broker(redis_server.url) as direct:
@@ -228,7 +228,7 @@ def test_a_thread_that_is_interrupted_leaves_a_blocking_link_in_order(redis_serv
     """An answer that was lost ends its connection: the next call gets its own answer."""
     count = 0
 
-    def lose_every_third(request: Request) -> Answer | None:
+    def lose_every_third(request: Request) -> ProxyAnswer | None:
         nonlocal count
         count += not request.opening and bool(request.words)
         return ANSWER_LOST if not request.opening and request.words and count % 3 == 0 else None

@@ -17,7 +17,7 @@ import pytest
 from millstream import BlockingBroker, Broker, open_blocking_broker, open_broker
 from millstream.errors import MillstreamError
 from millstream.testing import RedisProcess, eventually
-from millstream.testing.answering import ANSWER_LOST, Answer, AnsweringProxy, Request, pass_on, refusal
+from millstream.testing.answering import ANSWER_LOST, AnsweringProxy, ProxyAnswer, Request, pass_on, refusal
 from millstream.testing.fault_table import TABLE, FaultRow, Follows, Phase, markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "operate" / "faults.md"
@@ -47,13 +47,13 @@ class Refusing:
         self._lock = threading.Lock()
         self.refused = 0
 
-    def _made(self, fault: FaultRow, phase: Phase, place: str) -> Answer:
+    def _made(self, fault: FaultRow, phase: Phase, place: str) -> ProxyAnswer:
         if not fault.text:
             return ANSWER_LOST
         text = fault.text.format(slot=105, place=place)
         return refusal(text, after_s=0.02 if phase is Phase.BLOCKED else 0.0, cut=fault.name == "max clients")
 
-    def __call__(self, request: Request) -> Answer | None:
+    def __call__(self, request: Request) -> ProxyAnswer | None:
         with self._lock:
             if not self._meant(request):
                 return None
@@ -261,8 +261,8 @@ async def test_a_login_that_is_refused_is_fatal_and_one_that_is_delayed_is_not(
         with AnsweringProxy(redis_server.port) as proxy:
             refusing = Refusing(fault, Phase.CONNECTING, place, TWICE)
 
-            def login(request: Request, refusing: Refusing = refusing) -> Answer | None:
-                return refusing(request) or (Answer(b"+OK\r\n") if request.name == b"AUTH" else None)
+            def login(request: Request, refusing: Refusing = refusing) -> ProxyAnswer | None:
+                return refusing(request) or (ProxyAnswer(b"+OK\r\n") if request.name == b"AUTH" else None)
 
             proxy.choose = login
             broker = opened(f"redis://:s3cret@127.0.0.1:{proxy.port}", deadline_ms=DEADLINE_MS)
