@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from millstream.broker.context import Context
-from millstream.broker.drivers import bound_async, run_async
+from millstream.broker.drivers import bound_async, renamed, run_async
 from millstream.broker.links.link import Link, Listener
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.operations.arguments import Fields, Id, Name, Value, pattern_words
@@ -96,14 +96,15 @@ class Broker:
         Atomic: no. Idempotent: yes. Blocks: until a message comes. Cancelled: nothing. Raises: nothing else."""
         return self.link.listen(pattern_words(patterns))
 
+    @renamed(epoch="version")
     def once_writer(
-        self, stream: Name, writer: Name, epoch: int, *, partition: Name = "0", forget_after_ms: int = WEEK_MS,
+        self, stream: Name, writer: Name, version: int, *, partition: Name = "0", forget_after_ms: int = WEEK_MS,
         trim: TrimPolicy | None = None, durability: Wanted = None
     ) -> OnceWriter:
-        """A writer of ``append_once`` that keeps its position and digest, from row 0 of version ``epoch`` on.
+        """A writer of ``append_once`` that keeps its position and digest, from row 0 of ``version`` on.
         Atomic: as ``append_once``. Idempotent: so. Blocks: so. Cancelled: so. Raises: so."""
         once = Once(
-            stream, writer, epoch, partition=partition, digest=Digest(), forget_after_ms=forget_after_ms, trim=trim,
+            stream, writer, version, partition=partition, digest=Digest(), forget_after_ms=forget_after_ms, trim=trim,
             durability=durability
         )
         return OnceWriter(self, once)
@@ -135,13 +136,14 @@ class Broker:
         Atomic: with ``atomic``, else each entry. Idempotent: no. Blocks: no. Cancelled: perhaps all, or without
         ``atomic`` a part. Raises: nothing else."""
 
+    @renamed(epoch="version")
     @bound_async(append_once)
     async def append_once(
-        self, stream: Name, writer: Name, epoch: int, position: int, entries: Sequence[Fields], *,
+        self, stream: Name, writer: Name, version: int, position: int, entries: Sequence[Fields], *,
         partition: Name = "0", digest: Digest | None = None, forget_after_ms: int = WEEK_MS,
         trim: TrimPolicy | None = None, durability: Wanted = None
     ) -> Appended:
-        """Appends rows ``position``... of version ``epoch`` of a writer; those that are there already are skipped.
+        """Appends rows ``position``... of ``version`` of a writer; those that are there already are skipped.
         ``digest`` is the writer's rolling digest before these rows, and is moved on. Without it, and not from row 0 on,
         rows are counted but not compared. A writer that was silent for ``forget_after_ms`` is forgotten.
         Atomic: each chunk of rows (``limits.script_entries``), in order. Idempotent: yes. Blocks: no. Cancelled:

@@ -6,6 +6,7 @@ to the garbage collector, it would set things straight at a moment when others a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -63,6 +64,25 @@ def run_blocking(link: BlockingLink, conversation: Conversation[R]) -> R:
     except BaseException:
         conversation.close()
         raise
+
+
+def renamed(**names: str) -> Callable[[F], F]:
+    """Arguments by their old names work for one release, with a warning: ``@renamed(epoch="version")``."""
+
+    def bind(method: F) -> F:
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old, new in names.items():
+                if old in kwargs:
+                    warnings.warn(
+                        f"{old} goes with the next release: it is {new} now.", DeprecationWarning, stacklevel=2
+                    )
+                    kwargs[new] = kwargs.pop(old)
+            return method(*args, **kwargs)
+
+        return cast(F, call)
+
+    return bind
 
 
 def bound_async(operation: Callable[..., Conversation[Any]]) -> Callable[[F], F]:

@@ -81,7 +81,7 @@ GOOD: dict[str, Any] = {
     **dict.fromkeys(
         ("stream", "group", "consumer", "member", "owned", "key", "field", "channel", "value", "writer"), "n"
     ),
-    "epoch": 1,
+    "version": 1,
     "streams": ["a", "b"],
     "fields": {"n": 1},
     "ids": [EntryId(1, 1)],

@@ -147,7 +147,7 @@ class ArgumentChapter(Chapter):
 
     @pytest.mark.parametrize("bad", [-1, 2**53, 1.0, "1", True], ids=repr)
     async def test_versions_and_positions(self, broker: Any, stream: str, bad: Any) -> None:
-        for epoch, position, argument in ((bad, 0, "epoch"), (1, bad, "position")):
+        for version, position, argument in ((bad, 0, "version"), (1, bad, "position")):
             with pytest.raises(InvalidArgument) as caught:
-                await broker.append_once(stream, "w", epoch, position, [{"n": 1}])
+                await broker.append_once(stream, "w", version, position, [{"n": 1}])
             assert caught.value.argument == argument

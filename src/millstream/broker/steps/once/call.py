@@ -36,7 +36,7 @@ def append_once(
     context: Context,
     stream: Name,
     writer: Name,
-    epoch: int,
+    version: int,
     position: int,
     entries: Sequence[Fields],
     *,
@@ -53,7 +53,7 @@ def append_once(
     once = Once(
         stream,
         writer,
-        epoch,
+        version,
         partition=partition,
         position=position,
         digest=rolling.copy() if rolling is not None else None,
@@ -71,13 +71,13 @@ class Writer:
     """Names one partition of one writer, and knows what its marker may say."""
 
     def __init__(
-        self, stream: Name, writer: Name, epoch: int, *, partition: Name, forget_after_ms: int, durability: Wanted
+        self, stream: Name, writer: Name, version: int, *, partition: Name, forget_after_ms: int, durability: Wanted
     ) -> None:
         self._stream = name_word(stream, "stream")
         self._writer = name_word(writer, "writer")
         self._markers = beside(self._stream, b"once:" + self._writer)
         self._partition = name_word(partition, "partition")
-        self._version = _number(epoch, "epoch")
+        self._version = _number(version, "version")
         self._ttl = count_word(forget_after_ms, "forget_after_ms")
         self._durability = durability_of(durability)
         self.position = 0
@@ -113,10 +113,10 @@ class BatchWriter(Writer):
     """
 
     def __init__(
-        self, stream: Name, writer: Name, epoch: int, *, partition: Name, forget_after_ms: int, durability: Wanted
+        self, stream: Name, writer: Name, version: int, *, partition: Name, forget_after_ms: int, durability: Wanted
     ) -> None:
         super().__init__(
-            stream, writer, epoch, partition=partition, forget_after_ms=forget_after_ms, durability=durability
+            stream, writer, version, partition=partition, forget_after_ms=forget_after_ms, durability=durability
         )
         self._before = UNKNOWN
         """The token of the batch before."""
@@ -172,7 +172,7 @@ class Once(Writer):
         self,
         stream: Name,
         writer: Name,
-        epoch: int,
+        version: int,
         *,
         partition: Name = "0",
         position: int = 0,
@@ -182,7 +182,7 @@ class Once(Writer):
         durability: Wanted = None,
     ) -> None:
         super().__init__(
-            stream, writer, epoch, partition=partition, forget_after_ms=forget_after_ms, durability=durability
+            stream, writer, version, partition=partition, forget_after_ms=forget_after_ms, durability=durability
         )
         _number(position, "position")
         words = trim_words(trim)
