@@ -90,7 +90,7 @@ _BAR = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.
 def bars(batches: Sequence[BatchBar]) -> Markup:
     """A bar for each batch, as high as it took long."""
     top = max((batch.ms or 0 for batch in batches), default=0) or 1
-    slot = 300.0 / max(12, len(batches))
+    slot = 300.0 / max(30, len(batches))
     drawn = [Markup('<line x1="0" x2="300" y1="59.5" y2="59.5"/>')]
     for n, batch in enumerate(batches):
         high = 56.0 if batch.ms is None else max(1.0, 56.0 * batch.ms / top)
@@ -101,8 +101,8 @@ def bars(batches: Sequence[BatchBar]) -> Markup:
     first, last = batches[0], batches[-1]
     return Markup(
         '<svg class="bars" viewBox="0 0 300 60" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
-        '<p class="axis"><span>batch {}</span><span>the longest took {}</span><span>batch {}</span></p>'
-    ).format(f"How long the last {len(batches)} batches took", Markup("").join(drawn), first.id, duration(top), last.id)
+        '<p class="axis">Batches {} to {}; the longest took {}.</p>'
+    ).format(f"How long the last {len(batches)} batches took", Markup("").join(drawn), first.id, last.id, duration(top))
 
 
 def timeline(events: Sequence[Any]) -> Markup:
