@@ -49,7 +49,7 @@ def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
         ("r", {"id": 1, "note": "first", "price": "9.90"}),
         ("r", {"id": 2, "note": 'say "hi"\n', "price": None}),
     ]
-    assert rows[0]["source"] == {"name": "shop", "db": mariadb.name, "schema": None, "table": "orders"}
+    assert rows[0]["source"] == {"name": "shop", "db": mariadb.name, "table": "orders"}
     mariadb.execute(
         "UPDATE orders SET price = 12 WHERE id = 1",
         "UPDATE orders SET id = 3 WHERE id = 2",
