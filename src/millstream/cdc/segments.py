@@ -108,7 +108,8 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def _mapped(path: Path) -> Bytes:
     try:
-        return np.memmap(path, dtype=np.uint8, mode="r")
+        # As a plain array: each index into a memmap makes another one, which costs more than the look itself.
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     except ValueError as error:  # an empty file cannot be mapped
         raise SegmentDamaged(str(path), "it is empty") from error
 
