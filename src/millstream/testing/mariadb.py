@@ -68,6 +68,17 @@ class MariadbDatabase:
                 cursor.execute(statement)
             return list(cursor.fetchall())
 
+    def purge_logs(self) -> None:
+        """Leaves the newest file of the binary log alone. One that a reader held goes when the server has noticed that
+        the reader is gone."""
+        [(newest, *_)] = self.execute("SHOW MASTER STATUS")
+
+        def purged() -> bool:
+            self.execute(f"PURGE BINARY LOGS TO '{newest}'")
+            return bool(self.execute("SHOW BINARY LOGS")[0][0] == newest)
+
+        wait_until(purged, what="the purge")
+
     def drop(self) -> None:
         self.server.main.execute(f"DROP DATABASE {self.name}")
 

@@ -77,10 +77,9 @@ def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
     spec.write_text(text)
     looked = CliRunner().invoke(build(["doctor"]), ["doctor", str(spec)])
     assert looked.exit_code == 0, looked.output
-    assert "0 bytes lie behind the checkpoint" in looked.output
+    assert "0 bytes lie behind the checkpoint" in " ".join(looked.output.split())
     mariadb.execute("INSERT INTO orders VALUES (9, 'x', 1)", "FLUSH BINARY LOGS")
-    [(newest, *_)] = mariadb.execute("SHOW MASTER STATUS")
-    mariadb.execute(f"PURGE BINARY LOGS TO '{newest}'")
+    mariadb.purge_logs()
     looked = CliRunner().invoke(build(["doctor"]), ["doctor", str(spec)])
     assert looked.exit_code != 0
-    assert "was purged" in looked.output
+    assert "it was purged" in " ".join(looked.output.split())
