@@ -8,6 +8,7 @@ redis.conf means 1,000 by them and everybody else 1,024.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from datetime import timedelta
@@ -76,7 +77,7 @@ def milliseconds(
         )
         number = old.total_seconds() if isinstance(old, timedelta) else old
         # A comparison that is written this way round refuses NaN too.
-        if isinstance(number, bool) or not (number >= 0 if least == 0 else number > 0):
+        if isinstance(number, bool) or not ((number >= 0 if least == 0 else number > 0) and number < math.inf):
             raise InvalidArgument(name, old, f"{name}_ms, a whole number of {least} or more")
         return max(least, round(number * 1000))
     if value_ms is None:

@@ -58,6 +58,6 @@ def test_what_comes_of_them() -> None:
             assert milliseconds("per", None, 7, old) == 1_500
     with pytest.warns(DeprecationWarning, match="per_ms"):
         assert milliseconds("per", None, 7, 0.0001, least=1) == 1
-    for bad in (-1, float("nan"), True):
+    for bad in (-1, float("nan"), float("inf"), True):
         with pytest.warns(DeprecationWarning, match="per_ms"), pytest.raises(InvalidArgument, match="per"):
             milliseconds("per", None, 7, bad)

@@ -15,7 +15,6 @@ from millstream.model.units import (
     SIZE_PATTERN,
     parse_duration_ms,
     parse_size_bytes,
-    seconds,
 )
 
 
@@ -95,9 +94,3 @@ def test_what_is_read_is_exact_and_matches_the_schema(number: int, unit: str) ->
     tenth = f"{Decimal(number) / 10}{unit}"
     assert abs(parse_duration_ms(tenth, "x") - number * factor / 10) <= 0.5
     assert re.fullmatch(SIZE_PATTERN, f"{number}kb")
-
-
-@pytest.mark.parametrize("value", [-1, float("nan"), True])
-def test_what_is_no_number_of_seconds(value: float) -> None:
-    with pytest.raises(InvalidArgument, match="limit"):
-        seconds(value, "limit")
