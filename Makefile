@@ -43,9 +43,11 @@ bench: setup  ## every benchmark, ours and the peer in the same run
 chaos: setup  ## the faults at length; TRIALS=20 by default; prints the ledger
 	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -m chaos -o timeout=3600 tests
 
-docs: setup  ## the documentation as a site under site/
+docs: setup  ## the documentation as a site under site/, its links and front page checked
 	@$(PY) -m pip install -q -c constraints.txt --group docs
-	@$(PY) -m mkdocs build -q --strict
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build -q --strict
+	@$(PY) -m pytest -q tests/e2e/test_site.py
+	@echo "the front page is site/index.html"
 
 clean:  ## remove what set-up and tests made
 	rm -rf .venv .venv-* .setup-stamp site .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse

@@ -1,4 +1,4 @@
-"""Writes the pages under docs/reference that are made from the code: commands, options, metrics and key names.
+"""Writes the pages under docs/reference that are made from the code: commands, JSON, options, metrics, keys, the API.
 
 ``python scripts/make_reference.py`` writes them; with ``--check`` it only says whether they are up to date.
 """
@@ -9,6 +9,8 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +262,33 @@ def _families(registry: CollectorRegistry) -> list[Family]:
     return sorted(set(found))
 
 
+ROOMS = {
+    "millstream": "What most programs import.",
+    "messaging": "Messages, publishers, subscribers, routers, middleware, dead letters, retention.",
+    "cqrs": "Commands and events: buses, marshalers, dependencies.",
+    "assignment": "Streams that have one owner at a time.",
+    "runner": "Processes: what `millstream run` and `lifespan` are made of.",
+    "broker": "The contract, and the steps that `broker.run` takes.",
+    "model": "Values: ids, entries, groups, policies, clocks.",
+    "spark": "The data source `redis_streams`.",
+    "cdc": "Changes of databases as Spark sources.",
+    "pipelines": "Pipelines from YAML: loading, planning, running.",
+    "observe": "Metrics, health, examinations.",
+    "testing": "For your tests: waiting, servers, faults, the conformance kit.",
+}
+"""The rooms in the order in which people meet them; each page lists what the room's door exports."""
+
+
+def api(room: str) -> str:
+    path = "millstream" if room == "millstream" else f"millstream.{room}"
+    names = sorted(name for name in import_module(path).__all__ if not name.startswith("__"))
+    lines = [f"# `{path}`", "", f"{ROOMS[room]} Made from the code: every name that the room exports.", ""]
+    lines += [f"::: {path}.{name}" for name in names]
+    if room == "millstream":
+        lines += ["", "## Errors", "", "::: millstream.errors"]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": command_line,
     "json.md": json_keys,
@@ -267,6 +296,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "options.md": options,
     "metrics.md": metrics,
 }
+PAGES |= {f"api/{room}.md": partial(api, room) for room in ROOMS}
 
 
 def main() -> int:
@@ -277,6 +307,7 @@ def main() -> int:
             if not path.exists() or path.read_text() != text:
                 stale.append(name)
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
     if stale:
         print(f"out of date: {', '.join(stale)}. Run: python scripts/make_reference.py")

@@ -14,6 +14,34 @@ README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 MISSED = ", missed"
 """Behind a goal that was not reached: nobody has to compare the numbers to find out."""
+IN_WORDS = {
+    "embedded_xadd": "add an entry, embedded broker",
+    "engine_xadd": "the same, the engine alone",
+    "embedded_readgroup_ack": "read in a group and acknowledge, embedded",
+    "server_xadd": "add over the network, `millstream serve`",
+    "server_xadd_pipelined": "the same, pipelined",
+    "xadd_many": "add many entries to Redis",
+    "xadd_many_ceiling": "the same, beside the fastest client there is",
+    "flat_cost": "what the slowest operation costs more on a long stream than on a short one",
+    "memory_85b": "memory for an entry of 85 bytes",
+    "memory_5x20b": "memory for an entry of five fields",
+    "consume_ack": "handle and acknowledge messages",
+    "consume_ack_bare": "the same, beside a loop without any framework",
+    "publish_100": "publish in batches of 100",
+    "latency_p50_ms": "from publish to handler, half of them within",
+    "latency_p99_ms": "the same, 99 of 100 within",
+    "big_pending": "handling beside a long list of pending messages",
+    "takeover_s": "until a dead owner's stream has another",
+    "renew_10000": "renew 10,000 leases",
+    "place_10000": "spread 10,000 streams over members",
+    "spark_read": "read into Spark",
+    "spark_copy": "copy a stream with Spark, exactly once",
+    "spark_latency_p50_ms": "through Spark, half of them within",
+    "spark_memory": "memory for ten times the data",
+    "pipeline_generator": "a pipeline from end to end",
+    "second_sink": "what a second sink costs",
+}
+"""What each figure says; a name alone says nothing to a newcomer."""
 
 
 def number(value: float | None) -> str:
@@ -38,7 +66,7 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         ours, peers = number(one["value"]), number(one["peer_value"])
         ratio = "-" if one["ratio"] is None else f"{one['ratio']:.2f}"
         cells = (
-            f"`{one['name']}`",
+            f"{IN_WORDS[one['name']]} (`{one['name']}`)" if one["name"] in IN_WORDS else f"`{one['name']}`",
             ours,
             one["unit"],
             one["peer"] or "-",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pexpect
@@ -92,38 +94,45 @@ def fill(broker: BlockingBroker) -> None:
 
 
 @pytest.fixture
-def screens(redis_url: str, tmp_path: Path) -> str:
+def here() -> Iterator[Path]:
+    """A directory whose name is as long wherever the tests run: it is on the screens."""
+    with tempfile.TemporaryDirectory(prefix="here-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def screens(redis_url: str, here: Path) -> str:
     with open_blocking_broker(redis_url) as broker:
         fill(broker)
-    (tmp_path / "shop.yaml").write_text(
+    (here / "shop.yaml").write_text(
         "apiVersion: millstream/v1\nkind: Pipeline\nmetadata: {name: shop}\nspec:\n"
         "  source: {type: generator, config: {rows: 10}}\n"
         "  checkpoint: {path: here}\n"
         f"  sinks: [{{type: redis, config: {{id: out, uri: 'redis://127.0.0.1:1', stream: {STREAM}}}}}]\n"
     )
-    (tmp_path / "worker.py").write_text(
+    (here / "worker.py").write_text(
         "from millstream import Message, Router\n\nrouter = Router()\n\n\n"
         f"@router.on('{STREAM}', group='{GROUP}', group_start='0')\nasync def work(message: Message) -> None: ...\n"
     )
     lines = COMMANDS.strip()
     for word, name in NAMES.items():
         lines = re.sub(rf"\b{word}\b", name, lines)
-    (tmp_path / "commands").write_text(lines + "\n")
-    (tmp_path / "driver.py").write_text(DRIVER)
-    environment = {**os.environ, "MILLSTREAM_URL": redis_url, "TERM": "xterm", "PYTHONPATH": str(tmp_path)}
+    (here / "commands").write_text(lines + "\n")
+    (here / "driver.py").write_text(DRIVER)
+    environment = {**os.environ, "MILLSTREAM_URL": redis_url, "TERM": "xterm", "PYTHONPATH": str(here)}
     environment.pop("COLUMNS", None)
     child = pexpect.spawn(
         sys.executable,
         ["driver.py", "commands"],
         env=environment,
-        cwd=str(tmp_path),
+        cwd=str(here),
         dimensions=(50, 80),
         timeout=120,
         encoding="utf-8",
     )
     child.expect(pexpect.EOF)
     child.close()
-    return steady(str(child.before).replace(str(tmp_path), "/here"))
+    return steady(str(child.before).replace(str(here), "/here"))
 
 
 def steady(printed: str) -> str:

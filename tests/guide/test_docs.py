@@ -37,31 +37,47 @@ def needs_spark(page: Path) -> bool:
     return any("pyspark" in text or "millstream pipeline run" in text for _, text in BLOCK.findall(page.read_text()))
 
 
-def run(words: list[str], text: str, redis: RedisProcess, directory: Path) -> None:
+PRINTED = re.compile(r"^```python\n.*?^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SAID = re.compile(r"[Ii]t prints `([^`]+)`")
+
+
+def printed(page: Path) -> list[str]:
+    """What the page says that its Python prints: a ``text`` block right behind it, or the words "it prints"."""
+    text = page.read_text()
+    return [*PRINTED.findall(text), *SAID.findall(text)]
+
+
+def run(words: list[str], text: str, redis: RedisProcess, directory: Path) -> str:
     environment = {
         **os.environ,
         "MILLSTREAM_URL": redis.url,
         "REDIS_URI": redis.url,
         "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(directory),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     done = subprocess.run(
         words, input=text, text=True, cwd=directory, env=environment, capture_output=True, timeout=240, check=False
     )
     assert done.returncode == 0, f"{text}\n--- output\n{done.stdout}\n--- errors\n{done.stderr}"
+    return done.stdout
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "python") and not needs_spark(page)]))
 def test_python_runs(page: Path, redis_server: RedisProcess, tmp_path: Path) -> None:
-    run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
+    shown = run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
+    for told in printed(page):
+        assert told in shown
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "python") and needs_spark(page)]))
 def test_python_on_spark_runs(page: Path, redis_server: RedisProcess, tmp_path: Path) -> None:
-    run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
+    shown = run([sys.executable, "-"], "\n".join(blocks(page, "python")), redis_server, tmp_path)
+    for told in printed(page):
+        assert told in shown
 
 
 @pytest.mark.timeout(300)
@@ -72,6 +88,7 @@ def test_shell_runs(page: Path, redis_server: RedisProcess, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "yaml")]))
 def test_pipelines_are_valid(page: Path, redis_server: RedisProcess, tmp_path: Path) -> None:
+    (tmp_path / "my_functions.py").write_text("def enrich(batch):\n    return batch\n")
     for number, text in enumerate(blocks(page, "yaml")):
         if "kind: Pipeline" in text:
             (tmp_path / f"{number}.yaml").write_text(text)

@@ -267,6 +267,7 @@ ANSWERS: Final[dict[str, Answer]] = {
             "oldest_pending_ms": "ms?",
             "memory_bytes": "bytes?",
             "holds_back": "name?",
+            "dead_letters": "count",
         },
     ),
     "doctor": Answer("list", {"level": "text", "what": "text", "found": "text", "remedy": "text"}),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import sys
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,11 +19,11 @@ from millstream.cli.dashboard import PORT, Beside, BesidePort, shown
 from millstream.cli.exit_codes import FAILED
 from millstream.cli.options import Output, OutputKind, Yes
 from millstream.cli.pipeline_files import File, Files, TokenFile, missing_parts, need_spark, plans_of, token_in
-from millstream.errors import InvalidArgument
-from millstream.observe import count_of, printable
+from millstream.errors import InvalidArgument, MillstreamError
+from millstream.observe import count_of, harmless, printable
 
 if TYPE_CHECKING:
-    from millstream.pipelines import PipelinePlan, Runner
+    from millstream.pipelines import PipelinePlan, Runner, Tally
 
 app = typer.Typer()
 
@@ -33,8 +37,11 @@ app.command("checkpoints")(pipeline_status.checkpoints)
 
 @app.command()
 def validate(files: Files, output: Output = OutputKind.table) -> None:
-    """Check the files, and say everything that is wrong with them; nothing is started."""
+    """Check the files, the functions and the SQL in them, and say everything that is wrong; nothing is run."""
+    from millstream.pipelines import check_parts
+
     plans = plans_of(files)
+    check_parts(plans)
     warnings = list(missing_parts(plans))
     items = [{"pipeline": made.pipeline.name, "warnings": warnings} for made in plans]
     if output is OutputKind.json:
@@ -108,6 +115,10 @@ def run(
     dashboard: Beside = False,
     dashboard_port: BesidePort = PORT,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Let Spark and Java speak on the terminal, too.")] = False,
+    log_file: Annotated[
+        Path | None, typer.Option("--log-file", help="Keep what Spark and Java say in this file.", show_default=False)
+    ] = None,
 ) -> None:
     """Run pipelines in one Spark session until they end or SIGTERM comes; then stop after the current batch."""
     plans = plans_of(files)
@@ -115,18 +126,28 @@ def run(
     import logging
 
     from millstream.model import Observer
-    from millstream.observe import Exposition, HttpServer, PipelineMetrics, PipelineRoutes, application
-    from millstream.pipelines import Runner, display, load_pipelines
+    from millstream.observe import Exposition, HttpServer, PipelineMetrics, PipelineRoutes, application, together
+    from millstream.pipelines import Runner, Tally, display, load_pipelines
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.ERROR)
     exposition = Exposition()
-    observer: Observer = PipelineMetrics(exposition.registry)
+    tally = Tally()
+    observer: Observer = together([PipelineMetrics(exposition.registry), tally])
     if stay and not http_port:
         raise InvalidArgument("--stay", "--http-port 0", "a port: nobody could start a pipeline again without one")
     if dashboard and not http_port:
         raise InvalidArgument("--dashboard", "--http-port 0", "a port: it asks the pipelines there")
-    runner = Runner(load_pipelines(files), once=once, master=master, stay=stay, observer=observer)
+    spark_log = None if verbose else log_file or _temporary_log()
+    runner = Runner(
+        load_pipelines(files),
+        once=once,
+        master=master,
+        stay=stay,
+        observer=observer,
+        spark_log=spark_log,
+        say=(lambda line: None) if quiet else (lambda line: typer.secho(line, dim=True, err=True)),
+    )
     routes = PipelineRoutes(runner)
     token = token_in(token_file)
     checks = {"health": routes.health, "ready": routes.ready}
@@ -144,13 +165,20 @@ def run(
                 signal.signal(number, lambda *_: runner.ask_to_stop())
             if server is not None:
                 runner.announce(server.url)
+            tally.begin()
             fine = runner.wait(show)
             ended = runner.statuses()
     finally:
         if server is not None:
             server.stop()
-    _farewell(runner, ended)
+        if log_file is None and spark_log is not None and not spark_log.stat().st_size:
+            spark_log.unlink()  # nothing was said: Spark was never started
+    _farewell(runner, ended, tally)
+    if fine and log_file is None and spark_log is not None:
+        spark_log.unlink(missing_ok=True)
     if not fine:
+        if spark_log is not None:
+            typer.secho(f"What Spark and Java said is in {spark_log}", fg="red", err=True)
         raise typer.Exit(FAILED)
 
 
@@ -162,13 +190,27 @@ def _streams_of(plans: list[PipelinePlan]) -> str:
     return addresses[-1].url()
 
 
-def _farewell(runner: Runner, ended: list[Any]) -> None:
+def _temporary_log() -> Path:
+    """For this user alone, since errors may quote rows; gone when all ends well."""
+    descriptor, name = tempfile.mkstemp(prefix="millstream-spark-", suffix=".log")
+    os.close(descriptor)
+    return Path(name)
+
+
+def _farewell(runner: Runner, ended: list[Any], tally: Tally) -> None:
+    """How each ended, and what went through it; of an error its own words, without Java's frames."""
+    from millstream.pipelines import short
+
     for status in ended:
         color = "red" if status.state == "failed" else None
         typer.secho(f"{status.name}: {status.state}, last batch {status.batch}", fg=color, err=True)
+        for line in tally.lines(status.name, list(status.sinks)):
+            typer.echo(f"  {printable(line)}", err=True)
         error = runner.runs[status.name].error
         if status.state == "failed" and error is not None:
-            typer.secho(f"  {type(error).__name__}: {printable(str(error)[:2000])}", fg="red", err=True)
+            told = str(error) if isinstance(error, MillstreamError) else short(error, 2000)
+            own = "\n".join(line for line in told.splitlines() if not re.match(r"\s*(at |\.\.\. \d+ more)", line))
+            typer.secho(f"  {type(error).__name__}: {harmless(own[:2000])}", fg="red", err=True)
 
 
 @app.command()

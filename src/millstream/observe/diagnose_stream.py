@@ -108,8 +108,8 @@ def examine_group(stream: str, group: GroupInfo, before: StreamLook, now: Stream
         told = f"all done, but no consumer has asked for {longest:,} s"
         found = [Finding(Severity.note, what, told, "Fine for a worker that is started when needed; else start it.")]
     else:
-        told = f"no living consumer: {_named(silent)} ({behind}, {group.pending:,} pending)"
-        found = [Finding(Severity.problem, what, told, "Start a worker.")]
+        told = f"no living consumer ({behind}, {group.pending:,} pending): {_named(silent)}"
+        return [Finding(Severity.problem, what, told, "Start a worker: it also takes over what the others hold.")]
     holding = [one for one in silent if one.pending]
     if holding:
         remedy = (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream.pipelines.checkpoint import Checkpoint as Checkpoint
+    from millstream.pipelines.error_origin import short as short
     from millstream.pipelines.errors import CheckpointRefused as CheckpointRefused
     from millstream.pipelines.errors import EventFailed as EventFailed
     from millstream.pipelines.errors import PipelineUnknown as PipelineUnknown
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from millstream.pipelines.plan import PipelinePlan as PipelinePlan
     from millstream.pipelines.plan import describe as describe
     from millstream.pipelines.plan import make_plan as make_plan
+    from millstream.pipelines.preflight import check_parts as check_parts
+    from millstream.pipelines.progress import Tally as Tally
     from millstream.pipelines.progress import display as display
     from millstream.pipelines.query import PipelineRun as PipelineRun
     from millstream.pipelines.replay import replay_dead_letters as replay_dead_letters
@@ -59,7 +62,10 @@ _HOMES = {
     "SpecRefused": "errors",
     "at_rest": "status",
     "describe": "plan",
+    "Tally": "progress",
+    "check_parts": "preflight",
     "display": "progress",
+    "short": "error_origin",
     "json_schema": "spec.load",
     "load_pipeline": "spec.load",
     "load_pipelines": "spec.load",

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, Problem, SpecRefused
-from millstream.pipelines.plan import PipelinePlan
+from millstream.pipelines.plan import PipelinePlan, Placed
 from millstream.pipelines.secret_files import unreachable
-from millstream.pipelines.spec.uri import RedisAddress
+from millstream.pipelines.session import SqlParser, parser
+from millstream.pipelines.spec.uri import NotAnswering, RedisAddress
 
 log = logging.getLogger("millstream.pipelines")
 
@@ -25,6 +27,42 @@ def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> N
         raise SpecRefused(problems)
 
 
+def check_parts(plans: Sequence[PipelinePlan]) -> None:
+    """For whoever only validates: functions that do not import; and, where Spark is installed, SQL that does not parse.
+    Raises SpecRefused."""
+    problems = [Problem(made.pipeline.name, 0, where, why) for made in plans for where, why in _part_problems(made)]
+    if find_spec("pyspark") is not None and any(placed.processor.has_sql for made in plans for placed in _placed(made)):
+        with parser() as spark:
+            problems += _sql_problems(plans, spark)
+    if problems:
+        raise SpecRefused(problems)
+
+
+def check_sql(plans: Sequence[PipelinePlan], spark: SqlParser) -> None:
+    """Before the first batch would find it. Raises SpecRefused."""
+    if problems := _sql_problems(plans, spark):
+        raise SpecRefused(problems)
+
+
+def _sql_problems(plans: Sequence[PipelinePlan], spark: SqlParser) -> list[Problem]:
+    return [
+        Problem(made.pipeline.name, 0, placed.name, why)
+        for made in plans
+        for placed in _placed(made)
+        for why in placed.processor.problems_in_sql(spark)
+    ]
+
+
+def _placed(made: PipelinePlan) -> Sequence[Placed]:
+    return (*made.streaming, *made.per_batch)
+
+
+def _part_problems(made: PipelinePlan) -> Iterator[tuple[str, str]]:
+    for placed in _placed(made):
+        for why in placed.processor.problems_before_start():
+            yield placed.name, why
+
+
 def _problems(made: PipelinePlan, once: bool, master: str) -> Iterator[tuple[str, str]]:
     name, source = made.pipeline.name, made.pipeline.spec.source
     try:
@@ -37,9 +75,7 @@ def _problems(made: PipelinePlan, once: bool, master: str) -> Iterator[tuple[str
     begun = Checkpoint(made.pipeline.checkpoint_path).last_planned() is not None
     for why in source.problems_before_start(name, begun=begun, master=master):
         yield "source", why
-    for placed in (*made.streaming, *made.per_batch):
-        for why in placed.processor.problems_before_start():
-            yield placed.name, why
+    yield from _part_problems(made)
     out_of_reach = list(unreachable(made.addresses(), master))
     yield from out_of_reach
     if not out_of_reach:
@@ -52,7 +88,11 @@ def _refusals(made: PipelinePlan) -> Iterator[tuple[str, str]]:
     optional = {f"sink {sink.config.id}" for sink in made.optional}
     for where, address in made.addresses():
         if address not in asked:
-            asked[address] = address.refusal()
+            try:
+                asked[address] = address.refusal()
+            except NotAnswering as away:
+                asked[address] = None
+                log.warning("%s: %s", made.pipeline.name, _waited_for(made, where, address, away, where in optional))
         why = asked[address]
         if why is not None and where in optional:
             log.error(
@@ -60,3 +100,12 @@ def _refusals(made: PipelinePlan) -> Iterator[tuple[str, str]]:
             )
         elif why is not None:
             yield where, why
+
+
+def _waited_for(made: PipelinePlan, where: str, address: RedisAddress, away: NotAnswering, optional: bool) -> str:
+    """What becomes of somebody who does not answer: a required sink is tried for so long, an optional one later."""
+    if optional:
+        return f"{where} at {address} does not answer ({away}); it is optional: its batches wait on disk until it does"
+    deadline = made.pipeline.spec.retry.deadline
+    until = "until it answers" if deadline == "none" else f"for {deadline / 1000:g} s, then the pipeline fails"
+    return f"{where} at {address} does not answer ({away}). It is tried {until}, as retry.deadline says"

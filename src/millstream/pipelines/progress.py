@@ -1,10 +1,15 @@
-"""What people see while pipelines run: a live table on a terminal, a line for each batch elsewhere."""
+"""What people see while pipelines run: a live table on a terminal, a line for each batch elsewhere; and what all of it
+came to, at the end."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -84,3 +89,41 @@ def _line(one: PipelineStatus) -> str:
         "sinks: " + ", ".join(f"{name} {state}" for name, state in one.sinks.items()),
     ]
     return f"{one.name}: {one.state}, " + ", ".join(parts)
+
+
+class Tally:
+    """An observer that counts what went in and what each sink took; facts may come from several threads."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._rows_in: Counter[str] = Counter()
+        self._rows_out: dict[str, Counter[str]] = {}
+        self._dead: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """The clock of the rate starts here: Spark's own start is not the pipeline's."""
+        self._began = time.monotonic()
+
+    def __call__(self, name: str, /, **facts: Any) -> None:
+        with self._lock:
+            if name == "pipeline.batch":
+                self._rows_in[facts["pipeline"]] += facts["events"]
+            elif name == "pipeline.sink":
+                self._rows_out.setdefault(facts["pipeline"], Counter())[facts["sink"]] += facts["rows"] or 0
+            elif name == "pipeline.dead_letters":
+                self._dead[facts["pipeline"]] += facts["events"]
+
+    def lines(self, pipeline: str, sinks: list[str]) -> list[str]:
+        seconds = max(time.monotonic() - self._began, 0.001)
+        with self._lock:
+            rows, taken, dead = self._rows_in[pipeline], self._rows_out.get(pipeline, Counter()), self._dead[pipeline]
+        lines = [f"{_rows(rows)} in, {seconds:.1f} s, {rows / seconds:,.0f} rows/s"]
+        lines += [f"sink {name}: {_rows(taken[name])} out" for name in sinks]
+        if dead:
+            lines.append(f"dead letters: {dead:,}; see why: millstream dlq ls {pipeline}")
+        return lines
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

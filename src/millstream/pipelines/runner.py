@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from millstream.model import Observer, quiet
 from millstream.pipelines.errors import PipelineUnknown
 from millstream.pipelines.plan import PipelinePlan, make_plan
-from millstream.pipelines.preflight import check_before
+from millstream.pipelines.preflight import check_before, check_sql
 from millstream.pipelines.query import PipelineRun
 from millstream.pipelines.secret_files import SecretFiles
-from millstream.pipelines.session import start_session, wanted_master
+from millstream.pipelines.session import SqlParser, start_session, wanted_master
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.status import PipelineStatus
 
@@ -23,9 +25,14 @@ if TYPE_CHECKING:
 _LOOK_S = 0.25
 
 
+def _silence(line: str) -> None:
+    """For programs: what is waited for is told to people only."""
+
+
 class Runner:
     """``with Runner(pipelines) as runner: runner.wait()``. Everything is checked before Spark starts. With ``stay`` it
-    waits on when all have ended, since one of them may be started again."""
+    waits on when all have ended, since one of them may be started again. ``spark_log``: a file for what Spark and Java
+    say. ``say`` is told what is being waited for."""
 
     def __init__(
         self,
@@ -36,6 +43,8 @@ class Runner:
         stay: bool = False,
         session: SparkSession | None = None,
         observer: Observer = quiet,
+        spark_log: Path | None = None,
+        say: Callable[[str], None] = _silence,
     ) -> None:
         self.plans: list[PipelinePlan] = [make_plan(pipeline) for pipeline in pipelines]
         self._once = once
@@ -43,6 +52,8 @@ class Runner:
         self._stay = stay
         self._given = session
         self._observer = observer
+        self._spark_log = spark_log
+        self._say = say
         self._session: SparkSession | None = None
         self._stopping = threading.Event()
         self._told: dict[str, int] = {}
@@ -52,8 +63,13 @@ class Runner:
     def start(self) -> Self:
         given = self._given
         master = wanted_master(self.plans, self._master) if given is None else str(given.sparkContext.master)
+        self._say("asking the servers that the files name ...")
         check_before(self.plans, once=self._once, master=master)
-        self._session = given or start_session(self.plans, self._master)
+        self._say(f"starting Spark on {master}; this takes some seconds ...")
+        began = time.monotonic()
+        self._session = given or start_session(self.plans, self._master, log=self._spark_log)
+        check_sql(self.plans, SqlParser(self._session._jvm))
+        self._say(f"Spark runs after {time.monotonic() - began:.1f} s; waiting for the first batch ...")
         for made in self.plans:
             run = PipelineRun(self._session, made, once=self._once, secrets=self._secrets, observer=self._observer)
             self.runs[made.pipeline.name] = run

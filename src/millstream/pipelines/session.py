@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.secret_files import without_secret_variables
 from millstream.pipelines.spec.part import SECRET_WORDS
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 Result = TypeVar("Result")
@@ -31,8 +35,9 @@ def wanted_master(plans: Sequence[PipelinePlan], master: str | None = None) -> s
     )
 
 
-def start_session(plans: Sequence[PipelinePlan], master: str | None = None) -> SparkSession:
-    """Workers run this interpreter. The files' own settings win, and of several files the first that gives one."""
+def start_session(plans: Sequence[PipelinePlan], master: str | None = None, *, log: Path | None = None) -> SparkSession:
+    """Workers run this interpreter. The files' own settings win, and of several files the first that gives one.
+    ``log``: a file for what Spark, Java and the workers say; without one they speak on this process's terminal."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from pyspark import SparkConf, SparkContext
@@ -60,13 +65,62 @@ def start_session(plans: Sequence[PipelinePlan], master: str | None = None) -> S
         if not any(word in name.lower() for word in SECRET_WORDS):
             open_ones.set(name, value)
     with without_secret_variables([text for made in plans for text in made.secrets()]):
-        SparkContext._ensure_initialized(conf=open_ones)
+        if log is None or SparkContext._gateway is not None:
+            SparkContext._ensure_initialized(conf=open_ones)
+        else:
+            with log.open("ab") as file:
+                gateway = _gateway(open_ones, file)
+            SparkContext._ensure_initialized(gateway=gateway, conf=open_ones)
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(os.environ.get("MILLSTREAM_SPARK_LOG", "ERROR"))
     return session
+
+
+def _gateway(conf: SparkConf | None, output: IO[bytes] | int) -> Any:
+    from pyspark.java_gateway import launch_gateway
+
+    popen: dict[str, Any] = {"stdout": output, "stderr": output}
+    return launch_gateway(conf, popen)  # type: ignore[no-untyped-call]  # pyspark does not type it
+
+
+@contextmanager
+def parser() -> Iterator[SqlParser]:
+    """Spark's parser without a session, in a Java that ends with the block: to check SQL before anything is started."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    gateway = _gateway(None, subprocess.DEVNULL)
+    try:
+        yield SqlParser(gateway.jvm)
+    finally:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+
+
+class SqlParser:
+    """Says what is wrong with a query or with the fields of a schema; nothing is looked up."""
+
+    def __init__(self, jvm: Any) -> None:
+        self._parser = jvm.org.apache.spark.sql.execution.SparkSqlParser()
+
+    def problem_in_query(self, text: str) -> str | None:
+        return self._problem(self._parser.parsePlan, text)
+
+    def problem_in_schema(self, text: str) -> str | None:
+        return self._problem(self._parser.parseTableSchema, text)
+
+    def _problem(self, parse: Callable[[str], object], text: str) -> str | None:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
+        from pyspark.errors import PySparkException
+
+        try:
+            parse(text)
+        except (Py4JJavaError, PySparkException) as error:  # the second where a session translates errors
+            said = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+            return next((line for line in said.splitlines() if line.strip()), type(error).__name__)
+        return None
 
 
 def in_session(session: SparkSession, work: Callable[[], Result]) -> Callable[[], Result]:

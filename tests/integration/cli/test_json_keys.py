@@ -80,7 +80,10 @@ streams rm S
 """
 ELSEWHERE = {"bench", "verify", "migrate"}
 """Their keys are the tests' own of those commands."""
-WITHOUT_JSON = {"pipeline schema", "pipeline run", "pipeline replay-dead-letters", "retention run", "serve", "demo"}
+WITHOUT_JSON = {"pipeline schema", "pipeline run", "pipeline replay-dead-letters", "retention run", "serve"} | {
+    "dashboard",
+    "demo",
+}
 """They print a schema, run until they are stopped, or tell a story."""
 
 

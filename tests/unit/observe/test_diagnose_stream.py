@@ -73,10 +73,18 @@ def test_one_that_asked_between_the_looks_lives_however_seldom_it_asks() -> None
 
 def test_a_group_whose_only_consumer_was_killed_with_work_in_hand_is_a_problem() -> None:
     now = group(7, 3, w1=30_000)
-    found = examine_group("s", now, look(0, 10, group(7, 3, w1=29_000)), look(1, 10, now))
-    assert [one.level for one in found] == [Severity.problem, Severity.warning]
-    assert "w1 (silent for 30 s, holds 3)" in found[0].found
-    assert "millstream consumers reap s g" in found[1].remedy
+    [found] = examine_group("s", now, look(0, 10, group(7, 3, w1=29_000)), look(1, 10, now))
+    assert found.level is Severity.problem
+    assert "w1 (silent for 30 s, holds 3)" in found.found
+
+
+def test_a_killed_consumer_beside_a_living_one_is_named_with_what_it_holds() -> None:
+    now = group(0, 3, w1=30_000, w2=100)
+    [living, killed] = examine_group("s", now, look(0, 10, group(0, 3, w1=29_000, w2=100)), look(1, 10, now))
+    assert living.level is Severity.ok
+    assert killed.level is Severity.warning
+    assert "w1 (silent for 30 s, holds 3)" in killed.found
+    assert "millstream consumers reap s g" in killed.remedy
 
 
 def test_a_group_that_is_done_needs_no_worker_now() -> None:

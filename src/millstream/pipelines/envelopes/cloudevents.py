@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
-
 from millstream.pipelines.envelopes.envelope import Envelope, json_object, number, or_null, quoted, quoting
+from millstream.pipelines.spec.part import written_as
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -17,7 +16,9 @@ HAPPENED = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t"
 class CloudEvents(Envelope):
     content_type = "application/cloudevents+json"
     type: Literal["cloudevents"]
-    type_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([.-][A-Za-z0-9]+)*$")] = "millstream"
+    type_prefix: Annotated[
+        str, written_as(r"^[A-Za-z0-9]+([.-][A-Za-z0-9]+)*$", "letters and digits, with dots or dashes between them")
+    ] = "millstream"
 
     def column(self, events: DataFrame) -> Column:
         from pyspark.sql import functions as F

@@ -15,6 +15,8 @@ from millstream.pipelines.spec.part import Name, NonEmpty, Part
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from millstream.pipelines.session import SqlParser
+
 Kind = Literal["stateless", "stateful", "per batch"]
 Fields = Mapping[str, frozenset[str]]
 """What is known before anything runs: the fields of each table's rows."""
@@ -55,6 +57,7 @@ class Processor(Part):
     kind: ClassVar[Kind] = "stateless"
     reorders: ClassVar[bool] = False
     renames: ClassVar[bool] = False
+    has_sql: ClassVar[bool] = False
     makes_events: ClassVar[bool] = False
     names_streams: ClassVar[bool] = False
     id: Name | None = None
@@ -85,6 +88,10 @@ class Processor(Part):
 
     def problems_before_start(self) -> Iterator[str]:
         """What stands in the way of a start, found without Spark."""
+        yield from ()
+
+    def problems_in_sql(self, parser: SqlParser) -> Iterator[str]:
+        """What Spark's parser finds in the processor's own SQL; it is asked only where ``has_sql``."""
         yield from ()
 
     def quoted_in(self, text: str) -> bool:

@@ -7,15 +7,13 @@ It runs on the executors, so it must be importable there, and it must be a pure 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
 
 from millstream.pipelines.errors import ProcessorFailed
 from millstream.pipelines.events import COLUMNS, SCHEMA, refuse_bad_rows
 from millstream.pipelines.processors.processor import Processor, ProcessorStage
+from millstream.pipelines.spec.part import written_as
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,16 +28,23 @@ class Python(Processor):
     type: Literal["python"]
     kind = "per batch"
     renames = True
-    function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    function: Annotated[
+        str, written_as(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "package.module:function, such as shop.rules:enrich")
+    ]
     on_error: Literal["dead_letter", "stop"] = "dead_letter"
 
     def problems_before_start(self) -> Iterator[str]:
+        module, _, name = self.function.partition(":")
         try:
-            found = importlib.util.find_spec(self.function.partition(":")[0]) is not None
-        except (ImportError, ValueError):
-            found = False
-        if not found:
-            yield f"{self.function} cannot be found; put its module on PYTHONPATH, here and on executors"
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            which = "it" if error.name == module else f"{error.name}, which it imports,"
+            yield f"{module} cannot be imported: {which} is not found; put it on PYTHONPATH, here and on executors"
+        except Exception as error:  # a stranger's module can raise anything while it is imported
+            yield f"{module} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        else:
+            if not callable(found):
+                yield f"{module} has no function {name}; write package.module:function"
 
     def can_fail(self) -> bool:
         return True

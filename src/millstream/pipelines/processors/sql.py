@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -13,6 +14,8 @@ from millstream.pipelines.spec.part import NonEmpty
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from millstream.pipelines.session import SqlParser
 
 _SHOWN = ("id", "key", "name", "db", "schema", "table", "op", "before", "after", "ts_ms", "stream")
 
@@ -31,8 +34,15 @@ class Sql(Processor):
     kind = "per batch"
     reorders = True
     renames = True
+    has_sql = True
     query: NonEmpty
     row_schema: NonEmpty | None = Field(None, alias="schema")
+
+    def problems_in_sql(self, parser: SqlParser) -> Iterator[str]:
+        if (why := parser.problem_in_query(self.query)) is not None:
+            yield f"query: {why}"
+        if self.row_schema is not None and (why := parser.problem_in_schema(self.row_schema)) is not None:
+            yield f"schema: {why}"
 
     def quoted_in(self, text: str) -> bool:
         lines = [line.strip() for found in _SQL_CONTEXT.findall(text) for line in found.splitlines()]

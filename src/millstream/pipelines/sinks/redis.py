@@ -21,7 +21,7 @@ from millstream.pipelines.envelopes import AnyEnvelope, Native
 from millstream.pipelines.envelopes.envelope import members, plain, quoted, quoting
 from millstream.pipelines.events import fail_where
 from millstream.pipelines.sinks.sink import TIME, Sink, SinkConfig, Write
-from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText
+from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText, written_as
 from millstream.pipelines.spec.uri import RedisAddress, RedisUri, no_second_password
 from millstream.pipelines.templates import Template
 from millstream.spark import Delivered, read_report
@@ -65,7 +65,9 @@ class RedisSinkConfig(SinkConfig):
     key: TemplateText | None = None
     headers: dict[NonEmpty, TemplateText] = Field(default_factory=dict)
     fields: Literal["native", "debezium"] = "native"
-    maxlen: Annotated[str, BeforeValidator(_as_text), Field(pattern=r"^~?[0-9]{1,18}$")] | None = None
+    maxlen: (
+        Annotated[str, BeforeValidator(_as_text), written_as(r"^~?[0-9]{1,18}$", "a number, or ~ and a number")] | None
+    ) = None
     durability: Annotated[str, AfterValidator(_durability)] | None = None
     event_id_window: Duration = 86_400_000
     send_timeout: Annotated[Duration, Field(ge=100)] = 5_000

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
-from millstream.pipelines.spec.part import Duration, NonEmpty, Size
+from millstream.pipelines.spec.part import Duration, NonEmpty, Size, written_as
 from millstream.pipelines.spec.uri import has_secret
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class DatabaseConfig(SourceConfig):
     tables: Annotated[list[NonEmpty], Field(min_length=1)]
     snapshot: Literal["never", "initial", "always"] = "initial"
     lanes: Annotated[int, Field(ge=1, le=64)] = 1
-    numeric: Annotated[str, Field(pattern=_NUMERIC)] = "text"
+    numeric: Annotated[str, written_as(_NUMERIC, "text, double, or decimal(n) with n from 0 to 38")] = "text"
     exclude: list[Annotated[str, AfterValidator(_column)]] = Field(default_factory=list)
     max_bytes: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
     chunk_rows: Annotated[int, Field(ge=1)] = 100_000

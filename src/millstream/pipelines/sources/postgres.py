@@ -17,7 +17,7 @@ from millstream.cdc import POSTGRES_FORMAT
 from millstream.pipelines.events import event_frame
 from millstream.pipelines.sources.database import DatabaseConfig, DatabaseSource
 from millstream.pipelines.sources.source import Leftover, Opening
-from millstream.pipelines.spec.part import NonEmpty
+from millstream.pipelines.spec.part import NonEmpty, written_as
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,7 @@ class PostgresConfig(DatabaseConfig):
     for a value that Postgres did not send; without it the value is left out."""
 
     dsn: Annotated[str, AfterValidator(_dsn)] = Field(repr=False)
-    slot: Annotated[str, Field(pattern=_SLOT)] | None = None
+    slot: Annotated[str, written_as(_SLOT, "1 to 63 small letters, digits and underscores")] | None = None
     publication: NonEmpty | None = None
     create: bool = False
     unchanged: NonEmpty | None = None

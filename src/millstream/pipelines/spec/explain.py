@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from millstream.pipelines.spec.document import Document, Path
-from millstream.pipelines.spec.part import SECRET_WORDS
+from millstream.pipelines.spec.part import IN_WORDS, SECRET_WORDS
 from millstream.pipelines.spec.pipeline import Pipeline
 
 
@@ -19,13 +19,16 @@ def explain(document: Document, error: Mapping[str, Any]) -> tuple[Path, str]:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         allowed = _allowed_at(error["loc"][:-1])
-        return path, f"unknown field; {_nearest(str(path[-1]), allowed)}allowed here: {', '.join(allowed)}"
+        here = f"allowed here: {', '.join(allowed)}" if allowed else "nothing may be given here; take it away"
+        return path, f"unknown field; {_nearest(str(path[-1]), allowed)}{here}"
     if kind == "missing":
         return path, "this is missing and must be given"
     if kind == "union_tag_invalid":
         allowed = [word.strip().strip("'") for word in str(context.get("expected_tags", "")).split(",")]
         tag = str(context.get("tag"))
         return (*path, "type"), f"{tag!r} is unknown; {_nearest(tag, allowed)}allowed here: {', '.join(allowed)}"
+    if kind == "string_pattern_mismatch":
+        error = {**error, "msg": f"write {IN_WORDS.get(context['pattern'], 'it in another way')}"}
     if kind == "union_tag_not_found":
         return (*path, "type"), "the type is missing and must be given"
     message = str(error["msg"])

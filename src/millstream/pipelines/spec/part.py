@@ -92,6 +92,16 @@ def _told_secret(secret: SecretStr, info: SerializationInfo) -> str:
     return hashlib.sha256(secret.get_secret_value().encode()).hexdigest()
 
 
+IN_WORDS: dict[str, str] = {}
+"""What each pattern of the spec asks for, for people."""
+
+
+def written_as(pattern: str, words: str) -> Any:
+    """A field whose text must match the pattern; whoever gets it wrong is told the words."""
+    IN_WORDS[pattern] = words
+    return Field(pattern=pattern)
+
+
 _DURATION_SCHEMA = {"type": "string", "pattern": f"^{DURATION_PATTERN}$"}
 _BARE_DURATION_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, _DURATION_SCHEMA]}
 _SIZE_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{SIZE_PATTERN}$"}]}
@@ -105,4 +115,10 @@ Text = Annotated[str, AfterValidator(_no_template)]
 NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_no_template)]
 TemplateText = Annotated[str, Field(min_length=1), AfterValidator(_checked_template)]
 # Names become directories, metric labels and parts of ids: a closed alphabet needs no escaping anywhere.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
+Name = Annotated[
+    str,
+    written_as(
+        r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+        "1 to 63 letters, digits, dots, dashes and underscores, beginning and ending with a letter or a digit",
+    ),
+]

@@ -44,6 +44,12 @@ def _checked(text: str) -> str:
 RedisUri = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "string", "format": "uri"})]
 
 
+class NotAnswering(MillstreamError):
+    """The server at an address of a spec does not answer now."""
+
+    retryable = True
+
+
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
     """A Redis that a spec names. ``password_file`` holds its password, and is read by every process that connects."""
@@ -64,14 +70,14 @@ class RedisAddress:
         return Address(self.uri, password_file=self.password_file).resolve()
 
     def refusal(self) -> str | None:
-        """Why this address will never work; None where it does, or may yet."""
+        """Why this address will never work; None where it does. Raises NotAnswering where it may yet."""
         try:
             with self.open(deadline_ms=_PING_MS) as broker:
                 broker.ping()
         except (AuthenticationFailed, PermissionDenied, InvalidArgument) as error:
             return f"{self}: {type(error).__name__}: {error}"
         except MillstreamError as error:
-            log.warning("%s does not answer yet: %s", self, error)
+            raise NotAnswering(str(error)) from error
         return None
 
     def __str__(self) -> str:
