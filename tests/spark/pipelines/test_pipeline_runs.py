@@ -68,6 +68,10 @@ def test_a_replayed_batch_adds_nothing_to_any_sink(
         {"type": "files", "config": {"id": "parquet", "path": str(tmp_path / "files")}},
         {
             "type": "files",
+            "config": {"id": "columns", "path": str(tmp_path / "columns"), "schema": "id bigint, amount double"},
+        },
+        {
+            "type": "files",
             "config": {"id": "json", "path": str(tmp_path / "json"), "format": "json", "envelope": "debezium"},
         },
     ]
@@ -89,6 +93,10 @@ def test_a_replayed_batch_adds_nothing_to_any_sink(
     assert made.spec.source.config.rows == 300
     assert again == 2
     assert json.loads(spark.read.text(str(tmp_path / "json")).first()["value"])["payload"]["op"] in "cud"
+    columns = spark.read.parquet(str(tmp_path / "columns"))
+    assert dict(columns.dtypes)["after"] == "struct<id:bigint,amount:double>"
+    assert columns.where("after.amount > 0").count() > 0
+    assert columns.count() == 300
 
 
 @pytest.mark.parametrize(
