@@ -139,7 +139,7 @@ class AtLeastOnce:
 def _once_settings(options: SinkOptions, identity: WriteIdentity) -> dict[str, Any]:
     return {
         "writer": identity.writer,
-        "epoch": identity.version,
+        "version": identity.version,
         "partition": str(identity.partition),
         "digest": Digest(),
         "forget_after_ms": options.forget_after_ms,
