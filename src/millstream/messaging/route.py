@@ -233,7 +233,7 @@ def make_subscriber(broker: BrokerProtocol | None, route: Route) -> TopicReader:
         if route.partitions is not None:
             check_partitions(route.partitions)
         if route.partitions is not None and route.group is not None and broker is not None:
-            # The one import against the order of rooms: decision 0016.
+            # The one import against the order of rooms: decision 0015.
             from millstream.assignment import PartitionedSubscriber
 
             return PartitionedSubscriber(
