@@ -11,7 +11,7 @@ from millstream.assignment.leases import OwnerRecord
 from millstream.assignment.ownership import NOBODY
 from millstream.assignment.placement import Member, living
 from millstream.broker import BlockingBroker, beside, leases
-from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
+from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import EntryId
 
 
@@ -78,5 +78,8 @@ def force_release(broker: BlockingBroker, service: str, stream: str) -> str:
     if held is not None and owner.member:
         broker.run(leases.release_lease, stream, held)
     name, group = balancer_stream(service), balancer_group(service)
-    broker.xclaim_ids(name, group, NOBODY, [one.lbs_id for one in found], min_idle_ms=0)
+    try:
+        broker.xclaim_ids(name, group, NOBODY, [one.lbs_id for one in found], min_idle_ms=0)
+    except NoSuchGroup:
+        pass  # no member was ever there: the first one makes the group, and reads every announcement
     return owner.member

@@ -66,7 +66,9 @@ def command(
     finally:
         embedded.close()
     if not quiet:
-        _say("millstream: stopped, everything is written")
+        _say(
+            f"millstream: stopped, {'nothing is kept without --dir' if directory is None else 'everything is written'}"
+        )
 
 
 def _own_url(host: str, port: int, secret: bytes | None) -> str:

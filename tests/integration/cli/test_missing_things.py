@@ -111,6 +111,14 @@ def test_a_stream_that_is_not_announced_is_not_released(types: Typed, broker: Bl
     assert "millstream assignments ls service" in said
 
 
+def test_a_stream_that_no_member_ever_owned_can_be_released(types: Typed, broker: BlockingBroker) -> None:
+    assert types("assignments", "announce", "service", "a")[0] == 0
+
+    code, printed, said = types("assignments", "release", "service", "a", "--yes")
+
+    assert (code, "nobody owned it" in printed + said) == (0, True)
+
+
 @pytest.mark.parametrize("line", ["streams ls", "dlq ls", "retention apply s --max-len 1", "top --once", "doctor"])
 @pytest.mark.parametrize("url", ["local://", "local://name"])
 def test_a_broker_in_memory_is_nothing_to_look_at(types: Typed, line: str, url: str) -> None:

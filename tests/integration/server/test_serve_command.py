@@ -41,6 +41,11 @@ def test_it_says_where_it_is_and_ends_in_order(tmp_path, number):
         assert redis.Redis(port=again.port).get("k") == b"v"
 
 
+def test_without_a_directory_it_does_not_claim_that_anything_was_written():
+    _, out, _ = ServeProcess().start().stop(signal.SIGTERM)
+    assert "nothing is kept without --dir" in out
+
+
 def test_waiting_readers_are_let_go_when_it_ends():
     process = ServeProcess().start()
     waiting = redis.Redis(port=process.port)
