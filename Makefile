@@ -41,7 +41,7 @@ bench: setup  ## every benchmark, ours and the peer in the same run
 	@$(PY) -m millstream bench
 
 chaos: setup  ## the faults at length; TRIALS=20 by default; prints the ledger
-	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -m chaos -o timeout=3600 tests
+	@TRIALS=$(TRIALS) $(PY) -m pytest -q -s -m "chaos or at_length" -o timeout=3600 tests
 
 docs: setup  ## the documentation as a site under site/, its links and front page checked
 	@$(PY) -m pip install -q -c constraints.txt --group docs

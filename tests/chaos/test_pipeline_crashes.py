@@ -83,7 +83,7 @@ def balance(client: redis.Redis, streams: list[str]) -> tuple[int, int]:
     return len(wanted - set(times)), sum(times.values()) - len(times)
 
 
-at_length = pytest.mark.skipif(TRIALS < 5, reason="one plan without state and one with it in `make test`")
+at_length = pytest.mark.skipif(TRIALS < 5, reason="one plan of each kind with fewer trials")
 
 
 @pytest.mark.parametrize("kind", ["in order", pytest.param("shuffled", marks=at_length)])
@@ -190,7 +190,7 @@ def windows_in(client: redis.Redis, stream: str) -> Found:
     ("processor", "fill", "found"),
     [
         pytest.param(DEDUPLICATE, fill_pairs, pairs_in, marks=at_length),
-        (AGGREGATE, fill_windows, windows_in),
+        pytest.param(AGGREGATE, fill_windows, windows_in, marks=pytest.mark.at_length),
     ],
     ids=["deduplicate", "aggregate"],
 )

@@ -133,6 +133,7 @@ def test_a_driver_killed_between_the_sinks_write_and_sparks_commit(delivery, dou
     assert balance(redis_url, 1500) == (0, doubled)
 
 
+@pytest.mark.at_length
 def test_two_drivers_on_one_checkpoint(redis_url, drivers, tmp_path):
     fill(redis_url)
     asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "c"), "sink": {"stream": "out"}}

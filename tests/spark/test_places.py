@@ -77,6 +77,7 @@ def test_spark_submit_finds_the_source_without_a_register_call(redis_url, tmp_pa
     check(redis_url, run([*submit, asked(redis_url, tmp_path)], tmp_path))
 
 
+@pytest.mark.at_length
 def test_spark_connect(redis_url, tmp_path):
     fill(redis_url)
     check(redis_url, run([sys.executable, str(APP), asked(redis_url, tmp_path, remote="local[2]")], tmp_path))
@@ -105,6 +106,7 @@ def test_spark_4_2(redis_url, tmp_path):
     assert check(redis_url, said)["version"].startswith("4.2.")
 
 
+@pytest.mark.at_length
 def test_declarative_pipelines(redis_url, tmp_path):
     fill(redis_url)
     (tmp_path / "transformations").mkdir()

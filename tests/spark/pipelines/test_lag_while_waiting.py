@@ -38,7 +38,7 @@ def frozen(server: RedisProcess) -> Iterator[None]:
     server.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("refuses", [full, frozen], ids=["full", "frozen"])
+@pytest.mark.parametrize("refuses", [full, pytest.param(frozen, marks=pytest.mark.at_length)], ids=["full", "frozen"])
 def test_lag_goes_on_while_a_required_sink_is_retried(
     refuses: Callable[[RedisProcess], AbstractContextManager[None]],
     spark: SparkSession,

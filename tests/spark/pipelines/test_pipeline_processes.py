@@ -151,6 +151,7 @@ def test_a_password_is_in_no_log_and_in_no_file(commands: Any, tmp_path: Path) -
         assert not [path for path in kept if b"s3cret-word" in path.read_bytes()]
 
 
+@pytest.mark.at_length
 def test_our_own_server_in_the_place_of_redis(commands: Any, tmp_path: Path) -> None:
     """Source, sink, group and dead letters on ``millstream serve``; restarted, it adds nothing."""
     with ServeProcess() as server:
@@ -170,6 +171,7 @@ def test_our_own_server_in_the_place_of_redis(commands: Any, tmp_path: Path) -> 
         assert (group["name"], group["lag"]) == (b"orders", 0)
 
 
+@pytest.mark.at_length
 def test_spark_4_2_runs_pipelines(commands: Any, redis_server: RedisProcess, tmp_path: Path) -> None:
     python = spark_42()
     query = "SELECT id, op, `table`, ts_ms, version() AS spark FROM events"
