@@ -117,6 +117,7 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(trial: int,
 planted = pytest.mark.skipif(TRIALS < 5, reason="planted faults that take a minute: `make chaos` shows them")
 
 
+@pytest.mark.at_length
 @pytest.mark.parametrize(
     ("delivery", "doubled"), [("exactly_once", 0), pytest.param("at_least_once", 500, marks=planted)]
 )

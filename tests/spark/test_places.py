@@ -262,6 +262,7 @@ def check_attempts(found: Speculated) -> tuple[dict[str, int], dict[str, int]]:
     return first, copy
 
 
+@pytest.mark.at_length
 @pytest.mark.parametrize("write", ONCE)
 def test_two_attempts_of_a_task_write_at_once_and_every_row_is_there_once(write: str, speculated):
     found: Speculated = speculated[write]
@@ -275,6 +276,7 @@ def test_two_attempts_of_a_task_write_at_once_and_every_row_is_there_once(write:
     assert len(found.rows) == SPECULATED_ROWS
 
 
+@pytest.mark.at_length
 def test_without_a_marker_the_same_two_attempts_double_their_rows(speculated):
     """The planted fault: were there no second attempt, or did it not write, no row would be there twice."""
     found: Speculated = speculated["no_marker"]

@@ -136,6 +136,7 @@ def test_a_bad_spec_is_refused_before_spark_starts(commands: Any, tmp_path: Path
     assert "Spark" not in said
 
 
+@pytest.mark.at_length
 def test_a_password_is_in_no_log_and_in_no_file(commands: Any, tmp_path: Path) -> None:
     with RedisProcess(["--requirepass", "s3cret-word"]) as server:
         uri = server.url.replace("://", "://:s3cret-word@")
