@@ -18,7 +18,7 @@ from running import PATIENT, entries, pipeline, redis_sink
 from chaos.planting import PASSES, Planting
 from millstream.pipelines.runner import Runner
 from millstream.testing import AnsweringProxy, RedisProcess
-from millstream.testing.answering import Answer, Request, pass_on
+from millstream.testing.answering import ProxyAnswer, Request, pass_on
 from millstream.testing.fault_table import TABLE, FaultRow, Phase
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -43,7 +43,7 @@ class InAnyCommand:
         for one in self._plantings:
             one.begun = True
 
-    def __call__(self, request: Request) -> Answer | None:
+    def __call__(self, request: Request) -> ProxyAnswer | None:
         return next((answer for one in self._plantings if (answer := one(request)) is not None), None)
 
     @property
