@@ -8,6 +8,7 @@ was given in that moment would be unknown here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -63,6 +64,8 @@ class Shard:
         self._reads = 0
         self._connection: int | None = None
         self._waking: asyncio.Task[None] | None = None
+        self._returned = asyncio.Event()
+        """The read under way has come back: nobody need wake it any longer."""
         self._poll_ms = POLL_MS[0]
         self._node_key = b""
         self._troubled = False
@@ -109,7 +112,9 @@ class Shard:
                     return
                 if self._connection is not None:
                     await self._consumer.broker.run(unblock, self._connection, stream=self._node_key)
-                await asyncio.sleep(pause_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._returned.wait()
                 pause_s = min(0.05, pause_s * 2)
         except MillstreamError as error:
             if self._reader.can_wake:
@@ -152,6 +157,9 @@ class Shard:
             self._doubt(topics)
             await asyncio.sleep(FAILED.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
         self._reader.forget(self)
+        if self._waking is not None:
+            self._waking.cancel()  # it outlives no reader: nothing waits to be woken any more
+            await asyncio.wait([self._waking])
 
     def _doubt(self, topics: Iterable[Topic]) -> None:
         for topic in topics:
@@ -305,11 +313,13 @@ class Shard:
         self._reads += 1
         self._node_key = next(iter(choice))
         self._connection = None
+        self._returned.clear()
         self._named = choice
 
     def _end(self, choice: dict[bytes, Topic], count: int) -> None:
         self._consumer.room.reserved -= len(choice) * count
         self._named = {}
+        self._returned.set()
         self._reader.returned()
 
     def _on_wait(self, connection: int) -> None:
