@@ -162,6 +162,11 @@ class MariadbProcess:
             return False
         return True
 
+    @property
+    def crashed(self) -> bool:
+        """It ended, and nobody here ended it. ``log`` says why, and ``start`` starts it again."""
+        return self._process is not None and self._process.poll() is not None
+
     def kill(self) -> None:
         """As a crash does it."""
         if self._process is not None:
