@@ -23,7 +23,7 @@ from millstream.engine.stream.node import OpenNode
 from millstream.testing import RedisProcess
 from millstream.wire.resp import encode
 
-EXAMPLES = int(os.environ.get("MILLSTREAM_FUZZ_EXAMPLES", "500"))
+EXAMPLES = int(os.environ.get("MILLSTREAM_FUZZ_EXAMPLES", "500" if "TRIALS" in os.environ else "200"))
 PROFILE = settings(
     max_examples=EXAMPLES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck), database=None
 )
@@ -36,6 +36,7 @@ def redis(shared_redis: RedisProcess) -> Iterator[RedisProcess]:
         yield server
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", [2, 3])
 @PROFILE
@@ -47,6 +48,7 @@ def test_the_same_replies(redis: RedisProcess, protocol: int, steps: list[Step])
             pair.step(at, words)
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", [2, 3])
 @PROFILE
@@ -76,6 +78,7 @@ def walk(redis: RedisProcess, seed: int, *, protocol: int, speakers: int) -> Non
             raise AssertionError(f"seed {seed}, at the end: {error}") from error
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("speakers", [1, SPEAKERS])
