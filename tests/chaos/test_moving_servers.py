@@ -109,7 +109,7 @@ async def run(
     async with open_broker(url, deadline_ms=20_000) as broker, open_broker(url) as other, open_broker(url) as steady:
         some = writers(broker, durability)
         members = Members([broker, other])
-        driver = copying(url, directory) if spark else None
+        driver = copying(url, directory, durability) if spark else None
         try:
             with relays(url, PublisherWriter.kind, ledger_directory, 2) as crew:
                 writing = [asyncio.create_task(writer.run()) for writer in some]
@@ -134,10 +134,12 @@ async def run(
         return await account(steady, some, members, stored)
 
 
-def copying(url: str, directory: Path) -> Driver:
-    source = {"subscribe": COPIED, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"}
+def copying(url: str, directory: Path, durability: Durability | None) -> Driver:
+    """Asks for as much as the writers do: a query that reads what no replica has sees it taken back."""
+    level = {"durability": str(durability)} if durability is not None else {}
+    source = {"subscribe": COPIED, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000", **level}
     checkpoint = str(directory / "checkpoint")
-    return Driver("copy", directory, url=url, source=source, sink={"stream": COPY}, checkpoint=checkpoint)
+    return Driver("copy", directory, url=url, source=source, sink={"stream": COPY, **level}, checkpoint=checkpoint)
 
 
 async def copied(broker: Broker, driver: Driver) -> None:

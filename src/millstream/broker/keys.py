@@ -70,6 +70,11 @@ LEGEND: Final = (
         "when the batch is finished, a day at the latest",
     ),
     Legend(
+        "replicas",
+        "hash of one field: what a Spark reader writes, to ask how many replicas have all that it sees",
+        "a day after a reader with durability=replicated(n) last read",
+    ),
+    Legend(
         "members",
         "hash beside a load-balancer stream: member to 'expires_ms owned capacity'",
         "a day after the last member's last beat",

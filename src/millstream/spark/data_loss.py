@@ -17,6 +17,10 @@ from millstream.model import EntryId, StreamInfo
 from millstream.spark.offsets import StreamPosition
 from millstream.wire import Batch, ErrorReply, to_bytes, to_name
 
+_OR_TAKEN_BACK = (
+    "or a failover took back what no replica had, and a reader with durability=replicated(n) would not have read."
+)
+
 
 class Gap(NamedTuple):
     """``lost`` is None where nobody can know how many; ``certain`` is false where deletions look the same."""
@@ -39,13 +43,13 @@ def gap_after(
     if _made_anew(start, info):
         text = (
             f"stream {stream!r} was read up to {start.id}, but now ends at {info.last_generated}: it was deleted and "
-            "made anew, and entries of the old one were possibly lost."
+            f"made anew, and entries of the old one were possibly lost; {_OR_TAKEN_BACK}"
         )
         return Gap(None, False, text, recreated=True)
     if seen is not None and _replaced(start, info, seen[0]):
         text = (
             f"stream {stream!r} was read up to {start.id}, and now holds another entry there: it was deleted and made "
-            "anew with the same ids, and entries of the old one were possibly lost."
+            f"anew with the same ids, and entries of the old one were possibly lost; {_OR_TAKEN_BACK}"
         )
         return Gap(None, False, text, recreated=True)
     if not _overtaken(start.id, info):

@@ -32,6 +32,8 @@ Source
                     in their order; there are then at most as many partitions as streams.
     failOnDataLoss  true (default): entries that were trimmed, possibly trimmed, before they were read are an error.
                     false: they are logged and counted.
+    durability      memory (default): what the primary holds is read. replicated(n): only what n replicas hold too, so
+                    that a failover takes nothing back that was read; n must be all replicas, as for writes.
     group           publishes progress as this consumer group's position, so that lag and safe trimming see the query.
     pageSize        entries in one XRANGE at most (default 5000; big entries make it smaller by themselves).
     mode, columnNameOfCorruptRecord
@@ -48,7 +50,7 @@ from typing import Final, Literal
 
 from millstream.broker import DEFAULT_LIMITS
 from millstream.errors import InvalidArgument
-from millstream.model import EntryId, parse_duration_ms
+from millstream.model import Durability, EntryId, parse_duration_ms
 from millstream.spark.connection import Address, address_from
 from millstream.spark.errors import InvalidOption
 
@@ -77,6 +79,7 @@ SOURCE_OPTIONS: Final = (
     "maxRecordsPerPartition",
     "splitStreams",
     "failOnDataLoss",
+    "durability",
     "group",
     "pageSize",
     "mode",
@@ -104,6 +107,7 @@ class SourceOptions:
     rows_each: int = 250_000
     split_streams: bool = True
     fail_on_data_loss: bool = True
+    durability: Durability | None = None
     group: str | None = None
     page_size: int = 5000
     mode: Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"] = "PERMISSIVE"
@@ -199,6 +203,7 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         rows_each=given.whole("maxRecordsPerPartition", 250_000),
         split_streams=given.choice("splitStreams", "true", ("true", "false")) == "true",
         fail_on_data_loss=given.choice("failOnDataLoss", "true", ("true", "false")) == "true",
+        durability=_replicas(given.text("durability")),
         group=given.text("group"),
         page_size=given.whole("pageSize", 5000),
         mode=given.choice("mode", "PERMISSIVE", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")),  # type: ignore[arg-type]  # choice gives one of these
@@ -217,6 +222,18 @@ def address_of(given: GivenOptions) -> Address:
         connect_ms=given.whole("connectTimeoutMs", DEFAULT_LIMITS.connect_ms),
         answer_ms=given.whole("answerTimeoutMs", DEFAULT_LIMITS.answer_ms),
     )
+
+
+def _replicas(text: str | None) -> Durability | None:
+    if text in (None, "memory"):
+        return None
+    try:
+        wanted = Durability.parse(str(text))
+    except InvalidArgument:
+        wanted = None
+    if wanted is None or wanted.level != "replicated":
+        raise InvalidOption("durability", text, "memory, or replicated(n)")
+    return wanted
 
 
 def _stream_names(subscribe: str | None) -> tuple[str, ...]:

