@@ -16,6 +16,7 @@ from millstream.assignment.leases import Token
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.notifications import (
     Notification,
+    Notifications,
     StreamAdded,
     StreamDisowned,
     StreamExpired,
@@ -38,6 +39,7 @@ __all__ = [
     "MemberClosed",
     "NotTheOwner",
     "Notification",
+    "Notifications",
     "PartitionedPublisher",
     "PartitionedSubscriber",
     "Settings",

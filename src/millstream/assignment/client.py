@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from millstream.assignment.announcement import Announcement, balancer_stream, is
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.leases import Token
 from millstream.assignment.member import AssignmentMember
-from millstream.assignment.notifications import Notification, StreamAdded, StreamDisowned, StreamExpired
+from millstream.assignment.notifications import Notification, Notifications, StreamAdded, StreamDisowned, StreamExpired
 from millstream.assignment.ownership import BeforeRelease, release_at_once
 from millstream.assignment.settings import Settings, default_member
 from millstream.broker import Broker
@@ -49,8 +48,7 @@ class AssignmentClient:
         self._broker = broker
         self._service = service
         observer = observer or broker.context.observer
-        self._waiting: deque[Notification] = deque()
-        self._arrived = asyncio.Event()
+        self._notifications = Notifications()
         self._steps = AssignmentMember(
             broker, service, default_member() if member is None else member, self.settings, self._emit, observer
         )
@@ -65,8 +63,6 @@ class AssignmentClient:
         self._changes = asyncio.Lock()
         self._heartbeat_at_ms = 0.0
         self._started_at = 0.0
-        self._failure: MillstreamError | None = None
-        """Why this member could never join: whoever waits for notifications is told."""
         self._settled = False
         """The first placing was done: whatever was waiting for an owner when this member came is taken, or others'."""
 
@@ -102,11 +98,11 @@ class AssignmentClient:
 
     # --- the walk of a member's life ---
 
-    def start(self) -> AsyncIterator[Notification]:
+    def start(self) -> Notifications:
         """Joins, and gives the notifications. Ends after ``close()``, when all of them have been taken.
 
-        An error that will not pass (wrong password, no permission, another type under the stream's name) is raised to
-        whoever iterates; what may pass is told, and tried again.
+        An error that will not pass (wrong password, no permission, another type under the stream's name) is raised by
+        ``await client.start()``, or to whoever iterates; what may pass is told, and tried again.
         """
         if self._tasks or self._closed:
             raise MemberClosed("this member was started or closed before. Make a new AssignmentClient.")
@@ -122,7 +118,7 @@ class AssignmentClient:
         self._listening = asyncio.create_task(
             self._repeat(self._listen, self.settings.renew_interval_ms, self._stop, calm=True)
         )
-        return self._notifications()
+        return self._notifications
 
     async def close(self) -> None:
         """Hands every stream back at once, unfinished, and leaves. The iterator ends when it is drained."""
@@ -140,7 +136,7 @@ class AssignmentClient:
                 if self._joined:
                     await self._steps.leave()
         finally:
-            self._arrived.set()
+            self._notifications.close()
 
     async def announce(self, stream: str, info: Mapping[str, Any] | None = None) -> EntryId:
         """Asks for an owner of ``stream``. Any process may, a member or not."""
@@ -201,10 +197,9 @@ class AssignmentClient:
 
     def _give_up(self, error: MillstreamError) -> None:
         """Nobody would ever hear anything from this member but this error."""
-        self._failure = error
+        self._notifications.fail(error)
         self._stop.set()
         self._look_now.set()
-        self._arrived.set()
 
     async def _listen(self) -> None:
         """Where the server tells of expired keys, a lock that has run out is looked at now; nothing depends on it."""
@@ -233,11 +228,12 @@ class AssignmentClient:
             async with self._changes:
                 await self._heartbeat()
                 if self.settings.takeover == "notify":
-                    await self._steps.tell_expired(self.settings.queue_size - len(self._waiting))
-                more = await self._steps.place(self.settings.queue_size - len(self._waiting))
+                    await self._steps.tell_expired(self.settings.queue_size - len(self._notifications))
+                more = await self._steps.place(self.settings.queue_size - len(self._notifications))
             await asyncio.sleep(0)
         if not self._settled:
             self._settled = True
+            self._notifications.begin()
             took = asyncio.get_running_loop().time() - self._started_at
             self._tell("assignment.started", streams=len(self._steps.owned), seconds=took)
 
@@ -252,22 +248,10 @@ class AssignmentClient:
 
     def _emit(self, notification: Notification) -> None:
         """Bounded without dropping: taking stops while the queue is full, and only what is owned can be disowned."""
-        self._waiting.append(notification)
-        self._arrived.set()
+        self._notifications.put(notification)
         self._tell("assignment.notification", kind=type(notification).__name__)
         if isinstance(notification, StreamDisowned):
             log.info("member %r does not own %r any more", self.id, notification.stream)
-
-    async def _notifications(self) -> AsyncIterator[Notification]:
-        while True:
-            self._arrived.clear()
-            while self._waiting:
-                yield self._waiting.popleft()
-            if self._failure is not None and not self._closed:
-                raise self._failure
-            if self._closed:
-                return
-            await self._arrived.wait()
 
 
 async def announce(broker: Broker, service: str, stream: str, info: Mapping[str, Any] | None = None) -> EntryId:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
-from millstream import open_blocking_broker, open_broker
-from millstream.assignment import Announcement, AssignmentClient, Settings
+from millstream import Message, open_blocking_broker, open_broker
+from millstream.assignment import Announcement, AssignmentClient, Settings, assigned_subscriber
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.operator import announce_stream
-from millstream.errors import AuthenticationFailed, PermissionDenied
+from millstream.errors import AuthenticationFailed, PermissionDenied, WrongKeyType
 from millstream.testing import RedisProcess, eventually
 from millstream.wire.commands import Command
 
@@ -67,28 +68,64 @@ async def test_a_member_that_is_closed_while_it_looks_does_not_rest_first(monkey
             await closing
 
 
-@pytest.mark.parametrize(
-    ("user", "error"),
-    [("wrong:secret", AuthenticationFailed), ("reader:secret", PermissionDenied), ("half:secret", PermissionDenied)],
-    ids=["a wrong password", "no permission to write", "no permission to read announcements"],
-)
-async def test_a_member_that_will_never_be_let_in_says_so_at_once(user: str, error: type[Exception]) -> None:
-    """The iterator raises it: nobody has to wait for notifications that never come."""
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RedisProcess]:
+    """A server with users who may do too little, and a list where a service's load-balancer stream should be."""
     with RedisProcess(["--requirepass", "boss"]) as server:
         with open_blocking_broker(f"redis://:boss@127.0.0.1:{server.port}") as boss:
-            for rule in (
-                "reader on >secret ~* &* +@read +@connection",
-                "half on >secret ~* &* +@all -xreadgroup",
-            ):
+            for rule in ("reader on >secret ~* &* +@read +@connection", "half on >secret ~* &* +@all -xreadgroup"):
                 boss.link.call(Command((b"ACL", b"SETUSER", *rule.encode().split())))
             announce_stream(boss, "svc", Announcement("s"))
-        async with open_broker(f"redis://{user}@127.0.0.1:{server.port}") as broker:
-            client = AssignmentClient(broker, "svc", member="a")
+            boss.link.call(Command((b"RPUSH", b"listed-input", b"x")))
+        yield server
 
-            async def iterate() -> None:
-                async for _ in client.start():
-                    pass
 
-            with pytest.raises(error):
-                await asyncio.wait_for(iterate(), 60)
-            await client.close()
+@pytest.mark.parametrize("awaited", [True, False], ids=["start is awaited", "start is iterated"])
+@pytest.mark.parametrize("takeover", ["automatic", "notify"])
+@pytest.mark.parametrize(
+    ("user", "service", "error"),
+    [
+        ("wrong:secret", "svc", AuthenticationFailed),
+        ("reader:secret", "svc", PermissionDenied),
+        ("half:secret", "svc", PermissionDenied),
+        (":boss", "listed", WrongKeyType),
+    ],
+    ids=["a wrong password", "no permission to write", "no permission to read announcements", "a list in its place"],
+)
+async def test_a_member_that_will_never_be_let_in_says_so_at_once(
+    guarded: RedisProcess, user: str, service: str, error: type[Exception], takeover: str, awaited: bool
+) -> None:
+    """Nobody has to wait for notifications that never come."""
+    async with open_broker(f"redis://{user}@127.0.0.1:{guarded.port}") as broker:
+        client = AssignmentClient(broker, service, member="a", settings=Settings(takeover=takeover))
+
+        async def iterate() -> None:
+            async for _ in client.start():
+                pass
+
+        with pytest.raises(error):
+            await asyncio.wait_for(client.start() if awaited else iterate(), 60)
+        await client.close()
+
+
+@pytest.mark.parametrize("service", ["svc", "listed"])
+async def test_a_subscriber_that_will_never_be_let_in_ends_with_the_reason(guarded: RedisProcess, service: str) -> None:
+    async def handle(message: Message) -> None: ...
+
+    user, error = ("reader:secret", PermissionDenied) if service == "svc" else (":boss", WrongKeyType)
+    async with open_broker(f"redis://{user}@127.0.0.1:{guarded.port}") as broker:
+        assigned = assigned_subscriber(broker, service, handle, group="g", member="a")
+        with pytest.raises(error):
+            await asyncio.wait_for(assigned.run(), 60)
+        await assigned.close()
+
+
+async def test_start_comes_back_when_the_member_has_what_was_waiting_for_it(redis_url: str) -> None:
+    async with open_broker(redis_url) as broker:
+        client = AssignmentClient(broker, "svc", member="a", settings=RARELY)
+        await client.announce("s")
+        told = await asyncio.wait_for(client.start(), 60)
+        assert client.owned.keys() == {"s"}
+        assert [one.stream for one in [await anext(told)]] == ["s"]
+        await client.close()
+        assert [one async for one in told] == []
