@@ -30,6 +30,7 @@ from millstream.messaging.errors import (
     TooLateToSettle,
     Undecodable,
 )
+from millstream.messaging.failure import place_of, text_of, traceback_of, type_of
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,
@@ -135,6 +136,7 @@ __all__ = [
     "metrics",
     "partition_of",
     "partition_streams",
+    "place_of",
     "plan_handler",
     "poison_queue",
     "read_burial",
@@ -142,6 +144,9 @@ __all__ = [
     "refuse_shared_groups",
     "retry",
     "run_until_signalled",
+    "text_of",
     "throttle",
     "timeout",
+    "traceback_of",
+    "type_of",
 ]

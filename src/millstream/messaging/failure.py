@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from millstream.messaging.message import Message
 log = logging.getLogger("millstream.handlers")
 
 _OURS = str(Path(__file__).parents[1])
-_ROOMS = tuple(f"{_OURS}/{room}/" for room in ("messaging", "cqrs", "broker", "assignment", "wire", "engine"))
-_BETWEEN = ("/asyncio/", "/concurrent/futures/", "/contextlib.py")
-"""The standard library's, where they stand between our code and the handler: how a sync handler gets into a thread."""
+_ROOMS = tuple(f"{_OURS}/{room}/" for room in ("messaging", "cqrs", "broker", "assignment", "wire", "engine", "runner"))
+_BETWEEN = ("/asyncio/", "/concurrent/futures/", "/contextlib.py", "/importlib/", "<frozen importlib")
+"""The standard library's, where they stand between our code and people's: how a sync handler gets into a thread, how a
+module is found."""
 _TRACEBACK_LIMIT = 8_000
 _TEXT_LIMIT = 4_000
 
@@ -42,6 +44,16 @@ def traceback_of(error: BaseException) -> str:
     whole = traceback.TracebackException.from_exception(error)
     _leave_out_ours(whole, 0)
     return "".join(whole.format())[-_TRACEBACK_LIMIT:]
+
+
+def place_of(error: BaseException) -> str:
+    """The line of people's own that raised it, such as ``shop/app.py:12``; empty where it was never raised."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    installed = ("<", sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), _OURS)
+    theirs = [frame for frame in frames if not frame.filename.startswith(installed)] or frames[-1:]
+    return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
 
 
 def _leave_out_ours(shown: traceback.TracebackException, depth: int) -> None:

@@ -29,6 +29,9 @@ STEADY_S: Final = 60.0
 GRACE_S: Final = 5.0
 """Beyond the bound of draining, until a worker that does not end is killed."""
 LOOK_S: Final = 0.5
+LONGEST_LINE: Final = 1 << 20
+"""Of what a worker tells: a traceback is in it."""
+MOST_REASONS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,10 @@ class Supervisor:
         self._refused = False
         self._killed = 0
         self._handed_back = 0
+        self._changed = asyncio.Event()
+        """Set when a source file has changed, and replaced by a new one."""
+        self._told: set[str] = set()
+        """The reasons whose traceback was shown: the same one, try after try, is a sentence."""
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -107,16 +114,30 @@ class Supervisor:
             code = await self._lived(worker)
             if self._stopping.is_set():
                 return
+            if worker.told.pop("reloaded", False):
+                continue
+            reason = _reason(code, worker.told)
             if code == REFUSED:
+                self._tell_once(reason)
+                if self._settings.reload:
+                    await _first_of(self._stopping, self._changed)
+                    continue
                 self._refused = True
                 self._stopping.set()
                 return
-            if worker.told.pop("reloaded", False):
-                continue
+            if worker.told.get("traceback"):
+                self._tell_once(reason, worker.told["traceback"])
             deaths = 1 if time.monotonic() - worker.began > STEADY_S else deaths + 1
             delay_s = RESTART.delay_ms(deaths, random.random()) / 1000  # noqa: S311  # jitter, not a secret
-            log.warning("%s died: %s; another one in %.1f s", worker, _reason(code, worker.told), delay_s)
+            log.warning("%s died: %s; another one in %.1f s", worker, reason, delay_s)
             await _first_of(self._stopping, timeout=delay_s)
+
+    def _tell_once(self, reason: str, trace: str = "") -> None:
+        if reason not in self._told:
+            if len(self._told) >= MOST_REASONS:  # a reason with a time or a number in it is another one at each try
+                self._told.clear()
+            self._told.add(reason)
+            log.error("%s", trace.rstrip() or reason)
 
     async def _start(self, number: int) -> _Worker:
         settings = self._settings
@@ -128,6 +149,7 @@ class Supervisor:
             env=_environment(settings.url),
             stdin=asyncio.subprocess.PIPE,  # it ends with us, which tells the worker that we are gone
             stdout=asyncio.subprocess.PIPE,
+            limit=LONGEST_LINE,
             # Ctrl-C is ours to hear: a worker that heard it too would take our SIGTERM for its second signal.
             start_new_session=True,
         )
@@ -176,6 +198,9 @@ class Supervisor:
                 changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
                 log.info("%s changed: starting anew", changed[0])
                 before = now
+                self._told.clear()
+                self._changed.set()
+                self._changed = asyncio.Event()
                 for worker in list(self._workers.values()):
                     worker.told["reloaded"] = True
                 self._send_all(signal.SIGTERM)
@@ -251,8 +276,8 @@ def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
         pass  # it has ended already
 
 
-async def _first_of(*events: asyncio.Event, timeout: float) -> None:
-    """Until one of the events is set, or the time is over."""
+async def _first_of(*events: asyncio.Event, timeout: float | None = None) -> None:
+    """Until one of the events is set, or the time is over where there is one."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:

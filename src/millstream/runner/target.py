@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeGuard
 
 from millstream.broker import Broker, open_broker
 from millstream.errors import MillstreamError
-from millstream.messaging import Router
+from millstream.messaging import Router, place_of, text_of, type_of
 from millstream.model import Observer, quiet
 
 CLOSE_TIMEOUT_S = 30.0
@@ -90,7 +90,10 @@ EXPECTED = (
 
 
 def load_target(text: str, *, directory: str = ".") -> RunTarget:
-    """Imports ``package.module:name``, from ``directory`` as from anywhere else. What its import raises passes."""
+    """Imports ``package.module:name``, from ``directory`` as from anywhere else.
+
+    What is wrong with the program's text (its syntax, its imports) is refused; what else its import raises passes.
+    """
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
         raise TargetRefused(text, "write it as package.module:name, such as shop.app:router.")
@@ -101,8 +104,10 @@ def load_target(text: str, *, directory: str = ".") -> RunTarget:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise  # the module is there, and something that it imports is not: its own traceback tells where
+            raise TargetRefused(text, _in_the_program(error)) from error
         raise TargetRefused(text, f"there is no module {error.name!r} here. Run it from your project.") from None
+    except (ImportError, SyntaxError) as error:
+        raise TargetRefused(text, _in_the_program(error)) from error
     found: Any = module
     for step in name.split("."):
         if not hasattr(found, step):
@@ -111,6 +116,11 @@ def load_target(text: str, *, directory: str = ".") -> RunTarget:
     if not (_runs(found) or _is_maker(found) or isinstance(found, list | tuple)):
         raise TargetRefused(text, f"it is {_called(found)}. {EXPECTED}")
     return RunTarget(text, found)
+
+
+def _in_the_program(error: ImportError | SyntaxError) -> str:
+    said = error.msg if isinstance(error, SyntaxError) else text_of(error)
+    return f"{type_of(error)}: {said} ({place_of(error)})."
 
 
 def _did_you_mean(name: str, module: object) -> str:

@@ -1,7 +1,8 @@
 """One worker process: started by the supervisor with the target's name.
 
 It ends when it is told to (SIGTERM, or its parent is gone: then its standard input ends), drains within its bound, and
-tells the supervisor over its standard output, a line of JSON each: that it is ready, what it leaves behind.
+tells the supervisor over its standard output, a line of JSON each: that it is ready, what it leaves behind, why it
+could not go on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TextIO
 
 from millstream.errors import MillstreamError
-from millstream.messaging import Route, run_until_signalled
+from millstream.messaging import Route, place_of, run_until_signalled, text_of, traceback_of, type_of
 from millstream.runner.target import Runs, RunTarget, load_target
 
 log = logging.getLogger("millstream.run")
@@ -123,11 +124,13 @@ def main() -> None:
     log_to_stderr(level)
     try:
         asyncio.run(serve(load_target(target), os.environ.get("MILLSTREAM_URL"), drain_s, told))
-    except* MillstreamError as group:
-        error = _first(group)
-        log.error("%s", error)
-        _tell(told, error=f"{type(error).__name__}: {error}")
-        sys.exit(1 if getattr(error, "retryable", False) else REFUSED)
+    except Exception as raised:  # whatever it was: the supervisor tells it, once and with where it happened
+        error = _first(raised)
+        known = isinstance(error, MillstreamError)
+        where = "" if known else f" ({place_of(error)})"
+        trace = "" if known else traceback_of(error)
+        _tell(told, error=f"{type_of(error)}: {text_of(error)}{where}", traceback=trace)
+        sys.exit(REFUSED if known and not getattr(error, "retryable", False) else 1)
 
 
 def _first(group: BaseException) -> BaseException:

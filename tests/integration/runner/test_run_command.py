@@ -173,12 +173,47 @@ def test_a_function_that_makes_it(run: Callable[..., Running], redis_server: Red
         ("runner_shop", "package.module:name"),
         ("runner_shop:not_runnable", "of the type int"),
         ("runner_shop:wrong_option", "max_in_flight"),
+        ("broken_syntax:router", "broken_syntax.py:2"),
+        ("broken_import:router", "No module named 'no_such_library'"),
     ],
 )
-def test_what_cannot_be_run_ends_with_one_sentence(run: Callable[..., Running], target: str, why: str) -> None:
-    running = run(target=target)
+def test_what_cannot_be_run_ends_with_one_sentence(
+    run: Callable[..., Running], tmp_path: Path, target: str, why: str
+) -> None:
+    (tmp_path / "broken_syntax.py").write_text("from millstream import Router\nrouter = Router(\n")
+    (tmp_path / "broken_import.py").write_text("import no_such_library\n")
+    running = run("--processes", "2", target=target)
     assert running.process.wait(60) == 2, running.text()
     assert why in running.text()
+    assert "Traceback" not in running.text()
+    assert running.text().count("ERROR") == 1, "the other process has nothing to add"
+
+
+def test_a_router_that_fails_at_its_start_shows_where_once_and_then_a_sentence_at_each_try(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    (tmp_path / "needs_settings.py").write_text("import os\n\nsecret = os.environ['SHOP_SETTINGS']\n")
+    running = run(target="needs_settings:router")
+    wait_until(lambda: running.text().count("another one in") >= 3, timeout_s=60)
+    running.end()
+    text = running.text()
+    assert text.count("Traceback") == 1, text
+    assert re.search(r"died: KeyError: 'SHOP_SETTINGS' \(\S*needs_settings\.py:3\); another one in [\d.]+ s", text)
+    frames = re.findall(r'^  File "([^"]+)"', text, re.M)
+    assert frames[0].endswith("needs_settings.py"), "none of ours before it"
+    assert not [frame for frame in frames if "millstream" in frame]
+
+
+def test_reload_waits_for_a_file_that_cannot_be_imported_to_be_mended(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    source = tmp_path / "being_written.py"
+    source.write_text("from runner_shop import ruter\n")
+    running = run("--reload", target="being_written:router")
+    wait_until(lambda: "cannot import name 'ruter'" in running.text(), timeout_s=60)
+    source.write_text("from runner_shop import router as router\n")
+    wait_until(lambda: running.ready(1), timeout_s=60)
+    assert running.end() == 0
     assert "Traceback" not in running.text()
 
 
