@@ -63,6 +63,7 @@ def command_line() -> str:
         "",
         f"Every command takes `--url` (or `MILLSTREAM_URL`), but for {_listed(without['--url'])}.",
         f"Every command takes `-o table|json` ([the keys](json.md)), but for {_listed(without['-o'])}.",
+        "Both may also stand before the command: `millstream --url redis://db:6379 streams ls`.",
         "Tables are as wide as the terminal: numbers and ids stay whole, names are cut in the middle.",
         "",
         "| command | what it does |",

@@ -52,6 +52,10 @@ def exit_code(error: MillstreamError) -> int:
 
 _TYPE_INSTEAD: Final = (
     (
+        "Check that it runs and that the URL is right.",
+        "Start one (redis-server, or millstream serve), or name another with --url or MILLSTREAM_URL.",
+    ),
+    (
         "Create it with create_group(stream, group, start=...).",
         "`millstream groups ls` lists groups; `millstream groups create STREAM GROUP --start 0` makes one.",
     ),

@@ -86,13 +86,38 @@ def build(words: list[str]) -> typer.Typer:
     return app
 
 
+SHARED = ("--url", "--output", "-o")
+"""Options with a value that nearly every command takes, and that people type before it, too."""
+
+
+def behind_the_command(words: list[str]) -> list[str]:
+    """The same words with the shared options after the command: ``--url X streams ls`` is ``streams ls --url X``.
+
+    One that stands behind the command already comes later, and wins. A command that does not take it says so itself.
+    """
+    path: list[str] = []
+    moved: list[str] = []
+    rest = list(words)
+    while rest and not (path and (len(path) == 2 or path[0] not in CHAPTERS or not CHAPTERS[path[0]].is_group)):
+        if rest[0] in SHARED and len(rest) > 1:
+            moved += [rest.pop(0), rest.pop(0)]
+        elif rest[0].startswith(tuple(f"{one}=" for one in SHARED)):
+            moved.append(rest.pop(0))
+        elif rest[0].startswith("-"):
+            return [*path, *rest]  # such as --help: what it is asked about takes no shared option
+        else:
+            path.append(rest.pop(0))
+    return [*path, *moved, *rest]
+
+
 def _not_loaded() -> None:
     """Stands in the list of commands for a chapter that this call did not choose."""
 
 
 def main() -> None:
+    words = behind_the_command(sys.argv[1:])
     try:
-        build(sys.argv[1:])()
+        build(words)(words)
     except MillstreamError as error:
         from millstream.cli.exit_codes import sentence
 

@@ -1,0 +1,30 @@
+"""Options that people type before the command: moved behind it, where the command takes them or says it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.cli.main import behind_the_command
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--url X streams ls", "streams ls --url X"),
+        ("--url=X streams ls", "streams ls --url=X"),
+        ("streams --url X ls orders.*", "streams ls --url X orders.*"),
+        ("-o json --url X dlq replay s", "dlq replay -o json --url X s"),
+        ("--url X streams ls --url Y", "streams ls --url X --url Y"),
+        ("--url X top --once", "top --url X --once"),
+        ("--url X run shop.app:router -p 4", "run --url X shop.app:router -p 4"),
+        ("--url X --help", "--help"),
+        ("--url X streams --help", "streams --help"),
+        ("--url", "--url"),
+        ("--version", "--version"),
+        ("--url X strems ls", "strems --url X ls"),
+        ("streams add s url=X -- --url y", "streams add s url=X -- --url y"),
+        ("", ""),
+    ],
+)
+def test_it_stands_where_the_command_looks_for_it(typed: str, meant: str) -> None:
+    assert behind_the_command(typed.split()) == meant.split()
