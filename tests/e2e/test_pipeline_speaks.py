@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "cli"))
+from test_json_keys import assert_as_documented
 
 MILLSTREAM = str(Path(sys.executable).with_name("millstream"))
 SPEC = """
@@ -23,9 +28,9 @@ spec:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
-def types(directory: Path, url: str, query: str, *words: str) -> subprocess.CompletedProcess[str]:
+def types(directory: Path, url: str, query: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     (directory / "shop.yaml").write_text(SPEC.replace("QUERY", query))
-    environment = {**os.environ, "REDIS_URI": url, "TMPDIR": str(directory), "PYSPARK_PYTHON": sys.executable}
+    environment = {**os.environ, "REDIS_URI": url, "TMPDIR": str(directory), "PYSPARK_PYTHON": sys.executable, **more}
     words = (MILLSTREAM, "pipeline", *words)
     return subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
@@ -49,3 +54,49 @@ def test_sql_that_does_not_parse_is_found_by_validate(tmp_path: Path, redis_url:
     assert done.returncode == 1
     assert "pick: query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'events'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+NO_JAVA = "JAVA_HOME is /nowhere, where no bin/java is. Unset it, or let it name a Java of 17 or newer."
+
+
+def test_without_a_java_a_run_ends_in_one_sentence_and_validate_warns(tmp_path: Path, redis_url: str) -> None:
+    query = "SELECT * FROM events"
+    for command in ("run", "replay-dead-letters"):
+        done = types(tmp_path, redis_url, query, command, "shop.yaml", JAVA_HOME="/nowhere")
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {NO_JAVA}\n")
+    checked = types(tmp_path, redis_url, query, "validate", "shop.yaml", JAVA_HOME="/nowhere")
+    assert (checked.returncode, checked.stdout) == (0, "shop: fine\n")
+    assert checked.stderr == f"warning: {NO_JAVA}\n"
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ({"JAVA_TOOL_OPTIONS": "-XX:NoSuchOption"}, r"Java ended: .*NoSuchOption"),
+        ({"MILLSTREAM_SPARK_MASTER": "nonsense"}, r".*Could not parse Master URL: 'nonsense'"),
+    ],
+    ids=["Java does not start", "Spark does not start"],
+)
+def test_a_spark_that_does_not_start_says_why_and_where_its_log_is(
+    tmp_path: Path, redis_url: str, why: dict[str, str], told: str
+) -> None:
+    words = ("run", "shop.yaml", "--once", "--http-port", "0", "-q")
+    done = types(tmp_path, redis_url, "SELECT * FROM events", *words, **why)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    found = re.fullmatch(rf"error: Spark did not start: {told}.* All that it said is in (\S+)\. .*\n", done.stderr)
+    assert found is not None, done.stderr
+    assert Path(found[1]).exists()
+
+
+def test_dead_letters_that_are_sent_again_are_counted_for_people_and_for_programs(
+    tmp_path: Path, redis_url: str
+) -> None:
+    letter = {"id": "e1", "reason": "no JSON", "stage": "source", "pipeline": "shop", "payload": "{still none"}
+    redis.Redis.from_url(redis_url).xadd("shop.dlq", letter)
+    words = ("replay-dead-letters", "shop.yaml", "--master", "local[1]", "-o", "json")
+    done = types(tmp_path, redis_url, "SELECT * FROM events", *words)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout) == {"pipeline": "shop", "delivered": 0, "failed_again": 1}
+    assert done.stderr == "starting Spark on local[1]; this takes some seconds ...\n"
+    assert_as_documented("pipeline replay-dead-letters", done.stdout)

@@ -54,14 +54,24 @@ FOR_USERS = {
         *("DeliveriesExhausted", "DuplicateRoute", "HandlerCancelled", "HandlerCrashed", "NoSuchDeadLetter"),
         *("NothingToSettle", "PublisherClosed", "RetryLater", "TooLateToSettle", "Undecodable"),
     },
-    "pipelines": {"EventFailed", "SinkFailed", "SourceFailed", "CheckpointRefused", "load_pipeline", "parse_pipeline"},
+    "pipelines": {
+        *("EventFailed", "SinkFailed", "SourceFailed", "SparkNotStarted", "CheckpointRefused"),
+        *("load_pipeline", "parse_pipeline"),
+    },
     "spark": {"FORMAT", "RedisStreamsSource"},
     "cqrs": {
         *("CannotUnmarshal", "CommandBus", "CommandRouter", "Depends", "DuplicateHandler", "EventBus", "EventRouter"),
         *("HandlerRefused", "Marshaler", "PydanticMarshaler", "command_topic", "event_topic"),
     },
     "assignment": {
-        *("AssignedSubscriber", "MalformedAnnouncement", "MemberClosed", "NotTheOwner", "Notification"),
+        *(
+            "AssignedSubscriber",
+            "MalformedAnnouncement",
+            "MemberClosed",
+            "NotTheOwner",
+            "Notification",
+            "Notifications",
+        ),
         *("PartitionedPublisher", "StreamAdded", "StreamDisowned", "StreamExpired", "StreamIsOwned"),
         *("StreamTerminated", "Token", "assigned_subscriber", "partition_of", "partition_streams"),
     },

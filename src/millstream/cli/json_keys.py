@@ -240,6 +240,9 @@ ANSWERS: Final[dict[str, Answer]] = {
         "list", {"batch": "count", "planned_at": "time?", "committed_at": "time?", "offsets": "any"}
     ),
     "pipeline reset": Answer("object", {"pipeline": "name", "checkpoint": "name", "removed": "flag"}),
+    "pipeline replay-dead-letters": Answer(
+        "object", {"pipeline": "name", "delivered": "count", "failed_again": "count"}
+    ),
     "run --check": Answer("list", {"handler": "name", "topic": "name", "group": "name?", "place": "name"}),
     "migrate": Answer(
         "object",

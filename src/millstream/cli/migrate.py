@@ -33,9 +33,6 @@ def command(
     with _Bar(shown=output is OutputKind.table and sys.stderr.isatty()) as bar:
         report = migrate(source, target, skip_existing=skip_existing, progress=bar.tell)
     seconds = time.monotonic() - began
-    if output is OutputKind.json:
-        show.as_json({**asdict(report), "seconds": round(seconds, 3)})
-        return
     moved = (
         f"{count_of(report.streams, 'stream', 'streams')} with {count_of(report.entries, 'entry', 'entries')}",
         count_of(report.groups, "group", "groups"),
@@ -44,7 +41,12 @@ def command(
         count_of(report.other_keys, "other key", "other keys"),
     )
     skipped = f"; {count_of(report.skipped, 'key was', 'keys were')} there already" if report.skipped else ""
-    typer.echo(f"moved {', '.join(moved)}{skipped}; compared with the target, all the same ({seconds:.1f} s)")
+    show.outcome(
+        output,
+        f"moved {', '.join(moved)}{skipped}; compared with the target, all the same ({seconds:.1f} s)",
+        **asdict(report),
+        seconds=round(seconds, 3),
+    )
 
 
 class _Bar:

@@ -244,26 +244,36 @@ def replay_dead_letters(
     file: File,
     limit: Annotated[int, typer.Option(help="How many dead letters at most.", min=1)] = 10_000,
     master: Annotated[str | None, typer.Option("--master", help="Spark's master.")] = None,
+    output: Output = OutputKind.table,
 ) -> None:
     """Send the pipeline's dead letters through it again, from the stage that failed on."""
-    need_spark()
     from millstream.pipelines import Problem, SecretFiles, SpecRefused, start_session, unreachable, wanted_master
     from millstream.pipelines import replay_dead_letters as send_again
 
     plans = plans_of([file])
+    need_spark(plans)
     problems = [
         Problem(str(file), 0, where, why)
         for where, why in unreachable(plans[0].addresses(), wanted_master(plans, master))
     ]
     if problems:
         raise SpecRefused(problems)
-    secrets = SecretFiles()
-    session = start_session(plans, master)
+    secrets, spark_log = SecretFiles(), _temporary_log()
+    typer.secho(f"starting Spark on {wanted_master(plans, master)}; this takes some seconds ...", dim=True, err=True)
+    session = start_session(plans, master, log=spark_log)
     try:
         done = send_again(session, plans[0], limit=limit, secrets=secrets)
     finally:
         session.stop()
         secrets.close()
-    typer.echo(f"delivered {done.delivered}, failed again {done.failed_again}")
+    spark_log.unlink(missing_ok=True)
+    again = count_of(done.failed_again, "letter", "letters")
+    show.outcome(
+        output,
+        f"delivered {count_of(done.delivered, 'letter', 'letters')}; {again} failed again",
+        pipeline=plans[0].pipeline.name,
+        delivered=done.delivered,
+        failed_again=done.failed_again,
+    )
     if done.failed_again:
         raise typer.Exit(FAILED)

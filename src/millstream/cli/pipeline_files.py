@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,11 +38,13 @@ class SparkMissing(MillstreamError):
 
 
 def missing_parts(plans: Sequence[PipelinePlan] = ()) -> Iterator[str]:
-    """What pipelines would miss on this machine, and how to get it. Looks, and imports nothing."""
+    """What pipelines would miss on this machine, and how to get it. Imports nothing of it."""
+    from millstream.pipelines import java_problem
+
     if find_spec("pyspark") is None:
         yield "Spark is not installed, and pipelines run on it. Install it: pip install 'millstream[spark]'"
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        yield "Spark needs Java 17 or newer, and there is none. Install it: apt-get install openjdk-17-jre-headless"
+    if (problem := java_problem()) is not None:
+        yield problem
     sources = {made.pipeline.spec.source.type for made in plans}
     for source, module, name in (
         ("postgres", "psycopg", "psycopg"),

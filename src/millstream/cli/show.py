@@ -78,7 +78,7 @@ def outcome(output: OutputKind, sentence: str, **known: Any) -> None:
     if output is OutputKind.json:
         as_json(known)
     else:
-        typer.echo(sentence)
+        typer.echo("\n".join(hanging("", sentence)))
 
 
 def as_json(value: Any) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from millstream.pipelines.errors import SinkFailed as SinkFailed
     from millstream.pipelines.errors import SinkUnknown as SinkUnknown
     from millstream.pipelines.errors import SourceFailed as SourceFailed
+    from millstream.pipelines.errors import SparkNotStarted as SparkNotStarted
     from millstream.pipelines.errors import SpecRefused as SpecRefused
+    from millstream.pipelines.java import java_problem as java_problem
     from millstream.pipelines.plan import PipelinePlan as PipelinePlan
     from millstream.pipelines.plan import describe as describe
     from millstream.pipelines.plan import make_plan as make_plan
@@ -59,6 +61,7 @@ _HOMES = {
     "SinkFailed": "errors",
     "SinkUnknown": "errors",
     "SourceFailed": "errors",
+    "SparkNotStarted": "errors",
     "SpecRefused": "errors",
     "at_rest": "status",
     "describe": "plan",
@@ -66,6 +69,7 @@ _HOMES = {
     "check_parts": "preflight",
     "display": "progress",
     "short": "error_origin",
+    "java_problem": "java",
     "json_schema": "spec.load",
     "load_pipeline": "spec.load",
     "load_pipelines": "spec.load",

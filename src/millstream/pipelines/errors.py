@@ -35,6 +35,18 @@ class SpecRefused(MillstreamError):
         self.problems = ordered
 
 
+class SparkNotStarted(MillstreamError):
+    """Spark, or the Java under it, ended before it could take work. Nothing was read or written."""
+
+    def __init__(self, why: str, log: str | None = None) -> None:
+        where = f" All that it said is in {log}." if log else ""
+        super().__init__(
+            f"Spark did not start: {why.rstrip(' .')}.{where} Mend that (spark.master and spark.conf in the file, "
+            "Java on this machine), and run it again.",
+            log=log,
+        )
+
+
 class CheckpointRefused(MillstreamError):
     """The checkpoint belongs to another pipeline, or the changed spec does not fit it. ``reasons`` says why not."""
 

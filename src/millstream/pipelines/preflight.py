@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, Problem, SpecRefused
+from millstream.pipelines.java import java_problem
 from millstream.pipelines.plan import PipelinePlan, Placed
 from millstream.pipelines.secret_files import unreachable
 from millstream.pipelines.session import SqlParser, parser
@@ -28,10 +29,11 @@ def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> N
 
 
 def check_parts(plans: Sequence[PipelinePlan]) -> None:
-    """For whoever only validates: functions that do not import; and, where Spark is installed, SQL that does not parse.
+    """For whoever only validates: functions that do not import; and, where Spark can run, SQL that does not parse.
     Raises SpecRefused."""
     problems = [Problem(made.pipeline.name, 0, where, why) for made in plans for where, why in _part_problems(made)]
-    if find_spec("pyspark") is not None and any(placed.processor.has_sql for made in plans for placed in _placed(made)):
+    has_sql = any(placed.processor.has_sql for made in plans for placed in _placed(made))
+    if has_sql and find_spec("pyspark") is not None and java_problem() is None:
         with parser() as spark:
             problems += _sql_problems(plans, spark)
     if problems:

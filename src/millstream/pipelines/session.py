@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from millstream.pipelines.error_origin import short
+from millstream.pipelines.errors import SparkNotStarted
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.secret_files import without_secret_variables
 from millstream.pipelines.spec.part import SECRET_WORDS
@@ -37,9 +40,23 @@ def wanted_master(plans: Sequence[PipelinePlan], master: str | None = None) -> s
 
 def start_session(plans: Sequence[PipelinePlan], master: str | None = None, *, log: Path | None = None) -> SparkSession:
     """Workers run this interpreter. The files' own settings win, and of several files the first that gives one.
-    ``log``: a file for what Spark, Java and the workers say; without one they speak on this process's terminal."""
+    ``log``: a file for what Spark, Java and the workers say; without one they speak on this process's terminal.
+    Raises SparkNotStarted."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
+    from pyspark.errors import PySparkException
+
+    try:
+        return _start(plans, master, log)
+    except (PySparkException, Py4JError) as error:
+        thrown = getattr(error, "java_exception", None)
+        said = str(thrown.toString()).splitlines()[0] if thrown is not None else short(error, 300)
+        said = _last_words(log) if "JAVA_GATEWAY_EXITED" in str(error) else said
+        raise SparkNotStarted(said, str(log) if log else None) from error
+
+
+def _start(plans: Sequence[PipelinePlan], master: str | None, log: Path | None) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -79,6 +96,14 @@ def start_session(plans: Sequence[PipelinePlan], master: str | None = None, *, l
     return session
 
 
+def _last_words(log: Path | None) -> str:
+    """Of a Java that ended: its error, or else the last that it said."""
+    lines = log.read_text(errors="replace").splitlines()[-200:] if log is not None else []
+    spoken = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("at ")]
+    errors = [line for line in spoken if re.search(r"\berror\b|exception|cannot|could not", line, re.IGNORECASE)]
+    return f"Java ended: {(errors[:1] or spoken[-1:] or ['without a word'])[0][:300]}"
+
+
 def _gateway(conf: SparkConf | None, output: IO[bytes] | int) -> Any:
     from pyspark.java_gateway import launch_gateway
 
@@ -112,7 +137,7 @@ class SqlParser:
         return self._problem(self._parser.parseTableSchema, text)
 
     def _problem(self, parse: Callable[[str], object], text: str) -> str | None:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         try:

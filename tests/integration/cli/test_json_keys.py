@@ -75,15 +75,14 @@ run worker:router --check
 top --interval 0.2
 doctor S
 doctor
+bench dashboard --rounds 1
+migrate --from EMBEDDED --to EMPTY
 groups rm S g
 streams rm S
 """
-ELSEWHERE = {"bench", "verify", "migrate"}
-"""Their keys are the tests' own of those commands."""
-WITHOUT_JSON = {"pipeline schema", "pipeline run", "pipeline replay-dead-letters", "retention run", "serve"} | {
-    "dashboard",
-    "demo",
-}
+ELSEWHERE = {"verify", "pipeline replay-dead-letters"}
+"""They take their time, and are held to their keys where they run already: test_verify.py, and the tests of Spark."""
+WITHOUT_JSON = {"pipeline schema", "pipeline run", "retention run", "serve", "dashboard", "demo"}
 """They print a schema, run until they are stopped, or tell a story."""
 
 
@@ -98,6 +97,14 @@ def problems(kind: Any, value: Any, at: str = "") -> Iterator[str]:
             yield from problems(kind[key], value[key], f"{at}.{key}")
     elif not (kind.endswith("?") and value is None) and not KIND[kind.removesuffix("?")](value):
         yield f"{at}: {value!r} is no {kind}"
+
+
+def assert_as_documented(command: str, printed: str) -> None:
+    """What one command printed, which must not be nothing."""
+    answer = ANSWERS[command]
+    found = read(answer, printed)
+    assert found
+    assert [problem for each in found for problem in problems(answer.keys, each)] == []
 
 
 def read(answer: Answer, printed: str) -> list[Any]:
@@ -123,6 +130,11 @@ def here(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         "from millstream import Message, Router\n\nrouter = Router()\n\n\n"
         "@router.on('jobs', group='g', group_start='0')\nasync def work(message: Message) -> None: ...\n"
     )
+    for size in ("MANY", "SOME", "PAGES", "LOOKS"):
+        monkeypatch.setattr(f"millstream.bench.dashboard.{size}", 2)
+    monkeypatch.setattr("millstream.bench.dashboard.IDLE_S", 0.1)
+    with open_blocking_broker(f"local://{tmp_path}/embedded") as embedded:
+        embedded.xadd("kept", {"n": 1})
     Checkpoint("checkpoints/shop").open(make_plan(load_pipeline(tmp_path / "shop.yaml")))
     with open_blocking_broker(redis_url) as broker:
         for n in range(10):
@@ -138,13 +150,14 @@ def here(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_every_command_prints_the_keys_and_kinds_that_are_documented(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checked = set()
+    stands_for = {"S": LONG, "EMBEDDED": f"local://{here}/embedded", "EMPTY": f"{redis_url}/9"}
     wrong = []
     for line in LINES.strip().splitlines():
         typed, _, named = line.partition(" :")
-        words = [LONG if word == "S" else word for word in typed.split()]
+        words = [stands_for.get(word, word) for word in typed.split()]
         if words[1:2] and words[1] in ("del", "trim", "rm", "ack", "reap", "reset", "purge", "release"):
             words += ["--yes"]
         key = named or next(key for key in sorted(ANSWERS, key=len, reverse=True) if set(key.split()) <= set(words))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
+from test_json_keys import assert_as_documented
 
 from millstream.testing import RedisProcess, free_port
 
@@ -27,6 +28,7 @@ def test_a_redis_keeps_every_promise_and_is_left_as_it_was(redis_server: RedisPr
     client.set("somebody's", "value")
     done = verify(redis_server.url, "-o", "json")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert_as_documented("verify", done.stdout)
     verdicts = json.loads(done.stdout)
     assert len(verdicts) > 150
     assert [one for one in verdicts if one["failure"]] == []

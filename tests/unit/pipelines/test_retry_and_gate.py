@@ -38,6 +38,7 @@ def test_whose_fault_it_was_that_a_sink_s_attempt_failed() -> None:
     assert is_source_fault(RuntimeError(reading))
     assert not is_source_fault(RuntimeError(writing))
     assert may_pass(RuntimeError(reading))
+    assert may_pass(RuntimeError("[STREAM_FAILED] Query [id = 1] terminated: Python worker failed to connect back."))
     assert not may_pass(RuntimeError("... millstream.spark.errors.DataLost: 3 entries ..."))
     assert not may_pass(RuntimeError("something that nobody has foreseen"))
 

@@ -1,0 +1,67 @@
+"""What people are told of the Java under Spark, before Spark is started: one sentence that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.pipelines.java import java_problem
+
+NEW = 'openjdk version "21.0.2" 2024-01-16'
+
+
+def install(at: Path, script: str) -> None:
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.write_text(f"#!/bin/sh\n{script}\n")
+    at.chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an empty PATH, and without a Java."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    return tmp_path
+
+
+def test_none_is_there() -> None:
+    assert java_problem() == (
+        "Spark needs Java 17 or newer, and there is none. Install it: apt-get install openjdk-17-jre-headless"
+    )
+
+
+@pytest.mark.parametrize("said", [NEW, 'openjdk version "17" 2021-09-14', 'java version "25-ea" 2025-09-16'])
+def test_one_that_will_do(machine: Path, said: str) -> None:
+    install(machine / "bin" / "java", f"echo '{said}' >&2")
+    assert java_problem() is None
+
+
+@pytest.mark.parametrize(("said", "version"), [('java version "1.8.0_392"', "8"), ('openjdk version "11.0.2"', "11")])
+def test_one_that_is_too_old(machine: Path, said: str, version: str) -> None:
+    install(machine / "bin" / "java", f"echo '{said}' >&2")
+    assert f"java is {version}. Install it" in (java_problem() or "")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'Error: could not open libjvm.so' >&2; exit 1", "exit code 1: Error: could not open libjvm.so"),
+        ("exit 0", "exit code 0: no word"),
+    ],
+)
+def test_one_that_does_not_start(machine: Path, script: str, said: str) -> None:
+    install(machine / "bin" / "java", script)
+    assert f"does not start ({said}), and Spark needs it." in (java_problem() or "")
+
+
+def test_java_home_wins_as_it_does_for_spark(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(machine / "bin" / "java", f"echo '{NEW}' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(machine / "jdk"))
+    assert java_problem() == (
+        f"JAVA_HOME is {machine / 'jdk'}, where no bin/java is. Unset it, or let it name a Java of 17 or newer."
+    )
+    install(machine / "jdk" / "bin" / "java", "echo 'java version \"1.8.0\"' >&2")
+    assert "is 8. Let JAVA_HOME name another." in (java_problem() or "")
+    install(machine / "jdk" / "bin" / "java", f"echo '{NEW}' >&2")
+    assert java_problem() is None
