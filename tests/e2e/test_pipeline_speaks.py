@@ -72,7 +72,7 @@ def test_without_a_java_a_run_ends_in_one_sentence_and_validate_warns(tmp_path: 
 @pytest.mark.parametrize(
     ("why", "told"),
     [
-        ({"JAVA_TOOL_OPTIONS": "-XX:NoSuchOption"}, r"Java ended: .*NoSuchOption"),
+        ({"SPARK_SUBMIT_OPTS": "-XX:NoSuchOption"}, r"Java ended: .*NoSuchOption"),
         ({"MILLSTREAM_SPARK_MASTER": "nonsense"}, r".*Could not parse Master URL: 'nonsense'"),
     ],
     ids=["Java does not start", "Spark does not start"],

@@ -27,7 +27,8 @@ def java_problem() -> str | None:
         asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{java} does not start ({error}), and Spark needs it. {mend}"
-    said = next((line.strip() for line in (asked.stderr + asked.stdout).splitlines() if line.strip()), "no word")
+    lines = [line.strip() for line in (asked.stderr + asked.stdout).splitlines() if not line.startswith("Picked up ")]
+    said = next(filter(None, lines), "no word")
     version = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
     if asked.returncode or version is None:
         return f"{java} does not start (exit code {asked.returncode}: {said[:200]}), and Spark needs it. {mend}"

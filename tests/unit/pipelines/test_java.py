@@ -47,6 +47,10 @@ def test_one_that_is_too_old(machine: Path, said: str, version: str) -> None:
     ("script", "said"),
     [
         ("echo 'Error: could not open libjvm.so' >&2; exit 1", "exit code 1: Error: could not open libjvm.so"),
+        (
+            "echo 'Picked up JAVA_TOOL_OPTIONS: -Xmx1' >&2; echo 'Too small heap' >&2; exit 1",
+            "exit code 1: Too small heap",
+        ),
         ("exit 0", "exit code 0: no word"),
     ],
 )
