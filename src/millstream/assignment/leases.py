@@ -4,7 +4,7 @@ owned or not, and the one question that decides: is it free?"""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from millstream.assignment.announcement import Announcement
@@ -64,6 +64,13 @@ class Lease:
     info: Mapping[str, Any]
     run: int = 0
     """The unbroken run of heartbeats in which it was taken: after a break, rivals may have judged this member dead."""
+    locks: Sequence[bytes] = ()
+    """Under which names Go members look for its lock: one for each kind of release in the fleet."""
+    guard: Guard = field(init=False)
+    """The token's, made once: every renewal compares it."""
+
+    def __post_init__(self) -> None:
+        self.guard = self.token.guard()
 
     @property
     def stream(self) -> str:

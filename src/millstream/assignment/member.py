@@ -209,7 +209,7 @@ class AssignmentMember(Ownership):
     ) -> list[tuple[Candidate, bytes | None]]:
         """Those that nobody holds, each with the record by which it was judged."""
         records, locks = await self._read(
-            [one.announcement.stream for one in candidates], [one.lbs_id for one in candidates], False
+            [one.announcement.stream for one in candidates], [one.lbs_id for one in candidates]
         )
         free: list[tuple[Candidate, bytes | None]] = []
         for candidate, record, lock in zip(candidates, records, locks, strict=True):
@@ -239,7 +239,9 @@ class AssignmentMember(Ownership):
                 self._unanswered(candidate.announcement.stream, number)
             elif number is not None:
                 token = Token(candidate.announcement.stream, self.name, number)
-                won.append((candidate, Lease(token, candidate.lbs_id, candidate.announcement.info, run), record))
+                locks = self._lock_keys(token.stream, candidate.lbs_id)
+                lease = Lease(token, candidate.lbs_id, candidate.announcement.info, run, locks)
+                won.append((candidate, lease, record))
         if self.settings.go_locks:
             refused = set(await self._lock([lease for _, lease, _ in won]))
             won = [item for item in won if item[1].stream not in refused]
@@ -291,7 +293,7 @@ class AssignmentMember(Ownership):
             await self._hold([lease.lbs_id])
             await self.broker.run(lease_steps.finish_announcement, self.stream, self.group, self.name, lease.lbs_id)
         self.owned.pop(stream, None)
-        await self.broker.run(lease_steps.release_lease, stream, lease.token.record())
+        await self.broker.run(lease_steps.release_lease, stream, lease.guard.record)
         await self._unlock([lease])
         self._emit(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
         self._tell("assignment.finished", stream=stream)
@@ -304,7 +306,7 @@ class AssignmentMember(Ownership):
 
     async def _still_mine(self, lease: Lease) -> bool:
         record, _ = await self._read_one(lease.stream, lease.lbs_id)
-        return record == lease.token.record()
+        return record == lease.guard.record
 
     def _lease(self, stream: str) -> Lease:
         if stream not in self.owned:

@@ -29,7 +29,7 @@ from millstream.broker import Broker, entries_at
 from millstream.broker import leases as lease_steps
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import EntryId, Observer, quiet
-from millstream.wire import to_name
+from millstream.wire import to_bytes
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ async def release_at_once(streams: Sequence[str]) -> None:
     """Nobody has to be asked."""
 
 
+Answer = bytes | MillstreamError | None
+"""What a key holds, or why its server did not tell."""
 NOBODY = "millstream:unowned"
 """The consumer under which released entries wait, so that a sweep finds them without looking at everybody's."""
 STEP = 500
@@ -67,6 +69,7 @@ class Ownership:
             raise InvalidArgument("member", name, "a name that is not empty")
         self.broker = broker
         self.name = name
+        self._word = to_bytes(name)
         self.settings = settings
         self.stream = balancer_stream(service)
         self.group = balancer_group(service)
@@ -157,7 +160,13 @@ class Ownership:
         if not leases:
             return
         began = time.perf_counter()
-        records, locks = await self._read([lease.stream for lease in leases], [lease.lbs_id for lease in leases], True)
+        records, values = await self.broker.run(
+            lease_steps.renew_leases,
+            [lease.guard.key for lease in leases],
+            [key for lease in leases for key in lease.locks],
+            lock_ttl_ms=self.settings.lease_ms,
+        )
+        locks = self._locks_that_count([lease.locks for lease in leases], values)
         vanished: list[Lease] = []
         unlocked: list[Lease] = []
         doubtful: list[Lease] = []
@@ -167,7 +176,7 @@ class Ownership:
             if isinstance(record, MillstreamError) or isinstance(lock, MillstreamError):
                 self._unanswered(lease.stream, record if isinstance(record, MillstreamError) else lock)
                 continue  # nobody takes it while this member heartbeats: ask again in the next round
-            if record != lease.token.record():
+            if record != lease.guard.record:
                 self._disown(lease)
                 if record is None:
                     vanished.append(lease)
@@ -175,8 +184,8 @@ class Ownership:
                 doubtful.append(lease)
             elif self.settings.go_locks and lock is None:
                 unlocked.append(lease)
-            elif self.settings.go_locks and lock is not None and to_name(lock) != self.name:
-                await self.broker.run(lease_steps.release_lease, lease.stream, lease.token.record())
+            elif self.settings.go_locks and lock != self._word:
+                await self.broker.run(lease_steps.release_lease, lease.stream, lease.guard.record)
                 self._disown(lease)
         if unlocked:
             await self._lock(unlocked)
@@ -204,7 +213,7 @@ class Ownership:
         may be about to take them: so they are taken anew, by the same step that lets one of two rivals win."""
         run = self.run  # before the answer, as heartbeats go on meanwhile
         numbers = await self.broker.run(
-            lease_steps.take_leases, self.name, [(one.stream, one.token.record()) for one in leases]
+            lease_steps.take_leases, self.name, [(one.stream, one.guard.record) for one in leases]
         )
         for lease, number in zip(leases, numbers, strict=True):
             if self.owned.get(lease.stream) is not lease:
@@ -215,7 +224,7 @@ class Ownership:
             self._disown(lease)
             if number is not None:
                 token = Token(lease.stream, self.name, number)
-                self.owned[lease.stream] = Lease(token, lease.lbs_id, lease.info, run)
+                self.owned[lease.stream] = Lease(token, lease.lbs_id, lease.info, run, lease.locks)
                 self._emit(StreamAdded(lease.stream, lease.lbs_id, lease.info, token, self.name))
                 self._tell("assignment.taken", stream=lease.stream, taken_from=self.name)
 
@@ -248,7 +257,7 @@ class Ownership:
         log.warning("the announcements of %d streams have vanished from the server; announcing them again", len(gone))
         ids = await self.broker.xadd_many(self.stream, [Announcement(one.stream, one.info).fields() for one in gone])
         for lease, lbs_id in zip(gone, ids, strict=True):
-            lease.lbs_id = lbs_id
+            lease.lbs_id, lease.locks = lbs_id, self._lock_keys(lease.stream, lbs_id)
 
     async def _make_group_again(self) -> None:
         log.warning("the group %r of %r has vanished; making it again", self.group, self.stream)
@@ -262,12 +271,11 @@ class Ownership:
 
     async def _lock(self, leases: Sequence[Lease]) -> list[str]:
         """Takes the Go client's locks; gives back, and names, the streams that a Go member holds."""
-        keys = [self._lock_keys(lease.stream, lease.lbs_id) for lease in leases]
-        flat = [key for each in keys for key in each]
+        flat = [key for lease in leases for key in lease.locks]
         granted = iter(await self.broker.run(lease_steps.lock_keys, flat, self.name, ttl_ms=self.settings.lease_ms))
         refused: list[Lease] = []
-        for lease, each in zip(leases, keys, strict=True):
-            answers = [next(granted) for _ in each]
+        for lease in leases:
+            answers = [next(granted) for _ in lease.locks]
             trouble = next((one for one in answers if isinstance(one, MillstreamError)), None)
             if trouble is not None:
                 self._unanswered(lease.stream, trouble)
@@ -277,7 +285,7 @@ class Ownership:
                 refused.append(lease)
         await self._unlock(refused)
         released = await self.broker.run(
-            lease_steps.release_leases, [(lease.stream, lease.token.record()) for lease in refused]
+            lease_steps.release_leases, [(lease.stream, lease.guard.record) for lease in refused]
         )
         for lease, gone in zip(refused, released, strict=True):
             if isinstance(gone, MillstreamError):
@@ -287,7 +295,7 @@ class Ownership:
         return [lease.stream for lease in refused]
 
     async def _unlock(self, leases: Sequence[Lease]) -> None:
-        keys = [key for lease in leases for key in self._lock_keys(lease.stream, lease.lbs_id)]
+        keys = [key for lease in leases for key in lease.locks]
         if keys:
             await self.broker.run(lease_steps.unlock_keys, keys, self.name)
 
@@ -297,7 +305,7 @@ class Ownership:
             self.owned.pop(lease.stream, None)
         # The records first: they decide. Then the entries go to nobody, where the others' sweeps find them.
         released = await self.broker.run(
-            lease_steps.release_leases, [(lease.stream, lease.token.record()) for lease in leases]
+            lease_steps.release_leases, [(lease.stream, lease.guard.record) for lease in leases]
         )
         await self._unlock(leases)
         mine = [lease for lease, ok in zip(leases, released, strict=True) if ok is True]
@@ -309,30 +317,28 @@ class Ownership:
             if isinstance(ok, MillstreamError):
                 self._unanswered(lease.stream, ok)
         others = [lease for lease, ok in zip(leases, released, strict=True) if ok is not True]
-        records, _ = await self._read([lease.stream for lease in others], [lease.lbs_id for lease in others], False)
+        records, _ = await self.broker.run(lease_steps.read_leases, [lease.stream for lease in others])
         unknown = [lease for lease in mine if lease.lbs_id not in parked]
         unknown += [lease for lease, record in zip(others, records, strict=True) if record is None]
         await self._announce_again(unknown)
 
-    async def _read(
-        self, streams: Sequence[str], ids: Sequence[EntryId], renew: bool
-    ) -> tuple[list[bytes | MillstreamError | None], list[bytes | MillstreamError | None]]:
-        """Owner records, and of each stream's locks the one that counts: somebody else's, or none, or this member's.
-
-        With ``renew``, their times to live start anew in the same round trip.
-        """
+    async def _read(self, streams: Sequence[str], ids: Sequence[EntryId]) -> tuple[list[Answer], list[Answer]]:
+        """Owner records, and of each stream's locks the one that counts."""
         keys = [self._lock_keys(stream, lbs_id) for stream, lbs_id in zip(streams, ids, strict=True)]
         records, values = await self.broker.run(
-            lease_steps.read_leases,
-            streams,
-            [key for each in keys for key in each],
-            lock_ttl_ms=self.settings.lease_ms if renew else None,
+            lease_steps.read_leases, streams, [key for each in keys for key in each]
         )
+        return records, self._locks_that_count(keys, values)
+
+    def _locks_that_count(self, keys: Sequence[Sequence[bytes]], values: list[Answer]) -> list[Answer]:
+        """Of each stream's locks: somebody else's, or none, or this member's."""
+        if len(self.settings.go_lock_separators) == 1 and self.settings.go_locks:
+            return values  # each stream has one
         answers = iter(values)
-        return records, [lock_that_counts([next(answers) for _ in each], self.name) for each in keys]
+        return [lock_that_counts([next(answers) for _ in each], self.name) for each in keys]
 
     async def _read_one(self, stream: str, lbs_id: EntryId) -> tuple[bytes | None, bytes | None]:
-        [record], [lock] = await self._read([stream], [lbs_id], False)
+        [record], [lock] = await self._read([stream], [lbs_id])
         if isinstance(record, MillstreamError):
             raise record
         if isinstance(lock, MillstreamError):

@@ -93,18 +93,13 @@ class RetryPolicy:
         """A batch over many keys: each node gets its share in one go; what that did not settle goes one by one."""
         commands, repeatable = batch.commands, batch.repeatable
         replies: list[Any] = [None] * len(commands)
-        alone: list[int] = []
-        shares: dict[Node, list[int]] = {}
-        for index, key in enumerate(keys):
-            try:
-                shares.setdefault((yield from self.route.node_for(key)), []).append(index)
-            except NotSent:
-                alone.append(index)
+        shares, alone = yield from self._shares(keys)
         for node, share in shares.items():
             unsettled = share
             for _ in range(2):  # the second time with what the node had to be given first
                 try:
-                    answers = yield Exchange(node, [commands[index] for index in unsettled])
+                    all_of_them = type(unsettled) is range
+                    answers = yield Exchange(node, commands if all_of_them else [commands[one] for one in unsettled])
                 except NotSent:
                     alone += unsettled
                     break
@@ -116,6 +111,8 @@ class RetryPolicy:
                 sources: dict[bytes, list[int]] = {}
                 for index, answer in zip(unsettled, answers, strict=True):
                     replies[index] = answer
+                    if type(answer) is not ErrorReply:
+                        continue
                     if passing(answer):
                         alone.append(index)
                     elif (source := script_to_load(commands[index], answer)) is not None:
@@ -131,6 +128,23 @@ class RetryPolicy:
                 [commands[index]], keys[index], repeatable, 0, alone=False
             )
         return replies
+
+    def _shares(self, keys: Sequence[bytes]) -> Exchanges[tuple[dict[Node, Sequence[int]], list[int]]]:
+        """Which of the keys each node has, by their places; and those that no node has now. Where one node has all of
+        them, that is a range: it is not looked at key by key."""
+        if not self.route.by_key:
+            try:
+                return {(yield from self.route.node_for(None)): range(len(keys))}, []
+            except NotSent:
+                return {}, list(range(len(keys)))
+        shares: dict[Node, list[int]] = {}
+        alone: list[int] = []
+        for index, key in enumerate(keys):
+            try:
+                shares.setdefault((yield from self.route.node_for(key)), []).append(index)
+            except NotSent:
+                alone.append(index)
+        return dict(shares), alone
 
     def _ask_until_answered(
         self,

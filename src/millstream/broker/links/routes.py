@@ -57,6 +57,9 @@ NO_CLUSTER = ("ERR This instance has cluster support disabled", "ERR unknown com
 
 
 class NodeRoute(Protocol):
+    by_key: bool
+    """Whether a key decides where it goes; else one node has everything."""
+
     def node_for(self, key: bytes | None) -> Exchanges[Node]:
         """Raises NotSent when no node can be found now."""
 
@@ -81,6 +84,8 @@ def route_to(target: Target) -> NodeRoute:
 
 
 class SingleRoute:
+    by_key = False
+
     def __init__(self, target: Target) -> None:
         self._node = target.nodes[0]
 
@@ -104,6 +109,8 @@ class SingleRoute:
 
 class SentinelRoute:
     """Asks the sentinels in turn; the one that answered is asked first the next time, unless its answer was wrong."""
+
+    by_key = False
 
     def __init__(self, target: Target) -> None:
         self._sentinels = list(target.nodes)
@@ -154,6 +161,8 @@ class SentinelRoute:
 
 class ClusterRoute:
     """Keeps the table of slots; a MOVED corrects one line of it, and a node that is gone has it read again."""
+
+    by_key = True
 
     def __init__(self, target: Target) -> None:
         self._seeds = list(target.nodes)

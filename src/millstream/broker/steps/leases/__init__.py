@@ -9,6 +9,7 @@ from millstream.broker.steps.leases.call import (
     read_leases,
     release_lease,
     release_leases,
+    renew_leases,
     take_leases,
     unlock_keys,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "read_leases",
     "release_lease",
     "release_leases",
+    "renew_leases",
     "take_leases",
     "unlock_keys",
 ]

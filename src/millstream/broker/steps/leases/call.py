@@ -62,24 +62,30 @@ def members(context: Context, stream: Name) -> Conversation[tuple[int, int, dict
 
 
 def read_leases(
-    context: Context, streams: Sequence[Name], locks: Sequence[bytes] = (), *, lock_ttl_ms: int | None = None
+    context: Context, streams: Sequence[Name], locks: Sequence[bytes] = ()
 ) -> Conversation[tuple[list[bytes | MillstreamError | None], list[bytes | MillstreamError | None]]]:
-    """The owner records of ``streams`` and the values of ``locks``, in one round trip a node.
-
-    With ``lock_ttl_ms`` the records' and the locks' times to live start anew as they are read. Each answers for itself:
-    where a server refused one (its slot is on the way to another node), that one's answer is the error.
-    """
+    """The owner records of ``streams`` and the values of ``locks``, in one round trip a node. Each answers for itself:
+    where a server refused one (its slot is on the way to another node), that one's answer is the error."""
     records = [_owner_key(stream, "streams") for stream in sequence(streams, "streams", "streams")]
-    locks = [name_word(key, "locks") for key in sequence(locks, "locks", "keys")]
-    if lock_ttl_ms is None:
-        commands: list[Args] = [(b"GET", key) for key in [*records, *locks]]
-    else:
-        commands = [(b"GETEX", key, b"PX", b"%d" % OWNER_TTL_MS) for key in records]
-        ttl = count_word(lock_ttl_ms, "lock_ttl_ms")
-        commands += [(b"GETEX", key, b"PX", ttl) for key in locks]
-    if not commands:
+    keys = [*records, *(name_word(key, "locks") for key in sequence(locks, "locks", "keys"))]
+    if not keys:
         return [], []
-    replies = _answers((yield Batch(commands, keys=[*records, *locks], repeatable=True)))
+    replies = _answers((yield Batch([(b"GET", key) for key in keys], keys=keys, repeatable=True)))
+    return replies[: len(records)], replies[len(records) :]
+
+
+def renew_leases(
+    context: Context, records: Sequence[bytes], locks: Sequence[bytes] = (), *, lock_ttl_ms: int
+) -> Conversation[tuple[list[bytes | MillstreamError | None], list[bytes | MillstreamError | None]]]:
+    """The same for owner records by their keys (``Guard.key``), which a member of ten thousand streams has ready; and
+    as they are read, the records' and the locks' times to live start anew."""
+    record_ttl, lock_ttl = b"%d" % OWNER_TTL_MS, count_word(lock_ttl_ms, "lock_ttl_ms")
+    keys = [*sequence(records, "records", "keys"), *sequence(locks, "locks", "keys")]
+    if not keys:
+        return [], []
+    commands: list[Args] = [(b"GETEX", key, b"PX", record_ttl) for key in records]
+    commands += [(b"GETEX", key, b"PX", lock_ttl) for key in locks]
+    replies = _answers((yield Batch(commands, keys=keys, repeatable=True)))
     return replies[: len(records)], replies[len(records) :]
 
 
