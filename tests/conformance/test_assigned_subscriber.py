@@ -255,3 +255,38 @@ async def test_what_a_former_owners_read_still_takes_is_inherited_too(broker_url
             await publisher.publish("s", Message(b"next"))
             await eventually(lambda: len(handled) == 2, what="the next")
             await eventually(lambda: _pending(broker, "s", 0), what="both to be acknowledged")
+
+
+async def test_streams_that_are_lost_end_side_by_side_and_begin_again_after_that(broker_url: str) -> None:
+    """A member that slept past its lease loses all its streams at once: one handler that will not end holds up none of
+    the others, and a stream that comes back is not read by two."""
+    go_on = asyncio.Event()
+    events: dict[str | None, list[str]] = defaultdict(list)
+
+    async def handle(message: Message) -> None:
+        here = events[message.topic]
+        here.append("began")
+        try:
+            await go_on.wait()
+        except asyncio.CancelledError:
+            here.append("told to end")
+            await go_on.wait()
+            here.append("ended")
+            raise
+
+    streams = ["one", "two", "three"]
+    async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
+        for name in streams:
+            await announce(broker, "svc", name)
+            await publisher.publish(name, Message(b"x"))
+        async with worker(broker_url, "a", handle) as member:
+            await eventually(lambda: len(events) == 3, what="all to have begun", timeout_s=60)
+            for name in streams:
+                await broker.link.call(Command((b"SET", beside(name, "owner"), b"9999999999999 gone"), name.encode()))
+            told = ["began", "told to end"]
+            await eventually(lambda: all(some == told for some in events.values()), what="all told", timeout_s=60)
+            await eventually(lambda: sorted(member.streams) == sorted(streams), what="all taken again", timeout_s=60)
+            assert all(some == told for some in events.values()), "none has begun beside itself"
+            go_on.set()
+            again = [*told, "ended", "began"]
+            await eventually(lambda: all(some == again for some in events.values()), what="all again", timeout_s=60)

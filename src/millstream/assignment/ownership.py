@@ -317,7 +317,7 @@ class Ownership:
             if isinstance(ok, MillstreamError):
                 self._unanswered(lease.stream, ok)
         others = [lease for lease, ok in zip(leases, released, strict=True) if ok is not True]
-        records, _ = await self.broker.run(lease_steps.read_leases, [lease.stream for lease in others])
+        records, _ = await self._read([lease.stream for lease in others], [lease.lbs_id for lease in others])
         unknown = [lease for lease in mine if lease.lbs_id not in parked]
         unknown += [lease for lease, record in zip(others, records, strict=True) if record is None]
         await self._announce_again(unknown)

@@ -11,22 +11,35 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from millstream.assignment.client import AssignmentClient
 from millstream.assignment.leases import Token
 from millstream.assignment.notifications import StreamAdded, StreamDisowned, StreamTerminated
 from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.settings import Settings
-from millstream.broker import Broker, Gathering, inherit_consumers
+from millstream.broker import Broker, Gathering, inherit_consumers, together
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.messaging import Handler, Subscriber, keep_running
 from millstream.model import Observer
+from millstream.wire import Conversation
 
 log = logging.getLogger(__name__)
 
 INHERIT_AFTER_S = (1.0, 3.0)
 """After a stream was taken; and once more when the longest read of a former owner has come back."""
+IN_ONE_GO = 500
+"""Streams that are asked together for what their former owners left."""
+
+
+class OwnedStream(NamedTuple):
+    """A stream that is read, through a broker behind its token."""
+
+    name: str
+    token: Token
+    broker: Broker
+    subscriber: Subscriber
 
 
 class AssignedSubscriber:
@@ -74,7 +87,11 @@ class AssignedSubscriber:
         self.client = AssignmentClient(
             broker, service, member=member, settings=settings, observer=observer, before_release=self._stop_many
         )
-        self._running: dict[str, tuple[Subscriber, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[OwnedStream, asyncio.Task[None]]] = {}
+        """By what is leased."""
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """Streams that went, while their reading ends: side by side, as one may wait for a handler. One that comes back
+        meanwhile is read after that."""
         self._inheriting = Gathering(broker)
         self._heirs: dict[str, list[float]] = {}
         """Streams that were taken lately, and when to look for what a former owner's read has still taken of them."""
@@ -89,12 +106,12 @@ class AssignedSubscriber:
 
     @property
     def ready(self) -> bool:
-        return self.client.ready and all(subscriber.ready for subscriber, _ in self._running.values())
+        return self.client.ready and all(owned.subscriber.ready for owned, _ in self._running.values())
 
     @property
     def readiness(self) -> dict[str, bool]:
         """The member, and each stream that it owns: whether it is being read."""
-        streams = {stream: subscriber.ready for stream, (subscriber, _) in self._running.items()}
+        streams = {stream: owned.subscriber.ready for stream, (owned, _) in self._running.items()}
         return {f"member {self.client.id}": self.client.ready, **streams}
 
     async def run(self) -> None:
@@ -108,6 +125,8 @@ class AssignedSubscriber:
             await self._follow()
         finally:
             inheriting.cancel()
+            if self._ending:
+                await asyncio.wait(self._ending.values())
 
     async def _follow(self) -> None:
         async for one in self.client.start():
@@ -116,7 +135,10 @@ class AssignedSubscriber:
                 if back is None or one.token.number > back.number:
                     self._start(one.token)
             elif isinstance(one, (StreamDisowned, StreamTerminated)):
-                await self._stop(one.stream, patience_ms=0)
+                if one.stream in self._running:
+                    ending = asyncio.create_task(self._stop(*self._running.pop(one.stream), patience_ms=0))
+                    self._ending[one.stream] = ending
+                    ending.add_done_callback(partial(self._ended, one.stream))
                 if self._given_back.get(one.stream) == one.token:
                     del self._given_back[one.stream]
 
@@ -127,11 +149,8 @@ class AssignedSubscriber:
         """
         if timeout_ms is not None:
             self._draining = True
-            await asyncio.gather(*(subscriber.close(timeout_ms) for subscriber, _ in self._running.values()))
+            await asyncio.gather(*(owned.subscriber.close(timeout_ms) for owned, _ in self._running.values()))
         await self.client.close()
-
-    def _stream(self, token: Token) -> str:
-        return self._leased.get(token.stream, token.stream)
 
     def _start(self, token: Token) -> None:
         if self._draining:
@@ -139,18 +158,21 @@ class AssignedSubscriber:
         mine = self._broker.behind(token.guard())
         subscriber = Subscriber(mine, group=self._group, consumer=self.client.id, **self._options)
         subscriber.begin_only_until(lambda: self.client.certain_until(token))
-        task = asyncio.create_task(self._consume(subscriber, token))
-        self._running[token.stream] = (subscriber, task)
+        owned = OwnedStream(self._leased.get(token.stream, token.stream), token, mine, subscriber)
+        task = asyncio.create_task(self._consume(owned, self._ending.get(token.stream)))
+        self._running[token.stream] = (owned, task)
         now, longest_s = time.monotonic(), subscriber.settings.read_block_ms / 1000 + INHERIT_AFTER_S[0]
         self._heirs[token.stream] = [now + after_s for after_s in (*INHERIT_AFTER_S, longest_s)]
 
-    async def _consume(self, subscriber: Subscriber, token: Token) -> None:
+    async def _consume(self, owned: OwnedStream, before: asyncio.Task[None] | None) -> None:
         try:
-            await self._inherit(token)
-            await subscriber.consume(self._stream(token), self._handler, publish_to=self._publish_to)
+            if before is not None:
+                await asyncio.wait([before])
+            await self._inheriting.run(self._inherit(owned))
+            await owned.subscriber.consume(owned.name, self._handler, publish_to=self._publish_to)
         except Exception as error:  # whatever it was: an owned stream that nobody reads is the worst of all
-            if self.client.owned.get(token.stream) == token:
-                await self._give_up(token, error)
+            if self.client.owned.get(owned.token.stream) == owned.token:
+                await self._give_up(owned.token, error)
 
     async def _give_up(self, token: Token, error: Exception) -> None:
         log.error("cannot read %r, releasing it", token.stream, exc_info=error)
@@ -163,11 +185,10 @@ class AssignedSubscriber:
         except MillstreamError as trouble:
             log.info("%r was not released: %s", token.stream, trouble)
 
-    async def _inherit(self, token: Token) -> int:
+    def _inherit(self, owned: OwnedStream) -> Conversation[int]:
         """Takes what former owners left pending, with their delivery counts; their names go. Behind the token: a member
         that was stopped past its lease would take from its heir what that is working on."""
-        mine = self._broker.behind(token.guard()).context
-        return await self._inheriting.run(inherit_consumers(mine, self._stream(token), self._group, self.client.id))
+        return inherit_consumers(owned.broker.context, owned.name, self._group, self.client.id)
 
     async def _go_on_inheriting(self) -> None:
         """A read is not fenced: one that a former owner had under way, when it was stopped or cut off, may take entries
@@ -176,29 +197,36 @@ class AssignedSubscriber:
             await asyncio.sleep(INHERIT_AFTER_S[0] / 2)
             now = time.monotonic()
             self._heirs = {stream: times for stream, times in self._heirs.items() if times and stream in self._running}
-            owned = self.client.owned
-            due = [stream for stream, times in self._heirs.items() if times[0] <= now and stream in owned]
-            answers = await asyncio.gather(*(self._inherit(owned[stream]) for stream in due), return_exceptions=True)
-            for stream, moved in zip(due, answers, strict=True):
-                if isinstance(moved, int) and self._heirs.get(stream):  # else it is tried again
-                    self._heirs[stream].pop(0)
-                    if moved and stream in self._running:
-                        self._running[stream][0].look_again()
+            due = [stream for stream, times in self._heirs.items() if times[0] <= now]
+            for at in range(0, len(due), IN_ONE_GO):
+                await self._inherit_again([one for one in due[at : at + IN_ONE_GO] if one in self._running])
+
+    async def _inherit_again(self, streams: Sequence[str]) -> None:
+        some = [self._running[stream][0] for stream in streams]
+        answers = await self._broker.run(together, [self._inherit(owned) for owned in some])
+        for stream, owned, moved in zip(streams, some, answers, strict=True):
+            if isinstance(moved, int) and self._heirs.get(stream):  # else it is tried again
+                self._heirs[stream].pop(0)
+                if moved:
+                    owned.subscriber.look_again()
 
     async def _stop_many(self, streams: Sequence[str]) -> None:
         """Before leases are given back: what is in flight may still be acknowledged, after that it is refused."""
         patience_ms = self.client.settings.lease_ms // 2
         self._given_back |= {stream: token for stream, token in self.client.owned.items() if stream in set(streams)}
-        await asyncio.gather(*(self._stop(stream, patience_ms=patience_ms) for stream in streams))
+        running = [self._running.pop(stream) for stream in streams if stream in self._running]
+        await asyncio.gather(*(self._stop(owned, task, patience_ms=patience_ms) for owned, task in running))
 
-    async def _stop(self, stream: str, *, patience_ms: int) -> None:
-        found = self._running.pop(stream, None)
-        if found is None:
-            return
-        subscriber, task = found
-        await subscriber.close(timeout_ms=patience_ms)
+    async def _stop(self, owned: OwnedStream, task: asyncio.Task[None], *, patience_ms: int) -> None:
+        await owned.subscriber.close(timeout_ms=patience_ms)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    def _ended(self, stream: str, ending: asyncio.Task[None]) -> None:
+        if self._ending.get(stream) is ending:
+            del self._ending[stream]
+        if not ending.cancelled() and (error := ending.exception()) is not None:
+            log.error("the reading of %r did not end in order", stream, exc_info=error)
 
 
 def assigned_subscriber(broker: Broker, service: str, handler: Handler, **options: Any) -> AssignedSubscriber:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from millstream.broker.context import Context
-from millstream.broker.operations.answers import deliveries
+from millstream.broker.operations.answers import deliveries, entry_id, mapping
 from millstream.broker.operations.arguments import Name, count_word, name_word
 from millstream.broker.operations.groups import create_consumer, create_group
-from millstream.broker.operations.info import group_info
+from millstream.broker.operations.info import consumer_info
 from millstream.broker.steps.groups.call import delete_consumer
 from millstream.errors import NoSuchGroup, NoSuchStream
 from millstream.model import MIN_ID, Delivery, EntryId
@@ -27,9 +27,11 @@ def join_group(context: Context, stream: Name, group: str, consumer: Name, *, st
     group that does not know it later is certainly another group."""
     yield from create_group(context, stream, group, start=start)
     yield from create_consumer(context, stream, group, consumer)
-    for one in (yield from group_info(context, stream)):
-        if one.name == group:
-            return JoinedGroup(one.last_delivered, one.pending)
+    key, name = name_word(stream, "stream"), name_word(group, "group")
+    for flat in (yield Command((b"XINFO", b"GROUPS", key), key, repeatable=True)):
+        facts = mapping(flat)
+        if facts[b"name"] == name:
+            return JoinedGroup(entry_id(facts[b"last-delivered-id"]), facts[b"pending"])
     return JoinedGroup(MIN_ID, 1)  # it vanished in between: whoever reads it meets that
 
 
@@ -40,11 +42,9 @@ def inherit_consumers(context: Context, stream: Name, group: str, heir: str) -> 
     """
     moved = 0
     try:
-        for one in (yield from group_info(context, stream)):
-            if one.name == group:
-                for former in one.consumers:
-                    if former.name != heir:
-                        moved += yield from delete_consumer(context, stream, group, former.name, to=heir)
+        for former in (yield from consumer_info(context, stream, group)):
+            if former.name != heir:
+                moved += yield from delete_consumer(context, stream, group, former.name, to=heir)
     except (NoSuchStream, NoSuchGroup):
         pass
     return moved
