@@ -100,6 +100,8 @@ def marked(fields: dict[bytes, bytes], original_id: str | None, group: str | Non
 
 def unmarked(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """The entry as its producer wrote it."""
+    if OF not in fields and GROUP not in fields:
+        return fields  # as nearly all of them
     return {name: value for name, value in fields.items() if not name.startswith(REPLAY_PREFIX)}
 
 

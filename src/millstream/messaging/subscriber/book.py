@@ -149,6 +149,7 @@ class Book:
         assert fresh.id is not None
         self._suspects.discard(fresh.id)
         self.expired.discard(fresh.id)
+        self._seen.pop(fresh.id, None)
         fresh.weight = weight
         self.entries[fresh.id] = fresh
         self.ready.append(fresh)
@@ -371,6 +372,13 @@ class Book:
             del self._lanes[key]
             return None
         return lane[0] if was_first else None
+
+
+def messages_by_count(messages: Iterable[Message]) -> dict[int, list[Message]]:
+    groups: dict[int, list[Message]] = {}
+    for message in messages:
+        groups.setdefault(message.times_delivered, []).append(message)
+    return groups
 
 
 def ids_by_count(messages: Iterable[Message]) -> dict[int, list[EntryId]]:

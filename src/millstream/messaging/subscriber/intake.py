@@ -37,7 +37,7 @@ def accept(topic: Topic, deliveries: Sequence[Delivery], valid_until: float) -> 
             _pass_over(topic, entry_id, fields, times or 1)
             continue
         try:
-            message = decode(fields if OF not in fields else unmarked(fields))
+            message = decode(unmarked(fields))
             # ``Message.receive`` and ``Book.enter`` in plain stores: every call here is paid by every message.
             message._origin = origin
             message.id = entry_id
@@ -114,13 +114,16 @@ def release(
         topic.wake_workers()
 
 
-def start_again(topic: Topic, message: Message, times_delivered: int, valid_until: float) -> None:
-    """One more start of the same entry, decoded afresh: the last handler may have changed the message."""
-    assert message.id is not None
-    assert message.fields is not None
-    fresh = topic.codec.decode(unmarked(message.fields))
-    fresh.receive(topic.origin, message.id, times_delivered, message.fields, valid_until)
-    topic.book.once_more(fresh, message.weight)
+def start_again(topic: Topic, messages: Iterable[Message], times_delivered: int, valid_until: float) -> None:
+    """One more start of the same entries, decoded afresh: the last handler may have changed its message. A suspect has
+    met no handler here."""
+    book, decode, origin = topic.book, topic.codec.decode, topic.origin
+    for message in messages:
+        assert message.id is not None
+        assert message.fields is not None
+        fresh = message if book.is_suspect(message) else decode(unmarked(message.fields))
+        fresh.receive(origin, message.id, times_delivered, message.fields, valid_until)
+        book.once_more(fresh, message.weight)
     topic.wake_workers()
 
 

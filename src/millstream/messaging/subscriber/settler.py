@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,12 @@ from millstream.messaging.burial import Burial, bury_with, describe
 from millstream.messaging.failure import text_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
-from millstream.messaging.subscriber.book import ids_by_count
+from millstream.messaging.subscriber.book import ids_by_count, messages_by_count
 from millstream.messaging.subscriber.group import lost, not_held, restore
 from millstream.messaging.subscriber.intake import release, start_again
 from millstream.messaging.subscriber.outputs import store_outputs
 from millstream.messaging.subscriber.topic import Topic
-from millstream.model import Backoff, EntryId, monotonic_ms
+from millstream.model import Backoff, EntryId
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriber.consumer import SharedConsumer
@@ -113,8 +114,8 @@ class Settler:
             charges, outbox.charges = outbox.charges, []
             for step in self._plan(topic, others):
                 self._begin(topic, step)
-            if charges:
-                self._begin(topic, self._insist(topic, self._start, charges))
+            for same_count in messages_by_count(charges).values():
+                self._begin(topic, self._insist(topic, self._start, same_count))
             if outbox.acks:
                 carried.append((topic, outbox.acks.copy()))
                 outbox.acks.clear()  # the same list: workers append to it
@@ -158,10 +159,7 @@ class Settler:
         topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))
         if settled.refused:
             topic.tell("messaging.ack_refused", entries=len(settled.refused))
-            try:
-                await lost(topic, settled, generation)
-            except MillstreamError as error:
-                topic.tell("messaging.keeping_failed", error=str(error))
+            await self._not_ours(topic, settled, generation)
         release(self._consumer, topic, ids, refused=settled.refused)
 
     async def drained(self, topic: Topic, *, running: bool) -> None:
@@ -262,19 +260,26 @@ class Settler:
             await self._heard(topic, ids, answer, generation)
 
     async def _start(self, topic: Topic, messages: Sequence[Message]) -> None:
-        generation = topic.generation
-        for times, ids in ids_by_count(messages).items():
-            asked_at = monotonic_ms() / 1000
-            answer = await topic.run(settle.count_delivery, ids, times_delivered=times)
-            # It can be started all the same, for we have it here: a last time.
-            topic.tell_gone(answer.gone)
-            refused = set(answer.refused)
-            for message in messages:
-                if message.times_delivered == times and message.id not in refused:
-                    start_again(topic, message, times + 1, topic.valid_until(asked_at))
-            if refused:
-                await lost(topic, answer, generation)
-                release(self._consumer, topic, refused, refused=refused)
+        """All of one delivery count. What was counted is started, whatever fails after that: asked once more, it would
+        be counted and started twice."""
+        generation, asked_at, times = topic.generation, time.monotonic(), messages[0].times_delivered
+        ids = [message.id for message in messages if message.id is not None]
+        answer = await topic.run(settle.count_delivery, ids, times_delivered=times)
+        # What is gone can be started all the same, for we have it here: a last time.
+        topic.tell_gone(answer.gone)
+        refused = set(answer.refused)
+        counted = [message for message in messages if message.id not in refused] if refused else messages
+        start_again(topic, counted, times + 1, topic.valid_until(asked_at))
+        if refused:
+            await self._not_ours(topic, answer, generation)
+            release(self._consumer, topic, refused, refused=refused)
+
+    async def _not_ours(self, topic: Topic, settled: Settled, generation: int) -> None:
+        """Nothing is undone where the group cannot be seen to now: the next sign of life meets it too."""
+        try:
+            await lost(topic, settled, generation)
+        except MillstreamError as error:
+            topic.tell("messaging.keeping_failed", error=str(error))
 
     async def _delay(self, delay_ms: int, charged: bool, topic: Topic, messages: Sequence[Message]) -> None:
         generation = topic.generation
@@ -344,7 +349,7 @@ class Settler:
         if charged:
             self.charge(topic, [message])
         else:
-            start_again(topic, message, message.times_delivered, message.valid_until)
+            start_again(topic, [message], message.times_delivered, message.valid_until)
 
     async def let_go(self, topic: Topic) -> None:
         """On closing: what rests here is free at once. Resting on elsewhere, it would let the rest of its key pass."""
