@@ -1,4 +1,4 @@
-"""An assigned subscriber in a process of its own: each handler notes in a file when it begins and when it is done."""
+"""A partitioned topic's member in a process of its own: its handler notes in a file what it begins and what is done."""
 
 from __future__ import annotations
 
@@ -7,39 +7,31 @@ import os
 import sys
 import time
 
-from millstream import open_broker
-from millstream.assignment import AssignedSubscriber
+from millstream import Router, open_broker
+from millstream.assignment import PartitionedSubscriber
 from millstream.messaging import Message
 
 from chaos.assignment_worker import SETTINGS  # isort: skip
 
 
 async def main(url: str, name: str, path: str, topic: str, partitions: int) -> None:
+    PartitionedSubscriber.__init__.__kwdefaults__["settings"] = SETTINGS  # leases as short as a trial wants them
     journal = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(event: str, message: Message) -> None:
         line = f"{time.monotonic():.6f} {name} {event} {message.key} {message.payload.decode()}\n"
         os.write(journal, line.encode())
 
-    async def handle(message: Message) -> None:
-        note("began", message)
-        await asyncio.sleep(0.01)
-        note("done", message)
-
     async with open_broker(url) as broker:
-        running = AssignedSubscriber(
-            broker,
-            "svc",
-            handle,
-            group="g",
-            topic=topic,
-            partitions=partitions,
-            member=name,
-            settings=SETTINGS,
-            block_ms=100,
-            max_in_flight=500,
-        )
-        await running.run()
+        router = Router(broker, group_start="0", block_ms=100, max_in_flight=500)
+
+        @router.on(topic, group="g", partitions=partitions, consumer=name)
+        async def handle(message: Message) -> None:
+            note("began", message)
+            await asyncio.sleep(0.01)
+            note("done", message)
+
+        await router.run()
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
-"""Order per key across a fleet whose members are stopped: whoever wakes up late begins nothing that is others' now."""
+"""Order per key across a fleet whose members are killed and stopped: nothing is left out, nothing overtakes, and
+whoever wakes up late begins nothing that is others' now."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from millstream import open_broker
-from millstream.assignment import PartitionedPublisher
 from millstream.messaging import Message, Publisher
 from millstream.testing import eventually
 
@@ -65,6 +67,20 @@ class Journal:
                 found.append(line)
         return found
 
+    def overtaking(self) -> list[Line]:
+        """What was begun although the message before it, of the same key, had not been done by anybody."""
+        done: set[tuple[str, int]] = set()
+        found = []
+        for line in self.lines():
+            if line.event == "done":
+                done.add((line.key, line.number))
+            elif line.number > 0 and (line.key, line.number - 1) not in done:
+                found.append(line)
+        return found
+
+    def at_work(self) -> set[str]:
+        return {line.member for line in self.lines()}
+
     def has_handled(self, member: str, number: int) -> bool:
         return any(line.member == member and line.number >= number for line in self.lines())
 
@@ -82,10 +98,9 @@ def member(url: str, name: str, journal: Journal, topic: str) -> Iterator[subpro
 
 
 async def publish(url: str, topic: str, numbers: range) -> None:
-    async with open_broker(url) as broker, Publisher(broker) as publisher:
-        split = PartitionedPublisher(publisher, PARTITIONS)
+    async with open_broker(url) as broker, Publisher(broker, partitions={topic: PARTITIONS}) as publisher:
         for number in numbers:
-            await split.publish(topic, *(Message(b"%d" % number, {"key": f"k{key}"}) for key in range(KEYS)))
+            await publisher.publish(topic, *(Message(b"%d" % number, {"key": f"k{key}"}) for key in range(KEYS)))
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
@@ -109,3 +124,38 @@ async def test_a_member_that_was_stopped_past_its_lease_begins_nothing_that_othe
                 await asyncio.sleep(0.1)
     # The heir may begin again what the sleeper had finished and, stopped at that very moment, not acknowledged.
     assert journal.late("sleeper") == []
+
+
+@pytest.mark.parametrize("trial", range(max(1, TRIALS // 2)))
+async def test_members_of_a_partitioned_topic_are_killed(redis_url: str, tmp_path: Path, trial: int) -> None:
+    seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6) * 100 + trial
+    print(f"SEED={seed}")
+    chance = random.Random(seed)
+    journal = Journal(tmp_path / "journal")
+    topic = f"killed-{trial}"
+    with ExitStack() as processes:
+
+        def hire(number: int) -> tuple[str, subprocess.Popen[bytes]]:
+            name = f"m{number}"
+            return name, processes.enter_context(member(redis_url, name, journal, topic))
+
+        def somebody_at_work(crew: dict[str, subprocess.Popen[bytes]]) -> list[str]:
+            return sorted(crew.keys() & journal.at_work())
+
+        crew = dict(hire(number) for number in range(3))
+        sent = 0
+        for number in range(3, 7):
+            await publish(redis_url, topic, range(sent, sent + EACH // 4))
+            sent += EACH // 4
+            await eventually(partial(somebody_at_work, crew), what="somebody at work", timeout_s=60)
+            process = crew.pop(chance.choice(somebody_at_work(crew)))
+            process.kill()
+            process.wait()
+            crew.update([hire(number)])
+        everything = {(f"k{key}", number) for key in range(KEYS) for number in range(sent)}
+        await eventually(lambda: journal.done() >= everything, what="all of it to be done", timeout_s=90)
+    lines = journal.lines()
+    again = sum(line.event == "began" for line in lines) - len(everything)
+    print(f"{len(everything)} messages of {KEYS} keys, 4 kills of 3 members, {again} begun again")
+    assert journal.done() == everything
+    assert journal.overtaking() == []
