@@ -5,21 +5,18 @@ and again only where the contract says so. Each harness is shown to fail on a pl
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from chaos.crew import TOPIC, Crew
 from millstream import Broker, open_broker
 from millstream.broker.keys import beside
 from millstream.errors import MillstreamError
@@ -31,97 +28,8 @@ from millstream.testing.handling_ledger import HandlingLedger, Verdict
 from millstream.testing.proxy import CuttingProxy
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
-WORKER = Path(__file__).with_name("messaging_worker.py")
-TOPIC = "jobs"
-MANY = 1_000
-"""Streams of one worker, where it reads many."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120 + 60 * TRIALS)]
-
-
-@pytest.fixture(params=range(TRIALS))
-def chance(request: pytest.FixtureRequest) -> random.Random:
-    seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6) * 100 + request.param
-    print(f"SEED={seed}")
-    return random.Random(seed)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> HandlingLedger:
-    return HandlingLedger(tmp_path / "ledger")
-
-
-class Crew:
-    """Worker processes. Whoever dies by itself is noted, and replaced."""
-
-    def __init__(self, url: str, ledger: HandlingLedger, directory: Path, **options: Any) -> None:
-        self._words = [sys.executable, str(WORKER), url, TOPIC, str(directory), json.dumps(options)]
-        self._ledger = ledger
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.deaths = 0
-
-    def hire(self, count: int = 1) -> None:
-        self.processes += [subprocess.Popen(self._words) for _ in range(count)]
-
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        self._bury(process)
-
-    def look_after(self) -> None:
-        """Notes the dead and hires others."""
-        for process in [one for one in self.processes if one.poll() is not None]:
-            self._bury(process)
-            self.hire()
-
-    def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        self._ledger.killed(process.pid)
-        self.processes.remove(process)
-        self.deaths += 1
-
-    def at_work(self) -> set[int]:
-        """Those that have started a handler."""
-        return {line.pid for line in self._ledger.lines() if line.event == "started"}
-
-    def somebody_at_work(self) -> list[subprocess.Popen[bytes]]:
-        """Living workers that have started a handler; the dead are noted and replaced."""
-        self.look_after()
-        at_work = self.at_work()
-        return [one for one in self.processes if one.pid in at_work]
-
-    async def all_at_work(self) -> None:
-        await eventually(lambda: len(self.somebody_at_work()) == len(self.processes), what="all at work", timeout_s=60)
-
-    def dismiss(self) -> None:
-        """In good order: SIGTERM ends a worker with 0, unless it came too late to listen for signals."""
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        codes = {process.pid: process.wait(30) for process in self.processes}
-        assert {code for pid, code in codes.items() if pid in self.at_work()} <= {0}
-        assert set(codes.values()) <= {0, -signal.SIGTERM}
-
-
-@pytest.fixture
-def crews() -> Iterator[list[Crew]]:
-    """Whatever happens, no process is left."""
-    some: list[Crew] = []
-    yield some
-    for crew in some:
-        for process in crew.processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def hire(crews: list[Crew], redis_server: RedisProcess, ledger: HandlingLedger, tmp_path: Path) -> Any:
-    def hire(count: int, url: str | None = None, **options: Any) -> Crew:
-        crew = Crew(url or redis_server.url, ledger, tmp_path / "ledger", **options)
-        crews.append(crew)
-        crew.hire(count)
-        return crew
-
-    return hire
 
 
 async def send(broker: Broker, ledger: HandlingLedger, tokens: list[str]) -> None:
@@ -385,58 +293,3 @@ async def test_the_harness_notices_a_retry_that_adds_twice(redis_server: RedisPr
     stored = await cut_run(redis_server, ledger, 1, planted=True)
 
     assert len(stored) > len(set(stored)), "planted: no marker"
-
-
-# --- hundreds of streams ----------------------------------------------------------------------------------------------
-
-
-async def test_workers_of_many_streams_are_killed_stopped_and_cut_off(
-    redis_server: RedisProcess, redis_broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
-) -> None:
-    """Every worker reads all of them through shared readers; the ledger is even in the end."""
-    topics = [f"{TOPIC}-{number}" for number in range(MANY)]
-    sent = 0
-
-    async def send_some(publisher: Publisher, count: int) -> None:
-        nonlocal sent
-        for _ in range(count):
-            token = f"job:{sent}"
-            await publisher.publish(topics[sent * 7919 % MANY], Message(token.encode()))
-            ledger.sent(token)
-            sent += 1
-
-    async def all_settled() -> bool:
-        crew.look_after()
-        for topic in topics:
-            try:
-                (group,) = await redis_broker.group_info(topic)
-            except (MillstreamError, ValueError):
-                return False
-            if group.pending or group.lag:
-                return False
-        return True
-
-    async with CuttingProxy(redis_server.port) as proxy, Publisher(redis_broker) as publisher:
-        crew = hire(3, url=proxy.url, topics=MANY, claim_interval_ms=400)
-        await send_some(publisher, 300)
-        await eventually(crew.somebody_at_work, what="somebody at work", timeout_s=120)
-        for _ in range(3):
-            crew.look_after()
-            crew.kill(chance.choice(crew.somebody_at_work() or crew.processes))
-            crew.hire()
-            await send_some(publisher, 100)
-            proxy.cut_all()
-            await send_some(publisher, 100)
-            victim = chance.choice(crew.processes)
-            ledger.stopped(victim.pid)
-            victim.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(1.5)
-            victim.send_signal(signal.SIGCONT)
-            ledger.resumed(victim.pid)
-        await eventually(all_settled, what="everything settled", timeout_s=180)
-        crew.dismiss()
-    verdict = ledger.verdict()
-    print(verdict, f"deaths {crew.deaths}, {MANY} streams")
-    assert verdict.kept, str(verdict)
-    assert not verdict.buried
-    assert verdict.done >= sent

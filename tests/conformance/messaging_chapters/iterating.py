@@ -121,12 +121,14 @@ class IteratingChapter(Chapter):
         await subscriber.consume(topic, Seen())
         assert not subscriber.ready
 
-    async def test_reading_a_topic_twice_is_refused(self, broker: Broker, topic: str) -> None:
+    async def test_reading_a_topic_twice_is_refused(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         seen = Seen()
         async with running(broker, topic, seen) as subscriber:
             await eventually(lambda: subscriber.ready)
             with pytest.raises(AlreadySubscribed):
                 await subscriber.consume(topic, seen)
+            await publisher.publish(topic, *numbered(1))
+            await seen.have(1)  # the first one reads on
 
     async def test_under_one_given_name_a_topic_is_read_once(self, broker: Broker, topic: str) -> None:
         seen = Seen()

@@ -1,0 +1,51 @@
+"""What trials with workers share: chance that can be repeated, a ledger, and a crew of which no process is left."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.crew import Crew
+from millstream.testing import RedisProcess
+from millstream.testing.handling_ledger import HandlingLedger
+
+TRIALS = int(os.environ.get("TRIALS", "2"))
+
+
+@pytest.fixture(params=range(TRIALS))
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6) * 100 + request.param
+    print(f"SEED={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> HandlingLedger:
+    return HandlingLedger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def crews() -> Iterator[list[Crew]]:
+    """Whatever happens, no process is left."""
+    some: list[Crew] = []
+    yield some
+    for crew in some:
+        for process in crew.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def hire(crews: list[Crew], redis_server: RedisProcess, ledger: HandlingLedger, tmp_path: Path) -> Any:
+    def hire(count: int, url: str | None = None, **options: Any) -> Crew:
+        crew = Crew(url or redis_server.url, ledger, tmp_path / "ledger", **options)
+        crews.append(crew)
+        crew.hire(count)
+        return crew
+
+    return hire

@@ -1,0 +1,67 @@
+"""Worker processes of a trial, which it kills and stops: whoever dies is noted in the ledger, and replaced."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from millstream.testing import eventually
+from millstream.testing.handling_ledger import HandlingLedger
+
+WORKER = Path(__file__).with_name("messaging_worker.py")
+TOPIC = "jobs"
+
+
+class Crew:
+    """Worker processes. Whoever dies by itself is noted, and replaced."""
+
+    def __init__(self, url: str, ledger: HandlingLedger, directory: Path, **options: Any) -> None:
+        self._words = [sys.executable, str(WORKER), url, TOPIC, str(directory), json.dumps(options)]
+        self._ledger = ledger
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.deaths = 0
+
+    def hire(self, count: int = 1) -> None:
+        self.processes += [subprocess.Popen(self._words) for _ in range(count)]
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        self._bury(process)
+
+    def look_after(self) -> None:
+        """Notes the dead and hires others."""
+        for process in [one for one in self.processes if one.poll() is not None]:
+            self._bury(process)
+            self.hire()
+
+    def _bury(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._ledger.killed(process.pid)
+        self.processes.remove(process)
+        self.deaths += 1
+
+    def at_work(self) -> set[int]:
+        """Those that have started a handler."""
+        return {line.pid for line in self._ledger.lines() if line.event == "started"}
+
+    def somebody_at_work(self) -> list[subprocess.Popen[bytes]]:
+        """Living workers that have started a handler; the dead are noted and replaced."""
+        self.look_after()
+        at_work = self.at_work()
+        return [one for one in self.processes if one.pid in at_work]
+
+    async def all_at_work(self) -> None:
+        await eventually(lambda: len(self.somebody_at_work()) == len(self.processes), what="all at work", timeout_s=60)
+
+    def dismiss(self) -> None:
+        """In good order: SIGTERM ends a worker with 0, unless it came too late to listen for signals."""
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        codes = {process.pid: process.wait(30) for process in self.processes}
+        assert {code for pid, code in codes.items() if pid in self.at_work()} <= {0}
+        assert set(codes.values()) <= {0, -signal.SIGTERM}

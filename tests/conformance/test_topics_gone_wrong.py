@@ -1,0 +1,102 @@
+"""What subscribers are given that is wrong, or changes under them: each as the docs say, the others undisturbed.
+
+A topic that is read twice under one name is in the chapter on iterating, a key that holds something else in
+``test_many_topics``, and a handler that comes too late in ``test_router``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+from messaging_chapters.chapter import QUICK
+
+from millstream import open_broker
+from millstream.broker.keys import slot_of
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.testing import ClusterSetup, eventually
+
+
+async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb_nobody_else(broker_url: str) -> None:
+    """Each takes the other's messages for its own lost ones: they are handled again, some of them so often that they
+    are buried, but none before it was handled."""
+    handled: Counter[bytes] = Counter()
+    by: Counter[str] = Counter()
+
+    async with (
+        open_broker(broker_url) as one,
+        open_broker(broker_url) as two,
+        open_broker(broker_url) as three,
+        Publisher(one) as publisher,
+    ):
+
+        def reader(broker: Any, who: str, name: str) -> tuple[Subscriber, Any]:
+            async def handle(message: Message) -> None:
+                by[who] += 1
+                await asyncio.sleep(0.005)
+                handled[message.payload] += 1
+
+            subscriber = Subscriber(broker, group="g", consumer=name, **{**QUICK, "max_in_flight": 5})
+            return subscriber, handle
+
+        first, second, other = reader(one, "first", "pod"), reader(two, "second", "pod"), reader(three, "other", "mine")
+        tasks = [asyncio.create_task(first[0].consume("shared", first[1]))]
+        tasks.append(asyncio.create_task(other[0].consume("alone", other[1])))
+        await publisher.publish("shared", *(Message(b"s%d" % n) for n in range(100)))
+        await publisher.publish("alone", *(Message(b"a%d" % n) for n in range(20)))
+        await eventually(lambda: by["first"] > 5, what="the first to be at work", timeout_s=60)
+        tasks.append(asyncio.create_task(second[0].consume("shared", second[1])))
+        await publisher.publish("shared", *(Message(b"s%d" % n) for n in range(100, 200)))
+
+        async def all_settled() -> bool:
+            pending = [(await one.xpending(topic, "g")).count for topic in ("shared", "alone")]
+            return len(handled) == 220 and pending == [0, 0]
+
+        await eventually(all_settled, what="all of it to be handled and acknowledged", timeout_s=60)
+        for subscriber, _ in (first, second, other):
+            await subscriber.close()
+        await asyncio.gather(*tasks)
+        assert by["other"] == 20, "nobody took what another name had"
+
+
+async def test_slots_that_move_while_their_topics_are_read(cluster: ClusterSetup) -> None:
+    """One topic that is waited for and one that is polled go to another node; neither they nor the others miss any."""
+    prefix = f"moves:{random.randrange(10**9)}"
+    topics = [f"{prefix}:{n}" for n in range(24)]
+    handled: Counter[bytes] = Counter()
+
+    async def handle(message: Message) -> None:
+        handled[message.payload] += 1
+
+    moved = {slot_of(topic.encode()): cluster.owner(slot_of(topic.encode())) for topic in (topics[0], topics[-1])}
+    async with open_broker(cluster.url) as broker, Publisher(broker) as publisher:
+        subscriber = Subscriber(broker, group="g", consumer="me", **QUICK)
+        tasks = [asyncio.create_task(subscriber.consume(topic, handle)) for topic in topics]
+        sent = 0
+
+        async def publish_to_all() -> None:
+            nonlocal sent
+            for topic in topics:
+                await publisher.publish(topic, Message(b"%d" % sent))
+                sent += 1
+
+        try:
+            await publish_to_all()
+            await eventually(lambda: len(handled) == sent, what="the first round", timeout_s=60)
+            for slot, source in moved.items():
+                target = next(node for node in cluster.nodes if node is not source)
+                moving = asyncio.create_task(asyncio.to_thread(cluster.move, slot, target))
+                await publish_to_all()
+                await moving
+            await publish_to_all()
+            await eventually(lambda: len(handled) == sent, what="every message of every topic", timeout_s=60)
+            assert not any(task.done() for task in tasks)
+            await subscriber.close()
+            await asyncio.gather(*tasks)
+        finally:
+            for topic in topics:
+                await broker.delete_stream(topic, companions=True)
+            for slot, source in moved.items():
+                await asyncio.to_thread(cluster.move, slot, source)
