@@ -168,12 +168,12 @@ def _addresses(root: str) -> Callable[..., str]:
 
 
 def _links(at: Callable[..., str]) -> Callable[..., Markup]:
-    def link(path: str, name: str, *, param: str = "name", text: str | None = None, key: str = "link") -> Markup:
+    def link(path: str, name: str, *, param: str = "name", text: str | None = None) -> Markup:
         """A name that leads to its page; one that no address could carry is shown alone."""
         shown = printable(short(name if text is None else text))
         if not name or len(name_word(name)) > MOST_WORD:
             return Markup('<span title="this name is too long for an address">{}</span>').format(shown)
         to = at(path, **{param: name})
-        return Markup('<a data-key="{} {}" href="{}">{}</a>').format(key, to, to, shown)
+        return Markup('<a href="{}">{}</a>').format(to, shown)
 
     return link

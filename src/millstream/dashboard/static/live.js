@@ -1,13 +1,14 @@
 // What makes a page live: parts that the server has rendered anew take the place of the old ones.
 import { Hub } from "./hub.js";
+import { patch } from "./patch.js";
 import { startSearch } from "./search.js";
+import { whenStill } from "./stillness.js";
 import { startTail } from "./tail.js";
 
 const root = document.body.dataset.root;
 const live = document.body.dataset.live;
 const page = document.body.dataset.page;
 const connection = document.getElementById("connection");
-const postponed = new Map();
 const topics = [];
 if (page) topics.push({ kind: "page", address: page });
 const tail = startTail();
@@ -44,26 +45,26 @@ function show(state, text) {
   const words = { live: "live", waiting: "waiting", away: "no answer", hidden: "paused" };
   if (connection.textContent !== words[state]) connection.textContent = words[state] || state;
   connection.title = text || "";
-  const banner = document.getElementById("banner");
-  banner.hidden = state !== "away";
   const sentence = state === "away" ? text || "The server does not answer." : "";
-  if (banner.firstElementChild.textContent !== sentence) banner.firstElementChild.textContent = sentence;
+  whenStill("banner", () => {
+    const banner = document.getElementById("banner");
+    banner.hidden = state !== "away";
+    if (banner.firstElementChild.textContent !== sentence) banner.firstElementChild.textContent = sentence;
+  });
 }
 
 function swap(id, html) {
   const place = document.getElementById(id);
-  if (!place || place.liveHtml === html) return;
-  if (busy(place)) {
-    postponed.set(id, html);
-    return;
-  }
-  postponed.delete(id);
-  const focused = place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  const open = [...place.querySelectorAll("details[open][data-key]")].map((one) => one.dataset.key);
-  place.liveHtml = html;
-  place.innerHTML = html; // rendered by our own templates, in which every foreign text is escaped
-  for (const one of place.querySelectorAll("details[data-key]")) if (open.includes(one.dataset.key)) one.open = true;
-  if (focused) [...place.querySelectorAll("[data-key]")].find((one) => one.dataset.key === focused)?.focus();
+  if (!place || place.wanted === html) return;
+  place.wanted = html;
+  place.dataset.waiting = "";
+  whenStill(id, () => renew(place));
+}
+
+function renew(place) {
+  if (busy(place)) return; // it is asked again when the selection changes
+  delete place.dataset.waiting;
+  patch(place, place.wanted);
 }
 
 // Whoever reads a selection aloud or fills in a field must not have it pulled away.
@@ -74,7 +75,7 @@ function busy(place) {
 }
 
 document.addEventListener("selectionchange", () => {
-  for (const [id, html] of [...postponed]) swap(id, html);
+  for (const place of document.querySelectorAll("[data-waiting]")) whenStill(place.id, () => renew(place));
 });
 
 if (live && topics.length) {

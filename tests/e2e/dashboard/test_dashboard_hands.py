@@ -1,0 +1,99 @@
+"""Live parts and the hand of whoever looks: nothing moves between pointer down and up, and what is held is kept."""
+
+from __future__ import annotations
+
+import pytest
+from browsing import Running
+from playwright.sync_api import Locator, Page, expect
+
+from millstream.testing import wait_until
+
+ARRIVED = """([id, text]) => {
+    const part = document.getElementById(id);
+    return (part.wanted ?? part.innerHTML).includes(text);
+}"""
+"""News of a part have come, whether they are shown already or wait for a hand."""
+
+
+def point_at(page: Page, target: Locator) -> None:
+    target.scroll_into_view_if_needed()
+    box = target.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+
+
+def test_a_click_lands_where_the_pointer_went_down_whatever_arrives_meanwhile(page: Page, dashboard: Running) -> None:
+    dashboard.broker.xadd_many("orders", [{"n": str(n)} for n in range(3)])
+    page.goto("/stream?name=orders")
+    expect(page.locator("#connection")).to_have_text("live")
+    point_at(page, page.get_by_role("button", name="Show"))
+    page.mouse.down()
+
+    # A dozen rows above the button, and its own card moves down.
+    for number in range(12):
+        dashboard.broker.create_group("orders", f"reader-{number}", start="0")
+    page.wait_for_function(ARRIVED, arg=["live_groups", "reader-11"], timeout=60_000)
+    page.mouse.up()
+
+    page.wait_for_url("**order=newest*")  # the form was sent
+    expect(page.locator("#live_groups")).to_contain_text("reader-11")
+
+
+def test_a_row_keeps_its_node_its_focus_and_its_place_under_the_pointer_while_others_overtake_it(
+    page: Page, dashboard: Running
+) -> None:
+    for name in ("calm", "later"):
+        dashboard.broker.create_group(name, "g", start="0")
+    dashboard.broker.xadd("calm", {"n": "1"})
+    page.goto("/")
+    rows = page.locator("#live_streams tbody tr")
+    expect(rows.first).to_contain_text("calm")
+    calm = rows.get_by_role("link", name="calm", exact=True)
+    calm.focus()
+    calm.evaluate("(link) => { window.held = link; }")
+    point_at(page, calm)
+    page.mouse.down()
+
+    dashboard.broker.xadd_many("later", [{"n": "1"}] * 9)
+    page.wait_for_function(ARRIVED, arg=["live_streams", ">9<"], timeout=60_000)
+    assert rows.first.get_by_role("link").first.inner_text() == "calm"  # nothing has moved under the finger
+    page.mouse.move(2, 2)
+    page.mouse.up()  # let go elsewhere: nothing was clicked
+
+    expect(rows.first).to_contain_text("later")
+    expect(calm).to_be_focused()
+    assert page.evaluate("document.activeElement === window.held"), "the row moved, and was not made anew"
+
+
+def test_an_entry_is_opened_by_a_click_while_new_ones_push_it_down(page: Page, dashboard: Running) -> None:
+    dashboard.broker.xadd("news", {"title": "the one that is meant"})
+    page.goto("/stream?name=news&follow=1")
+    expect(page.locator("#connection")).to_have_text("live")
+    meant = page.locator(".entries > li").filter(has_text="the one that is meant")
+    point_at(page, meant.locator("summary").first)
+    page.mouse.down()
+    last = dashboard.broker.xadd_many("news", [{"title": "new"}] * 5)[-1]
+    page.wait_for_selector(f'[data-after="{last}"], .entries > li:nth-child(6)', state="attached")
+    page.mouse.up()
+
+    expect(meant.locator(".body")).to_be_visible()
+    expect(page.locator(".entries > li.new")).to_have_count(5)
+
+
+@pytest.mark.parametrize("address", ["/", "/stream?name=orders"])
+def test_a_selection_and_what_was_unfolded_survive_what_arrives(page: Page, dashboard: Running, address: str) -> None:
+    dashboard.broker.create_group("orders", "g", start="0")
+    page.goto(address)
+    number = page.locator("td.n").first
+    expect(number).to_be_visible()
+    before = dashboard.dashboard.survey.at
+    page.evaluate("""() => {
+        const name = [...document.querySelectorAll("td.name")][0];
+        getSelection().selectAllChildren(name);
+    }""")
+    selected = page.evaluate("getSelection().toString()")
+    dashboard.broker.xadd_many("orders", [{"n": "1"}] * 3)
+    wait_until(lambda: dashboard.dashboard.survey.at > before + 2, what="two more looks")
+    assert page.evaluate("getSelection().toString()") == selected != ""
+    page.evaluate("getSelection().removeAllRanges()")
+    expect(page.locator("main")).to_contain_text("3")
