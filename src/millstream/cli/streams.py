@@ -35,7 +35,7 @@ def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output 
             "groups": len(one.groups),
             "lag": max((group.lag for group in one.groups if group.lag is not None), default=None),
             "pending": sum(group.pending for group in one.groups),
-            "last_entry_at": made_at(one.last_generated) if one.entries_added else None,
+            "last_entry_at": made_at(one.last_generated) if one.entries_added and one.last_generated else None,
             "memory_bytes": one.memory_bytes,
         }
         for one in found

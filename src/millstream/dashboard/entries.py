@@ -209,9 +209,11 @@ class EntryPage(NamedTuple):
     cut: str = ""
 
 
-async def read_page(broker: Broker, stream: str, start: str, *, oldest_first: bool, most: int = PAGE) -> EntryPage:
-    """A page of entries, the first of them at ``start`` (empty: the end). Entries may be large: one is read, and then
-    as many at a time as fit into the page by what was read so far."""
+async def read_page(
+    broker: Broker, stream: str, start: str, *, oldest_first: bool, most: int = PAGE, until: str = ""
+) -> EntryPage:
+    """A page of entries, the first of them at ``start`` (empty: the end), none beyond ``until``. Entries may be large:
+    one is read, and then as many at a time as fit into the page by what was read so far."""
     found: list[Entry] = []
     weight = 0
     at = start
@@ -219,9 +221,9 @@ async def read_page(broker: Broker, stream: str, start: str, *, oldest_first: bo
         room = most + 1 - len(found)
         count = 1 if not found else max(1, min(room, int((PAGE_BYTES - weight) / max(1, weight / len(found)))))
         if oldest_first:
-            read = await broker.xrange(stream, at or "-", "+", count=count)
+            read = await broker.xrange(stream, at or "-", until or "+", count=count)
         else:
-            read = await broker.xrevrange(stream, at or "+", "-", count=count)
+            read = await broker.xrevrange(stream, at or "+", until or "-", count=count)
         found += read
         weight += sum(len(name) + len(value) for entry in read for name, value in entry.fields.items())
         if len(read) < count:

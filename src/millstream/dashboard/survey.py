@@ -92,7 +92,6 @@ class LiveSurvey:
         """When, and what was bad, by stream; the server's under no name."""
         self._needy: list[str] = []
         self._asked_for: dict[str, float] = {}
-        self._memory: dict[str, int | None] = {}
         self._looks = 0
         self.at = 0
         self.look: Look | None = None
@@ -169,13 +168,8 @@ class LiveSurvey:
 
     async def _look(self) -> None:
         with_memory = self._looks % MEMORY_EVERY == 0
-        found = await self._broker.run(look, "*", memory=with_memory)
+        found = await self._broker.run(look, "*", memory=with_memory, before=self.streams)
         self._looks += 1
-        if with_memory:
-            self._memory = {one.name: one.memory_bytes for one in found.streams}
-        else:
-            known = [one._replace(memory_bytes=self._memory.get(one.name)) for one in found.streams]
-            found = found._replace(streams=known)
         self.before, self.look = self.look, found
         self.rows = rows(found, self.before)
         self.streams = {one.name: one for one in found.streams}

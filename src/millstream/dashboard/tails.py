@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from millstream.broker import Broker
+from millstream.dashboard.entries import read_page
 from millstream.errors import MillstreamError
 from millstream.model import Entry, EntryId
 
@@ -19,7 +20,8 @@ CATCH_UP = 100
 """Entries that one who comes late is given; of more, the latest."""
 HELD = 200
 AT_A_TIME = 20
-"""Entries of one read: they may be large."""
+READ_BYTES = 8 << 20
+"""Entries may be large: of one read there are as many as fit in here by the size of the last, and one at least."""
 BLOCK_MS = 1_000
 REST_S = 1.0
 
@@ -66,15 +68,16 @@ class _Reader:
         self._stream = stream
         self._render = render
         self._cursor: EntryId | None = None
+        self._count = 1
         self.followers: set[Follower] = set()
         self.task: asyncio.Task[None] | None = None
 
     async def join(self, follower: Follower) -> None:
-        missed = await self._broker.xrevrange(self._stream, "+", f"({follower.last}", count=CATCH_UP + 1)
-        skipped = 0
-        if len(missed) > CATCH_UP:
-            missed, skipped = missed[:CATCH_UP], 1
-        shown = [Shown(one.id, self._render(one)) for one in reversed(missed)]
+        missed = await read_page(
+            self._broker, self._stream, "", oldest_first=False, most=CATCH_UP, until=f"({follower.last}"
+        )
+        skipped = 0 if missed.next_id is None else 1  # or more: they are not counted
+        shown = [Shown(one.id, self._render(one)) for one in reversed(missed.entries)]
         # Nothing is awaited between here and the end: what the reader finds from now on, the follower is given.
         follower.give(shown, skipped)
         self.followers.add(follower)
@@ -88,12 +91,14 @@ class _Reader:
             assert self._cursor is not None
             try:
                 read = {self._stream: self._cursor}
-                found = (await self._broker.xread(read, count=AT_A_TIME, block_ms=BLOCK_MS)).get(self._stream, [])
+                found = (await self._broker.xread(read, count=self._count, block_ms=BLOCK_MS)).get(self._stream, [])
             except MillstreamError:
                 await asyncio.sleep(REST_S)  # the survey tells that the server is away
                 continue
             if found:
                 self._cursor = found[-1].id
+                weight = sum(len(name) + len(value) for one in found for name, value in one.fields.items())
+                self._count = max(1, min(AT_A_TIME, READ_BYTES * len(found) // max(1, weight)))
                 shown = [Shown(one.id, self._render(one)) for one in found]
                 for follower in self.followers:
                     follower.give(shown)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from millstream.broker import BlockingBroker, beside, blocked_commands
-from millstream.errors import MillstreamError, PermissionDenied
-from millstream.model import ConsumerInfo, GroupInfo, StreamInfo
+from millstream.broker import BlockingBroker, StreamSurvey, beside, blocked_commands, survey
+from millstream.errors import MillstreamError, NoSuchStream, PermissionDenied
+from millstream.model import ConsumerInfo, GroupInfo
 from millstream.observe.diagnose import Finding, Severity
 from millstream.wire import to_name
 
@@ -26,7 +26,7 @@ WATCH_S = 1.0
 
 class StreamLook(NamedTuple):
     at_s: float
-    info: StreamInfo
+    info: StreamSurvey
     groups: Sequence[GroupInfo]
 
     def group(self, name: str) -> GroupInfo | None:
@@ -44,9 +44,8 @@ def examine_stream(
     before = _look(broker, stream)
     sleep(watch_s)
     now = _look(broker, stream)
-    findings = [
-        Finding(Severity.ok, "length", f"{now.info.length:,} in the stream, {now.info.entries_added:,} ever added")
-    ]
+    added = "unknown how many were" if now.info.entries_added is None else f"{now.info.entries_added:,}"
+    findings = [Finding(Severity.ok, "length", f"{now.info.length:,} in the stream, {added} ever added")]
     if not now.groups:
         findings.append(examine_readers(stream, _waiting_readers(broker, stream)))
     for group in now.groups:
@@ -67,7 +66,12 @@ def examine_stream(
 
 
 def _look(broker: BlockingBroker, stream: str) -> StreamLook:
-    return StreamLook(time.monotonic(), broker.stream_info(stream), broker.group_info(stream))
+    # A survey of one, not XINFO STREAM by itself: that carries two entries along, of whatever size.
+    found = broker.run(survey, [stream])
+    groups = broker.group_info(stream)  # raises where there is no stream, or something else
+    if not found:
+        raise NoSuchStream(f"stream {stream!r} was removed while it was looked at")
+    return StreamLook(time.monotonic(), found[0], groups)
 
 
 def _waiting_readers(broker: BlockingBroker, stream: str) -> int | None:
@@ -142,6 +146,8 @@ def examine_lag(group: GroupInfo, before: StreamLook, now: StreamLook) -> Findin
     elapsed_s = now.at_s - before.at_s
     if earlier is None or not earlier.lag or group.lag is None or elapsed_s <= 0:
         return None
+    if now.info.entries_added is None or before.info.entries_added is None:
+        return None
     arrived = now.info.entries_added - before.info.entries_added
     taken = arrived - (group.lag - earlier.lag)
     rates = f"{arrived / elapsed_s:,.0f}/s arrive, {max(0, taken) / elapsed_s:,.0f}/s are taken"
@@ -172,7 +178,7 @@ def _stuck(broker: BlockingBroker, stream: str, group: GroupInfo) -> list[Findin
     ]
 
 
-def examine_growth(info: StreamInfo, groups: Sequence[GroupInfo]) -> list[Finding]:
+def examine_growth(info: StreamSurvey, groups: Sequence[GroupInfo]) -> list[Finding]:
     """A long stream from which nothing was ever removed has nobody who trims it; or somebody holds trimming back."""
     if info.length < LONG:
         return []

@@ -125,7 +125,7 @@ class StreamSurveyor(Collector):
         streams = found.streams
         rows = [((one.name,), one.length) for one in streams]
         yield _gauge("stream_length", "Entries in the stream.", names, rows)
-        rows = [((one.name,), one.entries_added) for one in streams]
+        rows = [((one.name,), one.entries_added) for one in streams if one.entries_added is not None]
         yield _gauge("stream_entries_added", "Entries ever added.", names, rows)
         rows = [((one.name,), len(one.groups)) for one in streams]
         yield _gauge("stream_groups", "Groups of the stream.", names, rows)

@@ -34,11 +34,17 @@ class Look(NamedTuple):
 
 
 def look(
-    context: Context, pattern: str = "*", *, streams: Sequence[str] | None = None, memory: bool = True
+    context: Context,
+    pattern: str = "*",
+    *,
+    streams: Sequence[str] | None = None,
+    memory: bool = True,
+    before: Mapping[str, StreamSurvey] | None = None,
 ) -> Conversation[Look]:
-    """Everything at a glance, for ``broker.run``. ``streams``: names that are known from an earlier look."""
+    """Everything at a glance, for ``broker.run``. ``streams``: names that are known from an earlier look. ``memory``
+    and ``before`` as ``survey`` takes them."""
     names = (yield from list_streams(context, pattern)) if streams is None else streams
-    found = yield from survey(context, names, memory=memory)
+    found = yield from survey(context, names, memory=memory, before=before)
     facts: dict[str, str] = {}
     try:
         facts = {**(yield from server_info(context, "memory")), **(yield from server_info(context, "clients"))}
@@ -91,11 +97,12 @@ def _row(
     one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: float, now_ms: int, dead_letters: int
 ) -> Row:
     last = earlier.get(one.name)
+    added = _added(one, last)
     oldest = min((group.oldest_pending for group in one.groups if group.oldest_pending), default=None)
     return Row(
         stream=one.name,
         length=one.length,
-        added_per_s=(one.entries_added - last.entries_added) / elapsed_s if last and elapsed_s > 0 else None,
+        added_per_s=added / elapsed_s if added is not None and elapsed_s > 0 else None,
         groups=len(one.groups),
         lag=max((group.lag for group in one.groups if group.lag is not None), default=None),
         pending=sum(group.pending for group in one.groups),
@@ -104,6 +111,12 @@ def _row(
         holds_back=held.name if (held := holding_group(one)) else None,
         dead_letters=dead_letters,
     )
+
+
+def _added(one: StreamSurvey, last: StreamSurvey | None) -> int | None:
+    if last is None or one.entries_added is None or last.entries_added is None:
+        return None
+    return one.entries_added - last.entries_added
 
 
 def holding_group(one: StreamSurvey) -> GroupSurvey | None:

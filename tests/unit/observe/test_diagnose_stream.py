@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.model import ConsumerInfo, EntryId, GroupInfo, StreamInfo
+from millstream.broker import StreamSurvey
+from millstream.model import ConsumerInfo, EntryId, GroupInfo
 from millstream.observe import Severity
 from millstream.observe.diagnose_stream import (
     SILENT_AFTER_MS,
@@ -24,17 +25,7 @@ def group(lag: int | None = 0, pending: int = 0, **idle_ms: int) -> GroupInfo:
 
 
 def look(at_s: float, added: int, found: GroupInfo) -> StreamLook:
-    info = StreamInfo(
-        name="s",
-        length=added,
-        last_generated=AT,
-        entries_added=added,
-        max_deleted=EntryId(0, 0),
-        recorded_first=AT,
-        groups=1,
-        first=None,
-        last=None,
-    )
+    info = StreamSurvey("s", length=added, entries_added=added, last_generated=AT, memory_bytes=None, groups=[])
     return StreamLook(at_s, info, [found])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from millstream.broker.context import Context
@@ -143,25 +143,43 @@ class GroupSurvey(NamedTuple):
 
 
 class StreamSurvey(NamedTuple):
+    """``heavy``: XINFO STREAM carries the first and the last entry along, and they are too large for a glance. It is
+    not asked then: ``entries_added`` is what a group tells of it, or None, and ``last_generated`` is None."""
+
     name: str
     length: int
-    entries_added: int
-    last_generated: EntryId
+    entries_added: int | None
+    last_generated: EntryId | None
     memory_bytes: int | None
     groups: list[GroupSurvey]
+    heavy: bool = False
 
 
-def survey(context: Context, streams: Sequence[Name], *, memory: bool = True) -> Conversation[list[StreamSurvey]]:
-    """Length, memory and groups of each stream that exists. Reads only; not a snapshot."""
+HEAVY_BYTES = 1 << 20
+"""Of a whole stream, and of two entries: what a glance at one may cost."""
+HEAVY_ENTRY_BYTES = 64 << 10
+"""Of an entry on average: a long stream of small ones is large, and not heavy."""
+
+
+def survey(
+    context: Context,
+    streams: Sequence[Name],
+    *,
+    memory: bool = True,
+    before: Mapping[str, StreamSurvey] | None = None,
+) -> Conversation[list[StreamSurvey]]:
+    """Length, memory and groups of each stream that exists. Reads only; not a snapshot. With ``before``, an earlier
+    survey, memory that is not asked for is what it was then; of streams that are new it is asked all the same."""
     keys = [name_word(stream, "streams") for stream in sequence(streams, "streams", "streams")]
-    infos = yield from _each([(b"XINFO", b"STREAM", key) for key in keys], keys)
+    known = before or {}
+    sizes = {key: known[name].memory_bytes for key in keys if (name := to_name(key)) in known}
+    asked = keys if memory else [key for key in keys if key not in sizes] if before is not None else []
+    sizes |= zip(asked, (yield from _each([(b"MEMORY", b"USAGE", key) for key in asked], asked)), strict=True)
+    infos = yield from _infos(keys, sizes, {} if memory else known)
     groups = yield from _each([(b"XINFO", b"GROUPS", key) for key in keys], keys)
-    sizes: list[Any] = [None] * len(keys)
-    if memory:
-        sizes = yield from _each([(b"MEMORY", b"USAGE", key) for key in keys], keys)
     there = [
-        (key, mapping(info), [mapping(group) for group in found], size)
-        for key, info, found, size in zip(keys, infos, groups, sizes, strict=True)
+        (key, mapping(info), [mapping(group) for group in found], sizes.get(key))
+        for key, info, found in zip(keys, infos, groups, strict=True)
         if not isinstance(info, ErrorReply) and not isinstance(found, ErrorReply)
     ]
     waiting = [(key, group[b"name"]) for key, _, found, _ in there for group in found if group[b"pending"]]
@@ -174,14 +192,39 @@ def survey(context: Context, streams: Sequence[Name], *, memory: bool = True) ->
     return [_stream(key, info, found, size, oldest) for key, info, found, size in there]
 
 
+def _infos(keys: list[bytes], sizes: Mapping[bytes, Any], known: Mapping[str, StreamSurvey]) -> Conversation[list[Any]]:
+    """What XINFO STREAM tells of each; of one whose entries are too large for that, its length alone. The memory tells
+    before anything is fetched; an entry that is hidden in a long stream is noticed when it was, and not fetched again
+    until the memory is asked for anew."""
+    large = [key for key in keys if isinstance(size := sizes.get(key), int) and size > HEAVY_BYTES]
+    lengths = dict(zip(large, (yield from _each([(b"XLEN", key) for key in large], large)), strict=True))
+    heavy = {
+        key
+        for key, length in lengths.items()
+        if isinstance(length, int)
+        and length
+        and (sizes[key] > length * HEAVY_ENTRY_BYTES or ((one := known.get(to_name(key))) is not None and one.heavy))
+    }
+    light = [key for key in keys if key not in heavy]
+    infos = dict(zip(light, (yield from _each([(b"XINFO", b"STREAM", key) for key in light], light)), strict=True))
+    return [[b"length", lengths[key]] if key in heavy else infos[key] for key in keys]
+
+
 def _stream(
     key: bytes, info: dict[bytes, Any], groups: list[dict[bytes, Any]], size: Any, oldest: dict[Any, EntryId]
 ) -> StreamSurvey:
+    asked = b"entries-added" in info
+    told = [
+        group[b"entries-read"] + group[b"lag"]
+        for group in groups
+        if None not in (group[b"entries-read"], group[b"lag"])
+    ]
+    carried = [info.get(b"first-entry"), info.get(b"last-entry")]
     return StreamSurvey(
         to_name(key),
         info[b"length"],
-        info[b"entries-added"],
-        entry_id(info[b"last-generated-id"]),
+        info[b"entries-added"] if asked else max(told, default=None),
+        entry_id(info[b"last-generated-id"]) if asked else None,
         size if isinstance(size, int) else None,
         [
             GroupSurvey(
@@ -194,6 +237,7 @@ def _stream(
             )
             for group in groups
         ],
+        heavy=not asked or sum(len(word) for one in carried if one for word in one[1]) > HEAVY_BYTES,
     )
 
 

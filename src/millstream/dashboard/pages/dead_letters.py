@@ -53,7 +53,7 @@ async def load(shared: Shared, query: Query, root: str) -> Values:
                 "count": one.length,
                 "rate": rates.get(one.name),
                 "rates": survey.rates.of(one.name),
-                "last": age(now_ms, one.last_generated),
+                "last": age(now_ms, one.last_generated) if one.last_generated else "",
             }
             for one in sorted(found, key=lambda one: (-one.length, one.name))
         ]
@@ -86,7 +86,7 @@ async def load_of(shared: Shared, query: Query, root: str) -> Values:
 async def _by_error(shared: Shared, letters: DeadLetters, total: int) -> tuple[list[FailureGroup], int]:
     """Counted again only when something was buried or removed."""
     known = shared.survey.streams.get(letters.name)
-    mark = (total, str(known.last_generated) if known else "", shared.survey.at if known is None else 0)
+    mark = (total, shared.survey.at if known is None else known.last_generated)
     kept = shared.remembered.setdefault("errors", {})
     if kept.get(letters.name, (None,))[0] != mark:
         found = list(await letters.by_error(most=COUNTED))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from millstream.broker import survey as one_survey
 from millstream.dashboard.addresses import Query, address, name_word
 from millstream.dashboard.entries import EntryPage, parse_start, read_page, search, view
 from millstream.dashboard.shared import Shared, Values, WebPage
 from millstream.dashboard.survey import dead_letters_of
-from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream, WrongKeyType
+from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, NoSuchStream, WrongKeyType
 from millstream.model import EntryId, GroupInfo
-from millstream.observe import holding_group, made_at
+from millstream.observe import holding_group, made_at, size
 
 MOST_GROUPS = 50
 MOST_CONSUMERS = 100
@@ -42,7 +43,15 @@ async def load(shared: Shared, query: Query, root: str) -> Values:
     await shared.survey.wanted()
     values: Values = {**_addresses(name, query), "gone": "", "groups": [], "trimming": None, "findings": []}
     values |= {"facts": None, "memory": None, "rate": None, "rates": (), "dead_letters": 0, "more_consumers": 0}
-    values |= {"entries": [], "cut": "", "onward": None, "newest": None, "refused": "", "tail_after": "0-0"}
+    values |= {
+        "heavy": "",
+        "entries": [],
+        "cut": "",
+        "onward": None,
+        "newest": None,
+        "refused": "",
+        "tail_after": "0-0",
+    }
     values |= {"searched": 0, "search_total": 0, "search_share": 0.0, "search_next": None, "search_on": None}
     try:
         await _facts(shared, name, values)
@@ -65,15 +74,29 @@ async def load_whole(shared: Shared, query: Query, root: str) -> Values:
     if values["query"]:
         await _search(shared, values, start, root)
         return values
-    page = await read_page(shared.broker, values["name"], start, oldest_first=oldest_first)
+    try:
+        page = await read_page(shared.broker, values["name"], start, oldest_first=oldest_first)
+    except BrokerUnavailable as problem:
+        if not values["heavy"]:
+            raise
+        # The server answers what is small: the rest of the page is worth showing.
+        values["refused"] = f"The entries are too large to be fetched in time, {values['heavy']} on average: {problem}"
+        values["tail_after"] = None
+        return values
     now_ms = await shared.broker.server_time_ms()
     values["entries"] = [view(entry, now_ms) for entry in page.entries]
     values["cut"] = page.cut
-    values["tail_after"] = str(values["facts"]["last"])
+    values["tail_after"] = str(values["facts"]["last"] or await _last_id(shared, values["name"]))
     kept = [("name", name_word(values["name"])), ("order", "oldest" if oldest_first else "")]
     values["onward"] = _onward(page, kept, root)
     values["newest"] = root + address("/stream", kept) if start else None
     return values
+
+
+async def _last_id(shared: Shared, name: str) -> EntryId:
+    """Of a stream whose entries are too large to be asked for at every look: now one of them is read."""
+    newest = await shared.broker.xrevrange(name, count=1)
+    return newest[0].id if newest else EntryId(0, 0)
 
 
 def _onward(page: EntryPage, kept: list[tuple[str, str]], root: str) -> str | None:
@@ -98,37 +121,37 @@ async def _facts(shared: Shared, name: str, values: Values) -> None:
         raise NoSuchStream("no name was given")
     known = survey.streams.get(name)
     if known is None:
-        # Made since the last look, or gone: the server knows.
-        info = await shared.broker.stream_info(name)
-        length, added, last = info.length, info.entries_added, info.last_generated
+        # Made since the last look, or gone: the server knows. It says what is wrong where this is no stream.
+        groups = await shared.broker.group_info(name)
+        found = await shared.broker.run(one_survey, [name])
+        if not found:
+            raise NoSuchStream("gone while it was looked at")
+        known, length = found[0], found[0].length
     else:
         # How long it is now: whoever opens a page has just done something to the stream, perhaps.
-        length, added, last = await shared.broker.xlen(name), known.entries_added, known.last_generated
+        length = await shared.broker.xlen(name)
         if not length and not await shared.broker.exists(name):
             raise NoSuchStream("gone since the last look")
-    first = await shared.broker.xrange(name, count=1) if length and not _heavy(known) else []
+        groups = await shared.broker.group_info(name)
+    first = await shared.broker.xrange(name, count=1) if length and not known.heavy else []
+    added = known.entries_added
     values["facts"] = {
         "length": length,
-        "entries_added": max(added, length),
-        "removed": max(0, added - length),
+        "entries_added": None if added is None else max(added, length),
+        "removed": None if added is None else max(0, added - length),
         "first": first[0].id if first else None,
-        "last": last,
+        "last": known.last_generated,
     }
     row = next((row for row in survey.rows if row.stream == name), None)
-    values["memory"] = known.memory_bytes if known else None
+    values["memory"] = known.memory_bytes
+    values["heavy"] = size((known.memory_bytes or 0) // max(1, length)) if known.heavy else ""
     values["rate"] = row.added_per_s if row else None
     values["rates"] = survey.rates.of(name)
     buried = survey.streams.get(values["dlq"])
     values["dead_letters"] = buried.length if buried else 0
-    values["trimming"] = holding_group(known) if known else None
-    groups = await shared.broker.group_info(name)
+    values["trimming"] = holding_group(known)
     values["groups"], values["more_consumers"] = await _groups(shared, name, groups[:MOST_GROUPS])
     values["findings"] = [one._replace(stream="") for one in survey.findings_of(name)]
-
-
-def _heavy(known: Any) -> bool:
-    """Whether its first entry may be too much to fetch for its id alone."""
-    return known is not None and known.memory_bytes is not None and known.memory_bytes > 1 << 20 > known.length << 12
 
 
 async def _groups(shared: Shared, name: str, groups: list[GroupInfo]) -> tuple[list[GroupRow], int]:
