@@ -92,7 +92,7 @@ def shown(
         read_only=read_only,
     )
     try:
-        with HttpServer(made, host=host, port=port, token=token) as server:
+        with HttpServer(made, host=host, port=port, token=token, on_stop=made.feed.end) as server:
             yield server.url
     finally:
         asyncio.run(made.close())

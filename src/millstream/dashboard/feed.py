@@ -54,6 +54,14 @@ class Feed:
         self._make_parts = make_parts
         self._made: dict[str, _Made] = {}
         self.connections = 0
+        self._open: set[asyncio.Event] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        """Ends what is open, and what is opened from now on: a server that stops waits for its last answer."""
+        self._ended = True
+        for woken in self._open:
+            woken.set()
 
     @property
     def full(self) -> bool:
@@ -65,10 +73,11 @@ class Feed:
         """The events of one connection, until it ends or has lived long enough."""
         self.connections += 1
         followed: dict[str, Follower] = {}
+        woken = asyncio.Event()
         for page in pages:
             self._made.setdefault(page, _Made()).readers += 1
         try:
-            woken = asyncio.Event()
+            self._open.add(woken)
             with self._survey.telling(woken):
                 await self._survey.wanted()
                 wanted = dict(tails)
@@ -76,6 +85,7 @@ class Feed:
                     yield event
         finally:
             self.connections -= 1
+            self._open.discard(woken)
             for stream, follower in followed.items():
                 self._tails.leave(stream, follower)
             for page in pages:
@@ -98,6 +108,8 @@ class Feed:
         until = time.monotonic() + LIFE_S
         while time.monotonic() < until:
             woken.clear()
+            if self._ended:
+                return
             if state != (state := self._state()):
                 yield _event("connection", state)
             for stream in [name for name in wanted if name not in followed]:

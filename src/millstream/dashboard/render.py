@@ -113,10 +113,10 @@ def timeline(events: Sequence[Any]) -> Markup:
     first, last = min(moments), max(moments)
     span = max(1, last - first)
     dots = Markup("").join(
-        Markup('<circle cx="{:.1f}" cy="8" r="4"/>').format(6 + 288 * (moment - first) / span) for moment in moments
+        Markup('<circle cx="{:.1f}%" cy="50%" r="4.5"/>').format(1 + 98 * (moment - first) / span) for moment in moments
     )
     return Markup(
-        '<svg class="timeline" viewBox="0 0 300 16" role="img" aria-label="{}"><line x1="0" x2="300" y1="8" y2="8"/>{}'
+        '<svg class="timeline" role="img" aria-label="{}"><line x1="0" x2="100%" y1="50%" y2="50%"/>{}'
         '</svg><p class="axis"><span>{}</span><span>{}</span></p>'
     ).format(f"{len(moments)} take-overs", dots, clock(first), clock(last))
 

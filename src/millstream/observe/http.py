@@ -181,10 +181,30 @@ def refuse_strangers(
         )
 
 
+class _StoppableServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_stop is not None:
+            self._on_stop()
+        await super().shutdown(sockets)
+
+
 class HttpServer:
     """``with HttpServer(app): ...``. The port is taken at once, so that a busy one is found before anything starts."""
 
-    def __init__(self, app: ASGIApp, *, host: str = LOOPBACK, port: int = PORT, token: str | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str = LOOPBACK,
+        port: int = PORT,
+        token: str | None = None,
+        on_stop: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_stop`` is called on the server's loop when it begins to stop: for answers that would have no end."""
         refuse_strangers(host, port, token)
         addresses = resolve(host, port)
         self._sockets: list[socket.socket] = []
@@ -205,7 +225,7 @@ class HttpServer:
             server_header=False,
             timeout_graceful_shutdown=1,  # streams of events have no end of their own
         )
-        self._server = uvicorn.Server(config)
+        self._server = _StoppableServer(config, on_stop)
         self._thread = threading.Thread(target=self._serve, name="millstream-http", daemon=True)
 
     @property

@@ -37,7 +37,7 @@ class Running(NamedTuple):
 @contextmanager
 def running(url: str, **options: Any) -> Iterator[Running]:
     dashboard = Dashboard(url, pause_s=PAUSE_S, **options)
-    with HttpServer(dashboard, port=0) as server, open_blocking_broker(url) as broker:
+    with HttpServer(dashboard, port=0, on_stop=dashboard.feed.end) as server, open_blocking_broker(url) as broker:
         yield Running(server.url, url, broker, dashboard)
     in_thread(dashboard.close)
 

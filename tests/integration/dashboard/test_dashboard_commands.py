@@ -19,11 +19,14 @@ TOKEN = "s3cret-token"
 
 
 @contextmanager
-def started(*words: str, lines: int = 1) -> Iterator[list[str]]:
+def started(*words: str, lines: int = 1, stderr: Path | None = None) -> Iterator[list[str]]:
     """The command's first lines, while it runs; then it is told to end, and does."""
     environment = {name: value for name, value in os.environ.items() if name != "MILLSTREAM_HTTP_TOKEN"}
     command = [sys.executable, "-m", "millstream", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with (
+        open(stderr or os.devnull, "w") as noise,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=noise, text=True, env=environment) as process,
+    ):
         try:
             assert process.stdout is not None
             yield [process.stdout.readline() for _ in range(lines)]
@@ -53,9 +56,19 @@ def test_serve_brings_a_dashboard_of_itself_along(tmp_path: Path) -> None:
         assert "word" not in page.text.replace("password", "")
 
 
-def test_the_dashboard_is_a_command_that_tells_its_address(redis_url: str) -> None:
-    with started("dashboard", "--url", redis_url, "--port", "0") as (told,):
-        assert httpx.get(address_in(told)).status_code == 200
+def test_the_dashboard_is_a_command_that_tells_its_address_and_ends_quietly_while_pages_are_open(
+    redis_url: str, tmp_path: Path
+) -> None:
+    noise = tmp_path / "stderr"
+    with started("dashboard", "--url", redis_url, "--port", "0", stderr=noise) as (told,):
+        at = address_in(told)
+        assert httpx.get(at).status_code == 200
+        listening = httpx.Client(timeout=60)
+        page = listening.send(listening.build_request("GET", f"{at}/live?page=/"), stream=True)
+        assert next(page.iter_lines()) == "event: connection"
+    page.close()
+    listening.close()
+    assert noise.read_text() == ""
 
 
 def test_off_loopback_it_starts_with_a_token_alone(redis_url: str, tmp_path: Path) -> None:

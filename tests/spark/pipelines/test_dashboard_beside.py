@@ -15,7 +15,7 @@ import pytest
 from millstream import open_blocking_broker
 from millstream.testing import RedisProcess, free_port, wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.at_length, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.at_length, pytest.mark.timeout(900)]
 SPEC = """
 apiVersion: millstream/v1
 kind: Pipeline
@@ -45,18 +45,21 @@ def test_a_running_pipeline_is_paused_and_resumed(redis_server: RedisProcess, tm
             start_new_session=True,
         )
     try:
-        found = wait_until(
-            lambda: re.search(r"the dashboard is at (\S+)", log.read_text()), what="the dashboard", timeout_s=120
-        )
+
+        def address() -> re.Match[str] | None:
+            assert process.poll() is None, log.read_text()[-3000:]
+            return re.search(r"the dashboard is at (\S+)", log.read_text())
+
+        found = wait_until(address, what="the dashboard", timeout_s=240)
         with httpx.Client(base_url=found[1], timeout=60) as http, open_blocking_broker(redis_server.url) as broker:
-            wait_until(lambda: broker.xlen("out") > 0, what="the first rows", timeout_s=120)
+            wait_until(lambda: broker.xlen("out") > 0, what="the first rows", timeout_s=240)
             assert ">running</span>" in http.get("/pipelines").text
             _tell(http, "pause")
             paused = broker.xlen("out")
             assert ">paused</span>" in http.get("/pipelines").text
             assert broker.xlen("out") == paused
             _tell(http, "resume")
-            wait_until(lambda: broker.xlen("out") > paused, what="more rows", timeout_s=120)
+            wait_until(lambda: broker.xlen("out") > paused, what="more rows", timeout_s=240)
             assert 'class="bars"' in http.get("/pipelines").text
             assert b"pause pipeline endless" in broker.xrange("millstream.audit")[0].fields[b"what"]
         process.send_signal(signal.SIGTERM)
