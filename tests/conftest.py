@@ -54,17 +54,20 @@ class PiecesOfWork(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
 
-COMPUTING_FIRST = ("spark", "chaos", "guide", "e2e", "property", "house", "unit", "integration", "conformance")
-
-
-def _computing_first(item: pytest.Item) -> int:
-    directory = item.nodeid.removeprefix("tests/").partition("/")[0]
-    return COMPUTING_FIRST.index(directory) if directory in COMPUTING_FIRST else len(COMPUTING_FIRST)
+COMPUTING_FIRST = ("guide", "e2e", "property", "house", "unit", "chaos", "integration", "conformance")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What computes first, what waits last; what shows a thing once more waits for `make chaos`."""
-    items.sort(key=_computing_first)
+    """Files with Spark in them first, then what computes, what waits last; what shows a thing once more waits for
+    `make chaos`."""
+    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        directory = item.nodeid.removeprefix("tests/").partition("/")[0]
+        known = directory in COMPUTING_FIRST
+        return item.path not in with_spark, COMPUTING_FIRST.index(directory) if known else -1
+
+    items.sort(key=place)
     if "TRIALS" not in os.environ:
         for item in items:
             if item.get_closest_marker("at_length"):
