@@ -16,27 +16,10 @@ from millstream.cdc.decoding import Decoding
 from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.options import FollowOptions
 from millstream.cdc.segments import Numbers, Segment
+from millstream.cdc.session import ChangeSession
 from millstream.cdc.snapshot import ChunkPlan
 from millstream.cdc.spool import Count, LogSpool
 from millstream.cdc.visibility import SeenTable
-
-
-class ChangeSession(Protocol):
-    """A thread that reads the log ahead into the spool, connects again after a fault, and acknowledges what it is told.
-
-    Whatever ends it for good is in ``spool.error``; a fault that may pass is in ``trouble`` until it has passed.
-    """
-
-    @property
-    def trouble(self) -> str | None: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """Returns when the thread has ended. Idempotent."""
-
-    def acknowledge(self, position: int) -> None:
-        """Everything up to here is finished, and may be forgotten by the server."""
 
 
 class ChangeDatabase(Protocol):

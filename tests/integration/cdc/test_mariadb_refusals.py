@@ -116,6 +116,51 @@ def test_tables_and_columns_that_cannot_be_told_exactly_are_named(mariadb: Maria
     assert "no table is called" in refused(Follower(mariadb, tmp_path / "none", tables="nothing"))
 
 
+def test_a_time_in_the_format_of_old_servers_is_named(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    with setting(mariadb, "mysql56_temporal_format", "0"):
+        mariadb.execute("CREATE TABLE olden (id int PRIMARY KEY, at datetime(3))")
+    words = refused(Follower(mariadb, tmp_path / "segments"))
+    assert f"{mariadb.name}.olden.at: it has the format of MariaDB 5.3, which is not read. Change its type" in words
+
+
+@pytest.mark.parametrize(
+    ("statements", "why"),
+    [
+        (
+            ("ALTER TABLE orders ADD word varchar(9) CHARACTER SET cp1251", "INSERT INTO orders VALUES (2, 'b', 'x')"),
+            "orders.word: its character set is cp1251",
+        ),
+        (
+            ("ALTER TABLE orders ADD word text COMPRESSED", "INSERT INTO orders VALUES (2, 'b', 'x')"),
+            "orders.word: it is COMPRESSED",
+        ),
+        (
+            ("CREATE TABLE aria (id int PRIMARY KEY) ENGINE = Aria", "INSERT INTO aria VALUES (1)"),
+            "aria: its engine is Aria",
+        ),
+        (
+            (
+                "CREATE TABLE parent (id int PRIMARY KEY)",
+                "CREATE TABLE child (id int PRIMARY KEY, parent int, "
+                "CONSTRAINT gone FOREIGN KEY (parent) REFERENCES parent (id) ON DELETE CASCADE)",
+                "INSERT INTO parent VALUES (1)",
+                "INSERT INTO child VALUES (1, 1)",
+            ),
+            "child: rows of it change with another table's by the constraint gone",
+        ),
+    ],
+)
+def test_what_would_be_refused_at_a_start_is_refused_when_it_comes_later(
+    begun: Follower, statements: tuple[str, ...], why: str
+) -> None:
+    """Its first change stops the pipeline: else values, or whole changes, would be lost in silence."""
+    begun.database.execute(*statements)
+    with pytest.raises(SourceRefused) as caught:
+        begun.drain()
+    assert f"{begun.database.name}.{why}" in str(caught.value)
+    assert "pipeline reset" in str(caught.value)
+
+
 def test_a_purged_log_is_a_loss(begun: Follower) -> None:
     begun.database.execute("INSERT INTO orders VALUES (2, 'b')", "FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
     begun.stop()

@@ -72,6 +72,39 @@ def test_a_publication_younger_than_the_slot_is_refused(postgres: PostgresDataba
     assert "younger than slot" in refused(follower)
 
 
+def test_a_slot_without_its_publication_is_refused_since_one_made_now_would_be_younger(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    follower = Follower(postgres, tmp_path, create="true")
+    postgres.execute(ORDERS, f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'pgoutput')")
+    postgres.execute("INSERT INTO orders VALUES (1, 'between')")
+    words = refused(follower)
+    assert "would be younger than slot" in words
+    assert f"pg_drop_replication_slot('{follower.options['slot']}')" in words
+
+
+def test_a_slot_that_another_reader_holds_is_refused_at_the_first_start_before_anything_is_made(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    follower = Follower(postgres, tmp_path / "segments")
+    slot = follower.options["slot"]
+    postgres.execute(ORDERS, "CREATE TABLE unpublished (id int PRIMARY KEY)", "CREATE PUBLICATION pub FOR TABLE orders")
+    postgres.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    held = ReplicationConnection(follower.reader._database.given.login)
+    held.start(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names 'pub')")
+    postgres.execute(f"ALTER DATABASE {postgres.name} SET wal_sender_timeout = '1s'")
+    published = "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'pub'"
+    words = refused(follower)
+    assert "is in use" in words
+    assert "stop the other, or name another slot" in words
+    assert postgres.execute(published) == [(1,)], "the publication is as it was"
+    assert not (tmp_path / "segments").exists()
+    held.close()
+    assert follower.drain() == []
+    assert postgres.execute(published) == [(2,)], "once it is free, all is made"
+    follower.stop()
+
+
 def test_a_slot_of_another_plugin_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     follower = Follower(postgres, tmp_path)
     postgres.execute(
@@ -195,6 +228,7 @@ def test_a_slot_whose_log_the_server_removed_is_a_loss(tmp_path: Path) -> None:
                 "CHECKPOINT",
             )
         assert "is lost" in lost(follower)
+        assert "Drop it, and begin anew" in refused(Follower(server.main, tmp_path / "anew"))
 
 
 def test_a_slot_in_use_is_waited_for_and_then_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:

@@ -99,6 +99,17 @@ def _filters(connection: Connection, tables: Sequence[MariadbTable]) -> list[str
     ]
 
 
+def refuse_table(connection: Connection, schema: str, name: str) -> None:
+    """For a table that comes by in the log, as it is now; one that is gone by now is none of our business."""
+    full_name = f"{schema}.{name}"
+    for table in catalog.followed_tables(connection, ["*.*"], schema):
+        if table.full_name == full_name:
+            problems = _table_problems(connection, table, catalog.cascades(connection).get(full_name))
+            if problems:
+                anew = "Then begin anew, with a snapshot: `millstream pipeline reset`."
+                raise SourceRefused("\n  ".join([f"{full_name} cannot be followed any more:", *problems, anew]))
+
+
 def _table_problems(connection: Connection, table: MariadbTable, cascade: str | None) -> list[str]:
     problems = []
     if table.engine.lower() != "innodb":

@@ -1,4 +1,4 @@
-"""The one connection that reads the log: a thread that spools row events ahead, and connects again after a fault.
+"""The one session that reads a server's binary log: it spools row events ahead.
 
 Every event of the server comes by; those of followed tables are kept. The server does not wait for us and keeps its log
 as long as it is told to: what it has purged is an error, never a gap.
@@ -7,15 +7,11 @@ as long as it is told to: what it has purged is an error, never a gap.
 from __future__ import annotations
 
 import json
-import logging
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from random import random
 
 from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
-from millstream.cdc.mariadb import binlog, catalog
+from millstream.cdc.mariadb import binlog, catalog, preparation
 from millstream.cdc.mariadb.binlog import BinlogTable, Gtid
 from millstream.cdc.mariadb.connection import (
     HEARTBEAT_S,
@@ -26,13 +22,11 @@ from millstream.cdc.mariadb.connection import (
     has_checksum,
 )
 from millstream.cdc.mariadb.statements import meaning
+from millstream.cdc.session import TICK_S, ChangeSession
 from millstream.cdc.spool import LogSpool
-
-log = logging.getLogger("millstream.cdc")
 
 SEGMENT_BYTES = 8 << 20
 HUGE = 4 * SEGMENT_BYTES
-_TICK_S = 0.2
 _SILENT_S = 6 * HEARTBEAT_S
 _FATAL = 1236
 """The server cannot read its log from where it was asked to."""
@@ -51,10 +45,9 @@ class _Group:
         return {"lsn": self.lsn, "ts_ms": self.ts_ms, "gtid": gtid, "number": 0}
 
 
-class BinlogSession(threading.Thread):
-    """Whatever ends it for good is in ``spool.error``; a fault that may pass is in ``trouble`` until it has passed.
-
-    ``mark``: the GTIDs that the log must have before the spool's position; None: not known."""
+class BinlogSession(ChangeSession):
+    """``mark``: the GTIDs that the log must have before the spool's position; None: not known. ``met`` is told of each
+    followed table that the log has changes of."""
 
     def __init__(
         self,
@@ -67,12 +60,11 @@ class BinlogSession(threading.Thread):
         mark: str | None,
         met: Callable[[str], None],
     ) -> None:
-        super().__init__(name="millstream-cdc", daemon=True)
+        super().__init__(spool, login.shown)
         self._login = login
         self._server_id = server_id
         self._patterns = patterns
         self._database = login.database
-        self._spool = spool
         self._server = server
         self._mark = mark
         self._met = met
@@ -85,35 +77,9 @@ class BinlogSession(threading.Thread):
         self._group: _Group | None = None
         self._file = 0
         self._checksum = False
-        self._ending = threading.Event()
-        self.trouble: str | None = None
-        self.last_contact = time.monotonic()
 
     def acknowledge(self, position: int) -> None:
         """Nobody has to be told: the server keeps its log by its own rules."""
-
-    def stop(self) -> None:
-        self._ending.set()
-        if self.is_alive():
-            self.join(30)
-
-    def run(self) -> None:
-        attempt = 0
-        while not self._ending.is_set():
-            try:
-                self._stream()
-                attempt = 0
-            except (SourceUnreachable, OSError) as error:
-                attempt = 1 if self.trouble is None else attempt + 1
-                if self.trouble is None:
-                    log.warning("the log of %s is interrupted: %s", self._login.shown, error)
-                self.trouble = str(error)
-                self._ending.wait(min(5.0, 0.1 * 2 ** min(attempt, 10)) * (0.8 + 0.4 * random()))  # noqa: S311  # jitter
-            except BaseException as error:
-                with self._spool.lock:
-                    self._spool.error = error
-                    self._spool.lock.notify_all()
-                return
 
     def _stream(self) -> None:
         with self._spool.lock:
@@ -128,10 +94,7 @@ class BinlogSession(threading.Thread):
         self._file, self._group, self._maps, self._looks, self._followed = start >> 32, None, {}, {}, {}
         stream = BinlogStream(self._login, *binlog.file_at(start, base), self._server_id)
         try:
-            self.last_contact = time.monotonic()
-            if self.trouble is not None:
-                log.warning("the log of %s goes on", self._login.shown)
-                self.trouble = None
+            self._connected()
             self._read(stream)
         except MariadbError as error:
             if error.code == _FATAL:
@@ -146,22 +109,17 @@ class BinlogSession(threading.Thread):
     def _read(self, stream: BinlogStream) -> None:
         spool = self._spool
         while not self._ending.is_set():
-            with spool.lock:
-                waiting = self._group is None and spool.full()
-                if waiting:
-                    spool.lock.wait(_TICK_S)  # what the server has to send stays with it
-            if waiting:
-                self.last_contact = time.monotonic()
+            if self._group is None and self._wait_for_room():
                 continue
-            events = stream.events(_TICK_S)
+            events = stream.events(TICK_S)
             if events:
-                self.last_contact = time.monotonic()
+                self._heard()
                 with spool.lock:
                     for event in events:
                         self._event(event)
                     spool.lock.notify_all()
-            elif time.monotonic() - self.last_contact > _SILENT_S:
-                raise SourceUnreachable(f"{self._login.shown} has been silent for too long. It is tried again.")
+            else:
+                self._must_have_heard(_SILENT_S)
 
     def _event(self, event: bytes) -> None:
         when, kind, server, size, end, flags = binlog.HEADER.unpack_from(event)
@@ -238,6 +196,10 @@ class BinlogSession(threading.Thread):
         self._spool.describe(number, table.to_json(), self._group.open() if self._group else None)
 
     def _described(self, body: memoryview) -> BinlogTable:
+        _, schema, name = binlog.table_name(body)
+        with self._login.connect() as connection:
+            preparation.refuse_table(connection, schema, name)
+            columns = catalog.columns_of(connection, schema, name)
         table = binlog.parse_table_map(body, self._charsets)
         if not table.key:
             raise SourceRefused(
@@ -246,8 +208,7 @@ class BinlogSession(threading.Thread):
             )
         self._tables.add(table.full_name)
         self._met(table.full_name)
-        with self._login.connect() as connection:
-            return table.known(catalog.shown_as(catalog.columns_of(connection, table.schema, table.table)))
+        return table.known(catalog.shown_as(columns))
 
     def _rows(self, kind: int, body: memoryview) -> None:
         known = self._followed.get(int.from_bytes(body[:6], "little"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from millstream.cdc.errors import PositionLost
+from millstream.cdc.errors import PositionLost, SourceRefused
 from millstream.cdc.postgres.connection import Login
 from millstream.cdc.postgres.pgoutput import Column, Relation, format_lsn, kind_of, parse_lsn
 
@@ -205,6 +205,13 @@ def refuse_gap(slot: str, found: Slot | None, position: int) -> None:
             f"slot {slot!r} stands at {format_lsn(found.confirmed)}, ahead of the checkpoint's "
             f"{format_lsn(position)}: it was moved by another reader, or dropped and made anew. {anew}"
         )
+
+
+def slot_in_use(slot: str, why: str, waited_s: float) -> SourceRefused:
+    return SourceRefused(
+        f"slot {slot!r} is in use: {why}. It was waited for during wal_sender_timeout ({waited_s:.0f} s). A slot has "
+        "one reader: stop the other, or name another slot."
+    )
 
 
 def flushed_position(connection: Connection) -> int:

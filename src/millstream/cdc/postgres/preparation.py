@@ -5,6 +5,7 @@ A slot that is older than its publication can never be read past the first chang
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from millstream.cdc.postgres.connection import Login, quoted
 from millstream.cdc.postgres.pgoutput import parse_lsn
 
 _OLDEST = 130_000
+_TICK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,8 @@ def _look(connection: Connection, wanted: Wanted, *, begun: bool) -> tuple[Datab
         )
     problems += _without_key(connection, tables)
     shown = catalog.published(connection, wanted.publication)
-    problems += _publication_problems(wanted, tables, shown)
     slot = catalog.slot_of(connection, wanted.slot)
+    problems += _publication_problems(wanted, tables, shown, slot)
     database: str
     [(database,)] = connection.execute("SELECT current_database()::text").fetchall()
     problems += _slot_problems(
@@ -102,9 +104,16 @@ def _without_key(connection: Connection, tables: Sequence[FollowedTable]) -> lis
 
 
 def _publication_problems(
-    wanted: Wanted, tables: Sequence[FollowedTable], shown: dict[str, catalog.Published] | None
+    wanted: Wanted, tables: Sequence[FollowedTable], shown: dict[str, catalog.Published] | None, slot: Slot | None
 ) -> list[str]:
     name = quoted(wanted.publication)
+    if shown is None and slot is not None:
+        return [
+            f"publication {wanted.publication!r} does not exist, and one that is made now would be younger than slot "
+            f"{wanted.slot!r}: what was written between them can never be decoded. "
+            f"Run: SELECT pg_drop_replication_slot('{wanted.slot}'), and begin anew; after a first run: "
+            "`millstream pipeline reset`."
+        ]
     if shown is None:
         if wanted.create:
             return []
@@ -161,11 +170,17 @@ def _younger_publication(connection: Connection, wanted: Wanted) -> list[str]:
 
 
 def make(login: Login, wanted: Wanted, found: DatabaseFacts) -> int:
-    """Makes what is absent, where that was asked for; answers where the slot begins."""
+    """Makes what is absent, where that was asked for; answers where the slot begins. One that somebody reads is waited
+    for first: the server may not have noticed yet that its last reader is gone."""
+    patience = catalog.wal_sender_timeout_s(login)
+    until = time.monotonic() + patience
     with login.connect() as connection:
+        while (slot := catalog.slot_of(connection, wanted.slot)) is not None and slot.active:
+            if time.monotonic() > until:
+                raise catalog.slot_in_use(wanted.slot, f"process {slot.active_pid} of the server reads it", patience)
+            time.sleep(_TICK_S)
         if wanted.create:
             publish(connection, wanted, found)
-        slot = catalog.slot_of(connection, wanted.slot)
         if slot is None:
             [(position,)] = connection.execute(
                 "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", (wanted.slot,)

@@ -1,19 +1,16 @@
-"""The one session that holds a slot: a thread that reads ahead into the spool, and acknowledges what is finished.
+"""The one session that holds a slot: it reads ahead into the spool, and acknowledges what is finished.
 
-Opening a slot makes the server decode from its restart point again, so a session stays open over all batches. It
-answers the server while Spark works, stops reading while the spool is full, and connects again after a fault. Nothing
-is acknowledged but what ``acknowledge`` was told: the ends of finished batches.
+Opening a slot makes the server decode from its restart point again, so a session stays open over all batches, and
+answers the server while Spark works. Nothing is acknowledged but what ``acknowledge`` was told: the ends of finished
+batches.
 """
 
 from __future__ import annotations
 
-import logging
 import select
 import struct
-import threading
 import time
 from collections.abc import Callable
-from random import random
 
 from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
 from millstream.cdc.postgres import catalog
@@ -33,15 +30,13 @@ from millstream.cdc.postgres.pgoutput import (
     parse_relation,
     parse_truncate,
 )
+from millstream.cdc.session import TICK_S, ChangeSession
 from millstream.cdc.spool import LogSpool
 from millstream.errors import MillstreamError
-
-log = logging.getLogger("millstream.cdc")
 
 SEGMENT_BYTES = 8 << 20
 _HUGE = 4 * SEGMENT_BYTES
 _BURST = 4_000
-_TICK_S = 0.2
 _DATA, _KEEPALIVE = b"wk"
 _HEADER = 25
 _KEEPALIVE_FORM = struct.Struct(">cQqB")
@@ -49,11 +44,8 @@ _STATUS = struct.Struct(">cQQQqB")
 _EPOCH_S = 946_684_800
 
 
-class ReplicationSession(threading.Thread):
-    """``describe`` turns a relation message into what the catalog knows of the table; None: the table is not followed.
-
-    Whatever ends it for good is in ``spool.error``; a fault that may pass is in ``trouble`` until it has passed.
-    """
+class ReplicationSession(ChangeSession):
+    """``describe`` turns a relation message into what the catalog knows of the table; None: it is not followed."""
 
     def __init__(
         self,
@@ -65,11 +57,10 @@ class ReplicationSession(threading.Thread):
         server: str,
         describe: Callable[[Relation], Relation | None],
     ) -> None:
-        super().__init__(name="millstream-cdc", daemon=True)
+        super().__init__(spool, login.shown)
         self._login = login
         self._slot = slot
         self._publication = publication
-        self._spool = spool
         self._server = server
         self._describe = describe
         self._finished = 0
@@ -78,36 +69,9 @@ class ReplicationSession(threading.Thread):
         self._begin: Begin | None = None
         self._number = 0
         self._followed: dict[int, Relation | None] = {}
-        self._ending = threading.Event()
-        self.trouble: str | None = None
-        self.last_contact = time.monotonic()
 
     def acknowledge(self, position: int) -> None:
-        """Everything up to here is finished, and may be forgotten by the server."""
         self._finished = max(self._finished, position)
-
-    def stop(self) -> None:
-        self._ending.set()
-        if self.is_alive():
-            self.join(30)
-
-    def run(self) -> None:
-        attempt = 0
-        while not self._ending.is_set():
-            try:
-                self._stream()
-                attempt = 0
-            except (SourceUnreachable, OSError) as error:
-                attempt = 1 if self.trouble is None else attempt + 1
-                if self.trouble is None:
-                    log.warning("replication from %s is interrupted: %s", self._login.shown, error)
-                self.trouble = str(error)
-                self._ending.wait(min(5.0, 0.1 * 2 ** min(attempt, 10)) * (0.8 + 0.4 * random()))  # noqa: S311  # jitter
-            except BaseException as error:
-                with self._spool.lock:
-                    self._spool.error = error
-                    self._spool.lock.notify_all()
-                return
 
     def _stream(self) -> None:
         connection = self._opened()
@@ -116,10 +80,7 @@ class ReplicationSession(threading.Thread):
                 self._spool.restart()
             self._begin, self._followed, self._told = None, {}, 0
             self._received = self._spool.position
-            self.last_contact = time.monotonic()
-            if self.trouble is not None:
-                log.warning("replication from %s goes on", self._login.shown)
-                self.trouble = None
+            self._connected()
             self._read(connection)
         finally:
             connection.close()
@@ -140,10 +101,7 @@ class ReplicationSession(threading.Thread):
                 patience = catalog.wal_sender_timeout_s(self._login)
                 until = until or time.monotonic() + patience
                 if time.monotonic() > until or self._ending.is_set():
-                    raise SourceRefused(
-                        f"slot {self._slot!r} is in use: {error}. It was waited for during wal_sender_timeout "
-                        f"({patience:.0f} s). A slot has one reader: stop the other, or name another slot."
-                    ) from error
+                    raise catalog.slot_in_use(self._slot, str(error), patience) from error
                 self._ending.wait(0.2)
             except BaseException:
                 connection.close()
@@ -185,25 +143,19 @@ class ReplicationSession(threading.Thread):
             if now >= next_status or self._finished > self._told:
                 self._status(connection, ask=True)
                 next_status = now + interval
-            with self._spool.lock:
-                waiting = self._begin is None and self._spool.full()
-                if waiting:
-                    # The server hears from us all the same; what it has to send stays with it.
-                    self._spool.lock.wait(_TICK_S)
-            if waiting:
-                self.last_contact = time.monotonic()
-                continue
+            if self._begin is None and self._wait_for_room():
+                continue  # the server hears from us all the same
             more, answer = self._burst(connection)
             if answer:
                 self._status(connection, ask=False)
             if more:
                 continue
-            ready, _, _ = select.select([connection.fileno], [], [], _TICK_S)
+            ready, _, _ = select.select([connection.fileno], [], [], TICK_S)
             if ready:
                 connection.receive()
-                self.last_contact = time.monotonic()
-            elif time.monotonic() - self.last_contact > 2 * patience + 10:
-                raise SourceUnreachable(f"{self._login.shown} has been silent for too long. It is tried again.")
+                self._heard()
+            else:
+                self._must_have_heard(2 * patience + 10)
 
     def _burst(self, connection: ReplicationConnection) -> tuple[bool, bool]:
         """Spools what has arrived: whether there may be more, and whether the server wants an answer."""
