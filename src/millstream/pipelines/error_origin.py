@@ -84,7 +84,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 def short(error: BaseException, limit: int = 300) -> str:
     """One line for people: the last line of a Python traceback inside Spark's text, where there is one."""
-    text = str(error)
+    text = str(error).partition("=== Streaming Query ===")[0]  # what follows is Spark's own account of the query
     found = re.findall(
         r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Failed|Denied|Unavailable|OutOfMemory|\w*Replica|Writer)?: .+)$",
         text,

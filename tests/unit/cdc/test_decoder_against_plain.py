@@ -7,6 +7,7 @@ import struct
 from array import array
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_decoder import decode_plainly
@@ -88,6 +89,7 @@ def log(draw: st.DrawFn) -> list[bytes]:
     return messages
 
 
+@pytest.mark.timeout(600)  # so many examples take long on a machine that is busy with other things
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=log(), lanes=st.integers(1, 3))
 def test_both_decoders_tell_the_same(messages: list[bytes], lanes: int, tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ def test_an_error_from_a_task_in_one_line() -> None:
     text = f"Job aborted\n{trace}\n\n\tat org.x"
     assert short(RuntimeError(text)) == "OutOfMemory: OOM command"
     assert short(MillstreamError("plain\nmore")) == "plain"
+    query = "\n=== Streaming Query ===\nIdentifier: shop [id = 1]\nCurrent State: ACTIVE"
+    assert short(RuntimeError(text + query)) == "OutOfMemory: OOM command"
 
 
 def test_a_batch_that_comes_after_closing_is_turned_away() -> None:
