@@ -1,27 +1,27 @@
-"""The ledger sees the two faults that this source is built to avoid: they are planted here, and it must complain."""
+"""The ledger sees the faults that this source is built to avoid: they are planted here, and it must complain."""
 
 from __future__ import annotations
 
-import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import planted_faults
 import pytest
-from following import DyingFollower, Follower
-from ledger_run import rows_of, run
+from following import Follower
+from ledger_run import Database, rows_of
 from strict_ledger import StrictLedger
 
 from millstream.cdc.errors import PositionLost
-from millstream.cdc.offsets import ChangeOffset
-from millstream.cdc.planner import Planner
-from millstream.cdc.postgres.pgoutput import BEGIN, parse_begin
-from millstream.cdc.segments import Numbers, read_segment
-from millstream.cdc.visibility import SeenTable
-from millstream.testing import PostgresDatabase, PostgresProcess, wait_until
+from millstream.cdc.mariadb import catalog as mariadb_catalog
+from millstream.testing import MariadbDatabase, PostgresDatabase, PostgresProcess, wait_until
 
 pytestmark = pytest.mark.timeout(300)
+
+WORDS = ("CREATE TABLE words (word varchar(9) PRIMARY KEY, n int)", "INSERT INTO words VALUES ('a', 1), ('b', 2)")
+THE_THIRD = "INSERT INTO words VALUES ('c', 3)"
+LOST = ['words {"word":"c"} is in the table and not in the stream']
 
 
 class SlowCommit:
@@ -45,21 +45,28 @@ class SlowCommit:
         self._server.main.execute("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
 
 
-def snapshot_beside_a_slow_commit(server: PostgresProcess, segments: Path) -> StrictLedger:
-    """A chunk is read between a commit's record and its visibility; the change comes later, from the log."""
-    database = server.main
-    database.execute("CREATE TABLE words (word text PRIMARY KEY, n int)", "INSERT INTO words VALUES ('a', 1), ('b', 2)")
-    follower = Follower(database, segments)
-    follower.start = follower.reader.initialOffset()
-    slow = SlowCommit(server, "INSERT INTO words VALUES ('c', 3)")
-    ledger = StrictLedger()
-    ledger.apply(follower.batch() or [])
-    assert len(ledger.tables["words"]) == 2, "the chunk does not see the slow commit"
-    slow.finish()
+def finished(database: Database, follower: Follower, ledger: StrictLedger) -> StrictLedger:
     ledger.apply(follower.drain())
     follower.stop()
     ledger.compare("words", rows_of(database, "words"), ("word",))
     return ledger
+
+
+# --- what a chunk saw ----------------------------------------------------------------------------------------------
+
+
+def snapshot_beside_a_slow_commit(server: PostgresProcess, segments: Path) -> StrictLedger:
+    """A chunk is read between a commit's record and its visibility; the change comes later, from the log."""
+    database = server.main
+    database.execute(*WORDS)
+    follower = Follower(database, segments)
+    follower.start = follower.reader.initialOffset()
+    slow = SlowCommit(server, THE_THIRD)
+    ledger = StrictLedger()
+    ledger.apply(follower.batch() or [])
+    assert len(ledger.tables["words"]) == 2, "the chunk does not see the slow commit"
+    slow.finish()
+    return finished(database, follower, ledger)
 
 
 def test_a_chunk_knows_what_it_saw_though_the_log_was_further(tmp_path: Path) -> None:
@@ -68,37 +75,103 @@ def test_a_chunk_knows_what_it_saw_though_the_log_was_further(tmp_path: Path) ->
 
 
 def test_with_the_cut_by_lsn_the_ledger_complains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def before_the_chunk(table: SeenTable, xids: Numbers) -> Any:
-        """What others do: seen is whatever the log had when the chunk was read."""
-        places = {}
-        for path in tmp_path.glob("0*.seg"):
-            segment = read_segment(path)
-            for start, end in zip(segment.starts.tolist(), segment.ends.tolist(), strict=True):
-                if segment.body[start] == BEGIN:
-                    begin = parse_begin(bytes(segment.body[start:end]))
-                    places[begin.xid] = begin.lsn
-        return np.array([[places[xid] < table.settled for xid in xids.tolist()]] * len(table.snapshots))
-
-    monkeypatch.setattr(SeenTable, "judge", before_the_chunk)
+    planted_faults.cut_by_lsn(monkeypatch.setattr, str(tmp_path))
     with PostgresProcess() as server:
-        faults = snapshot_beside_a_slow_commit(server, tmp_path).verdict()
-    assert faults == ['words {"word":"c"} is in the table and not in the stream']
+        assert snapshot_beside_a_slow_commit(server, tmp_path).verdict() == LOST
+
+
+def snapshot_beside_a_commit(
+    database: MariadbDatabase, segments: Path, between: Callable[[Callable[[], None]], None]
+) -> StrictLedger:
+    """``between`` lets what it is given happen behind the beginning of a chunk's transaction."""
+    database.execute(*WORDS)
+    follower = Follower(database, segments)
+    follower.start = follower.reader.initialOffset()
+    assert follower.plan()
+    to_come = [THE_THIRD]
+
+    def commit() -> None:
+        while to_come:
+            database.execute(to_come.pop())
+
+    between(commit)
+    ledger = StrictLedger()
+    ledger.apply(follower.read())
+    follower.commit()
+    assert len(ledger.tables["words"]) == 2, "the chunk does not see the commit"
+    return finished(database, follower, ledger)
+
+
+def test_a_chunk_of_mariadb_knows_its_own_place_though_the_log_goes_on(
+    mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = mariadb_catalog.ask
+
+    def between(commit: Callable[[], None]) -> None:
+        def ask(connection: Any, statement: str, *values: Any) -> Any:
+            rows = honest(connection, statement, *values)
+            if statement.startswith("START TRANSACTION"):
+                commit()
+            return rows
+
+        monkeypatch.setattr(mariadb_catalog, "ask", ask)
+
+    assert snapshot_beside_a_commit(mariadb, tmp_path, between).verdict() == []
+
+
+def test_with_the_cut_by_the_end_of_mariadbs_log_the_ledger_complains(
+    mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def between(commit: Callable[[], None]) -> None:
+        planted_faults.cut_by_master_status(monkeypatch.setattr, commit)
+
+    assert snapshot_beside_a_commit(mariadb, tmp_path, between).verdict() == LOST
+
+
+# --- what is acknowledged ------------------------------------------------------------------------------------------
+
+
+def death_of_a_planned_batch(database: Database, segments: Path) -> StrictLedger:
+    """The batch was planned and not read; what was read ahead for it is gone, with the process."""
+    database.execute(*WORDS)
+    follower = Follower(database, segments)
+    ledger = StrictLedger()
+    ledger.apply(follower.drain())
+    database.execute(THE_THIRD)
+    follower.die()
+    wait_until(follower.plan, what="the change")
+    follower.die()
+    for path in segments.glob("0*.seg"):
+        path.unlink()
+    try:
+        ledger.apply(follower.read())
+        follower.commit()
+        return finished(database, follower, ledger)
+    finally:
+        follower.stop()
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def database(request: pytest.FixtureRequest) -> Database:
+    found: PostgresDatabase | MariadbDatabase = request.getfixturevalue(request.param)
+    return found
+
+
+def test_a_batch_that_was_planned_and_not_read_comes_again(database: Database, tmp_path: Path) -> None:
+    assert death_of_a_planned_batch(database, tmp_path).verdict() == []
+
+
+def test_positions_acknowledged_early_are_noticed_by_the_source_itself(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted_faults.acknowledged_early(monkeypatch.setattr)
+    with pytest.raises(PositionLost, match="pipeline reset"):
+        death_of_a_planned_batch(database, tmp_path)
 
 
 def test_with_positions_acknowledged_early_the_ledger_complains(
-    postgres: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Planner.next_offset
-
-    def hasty(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
-        end = honest(self, finished, max_changes)
-        if end is not None and self._session is not None:
-            self._session.acknowledge(end.position)
-            wait_until(lambda: self._session is None or self._session._told >= end.position)
-        return end
-
-    monkeypatch.setattr(Planner, "next_offset", hasty)
-    follower = DyingFollower(postgres, tmp_path, chance=random.Random(1), chunkRows="7")
-    with pytest.raises(PositionLost, match="ahead of the checkpoint"):
-        assert run(postgres, follower, 5, batches=60).verdict() == []
-    follower.stop()
+    planted_faults.acknowledged_early(monkeypatch.setattr)
+    planted_faults.no_look_at_the_gap(monkeypatch.setattr)
+    assert death_of_a_planned_batch(database, tmp_path).verdict() == LOST

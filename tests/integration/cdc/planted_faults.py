@@ -1,0 +1,88 @@
+"""The faults that this source is built to avoid, to be planted: the ledger must see them.
+
+Each function takes what plants: ``monkeypatch.setattr``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millstream.cdc.mariadb import catalog as mariadb_catalog
+from millstream.cdc.mariadb.binlog import position_of
+from millstream.cdc.offsets import ChangeOffset
+from millstream.cdc.planner import Planner
+from millstream.cdc.postgres import catalog as postgres_catalog
+from millstream.cdc.postgres.pgoutput import BEGIN, parse_begin
+from millstream.cdc.segments import Numbers, read_segment
+from millstream.cdc.visibility import SeenTable
+from millstream.testing import wait_until
+
+Plant = Callable[[Any, str, Any], None]
+ACKNOWLEDGED = "acknowledged"
+
+
+def cut_by_lsn(plant: Plant, segments: str) -> None:
+    """Postgres: a chunk saw whatever the log had when it was read."""
+
+    def before_the_chunk(table: SeenTable, xids: Numbers) -> Any:
+        places: dict[int, int] = {}
+        for path in Path(segments).glob("0*.seg"):
+            segment = read_segment(path)
+            for start, end in zip(segment.starts.tolist(), segment.ends.tolist(), strict=True):
+                if segment.body[start] == BEGIN:
+                    begin = parse_begin(bytes(segment.body[start:end]))
+                    places[begin.xid] = begin.lsn
+        return np.array([[places[xid] < table.settled for xid in xids.tolist()]] * len(table.snapshots))
+
+    plant(SeenTable, "judge", before_the_chunk)
+
+
+def cut_by_master_status(plant: Plant, meanwhile: Callable[[], Any]) -> None:
+    """MariaDB: the place of a chunk is where the log ends, asked beside the chunk's transaction and not by it.
+
+    ``meanwhile`` happens between the two questions."""
+
+    def beside(connection: Any) -> int:
+        mariadb_catalog.ask(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        meanwhile()
+        [(file, place, *_)] = mariadb_catalog.ask(connection, "SHOW MASTER STATUS")
+        return position_of(file, int(place))
+
+    plant(mariadb_catalog, "exact_position", beside)
+
+
+def acknowledged_early(plant: Plant) -> None:
+    """A batch counts as finished when it is planned. MariaDB keeps no place for a reader: it is written down here."""
+    honest, opened = Planner.next_offset, Planner._open
+
+    def hasty(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
+        end = honest(self, finished, max_changes)
+        if end is not None and self._session is not None and end.position > finished.position:
+            self._session.acknowledge(end.position)
+            wait_until(lambda: getattr(self._session, "_told", end.position) >= end.position)
+            (self._directory / ACKNOWLEDGED).write_text(f"{end.position}")
+        return end
+
+    def from_there(self: Planner, start: ChangeOffset) -> Any:
+        noted = self._directory / ACKNOWLEDGED
+        if self._session is None and noted.exists() and start.server.startswith("server "):
+            start = start.moved(position=max(start.position, int(noted.read_text())))
+        return opened(self, start)
+
+    plant(Planner, "next_offset", hasty)
+    plant(Planner, "_open", from_there)
+
+
+def no_look_at_the_gap(plant: Plant) -> None:
+    """Whether the server can still give what follows the checkpoint is not asked."""
+    plant(postgres_catalog, "refuse_gap", lambda slot, found, position: None)
+    honest = mariadb_catalog.check_position
+    plant(
+        mariadb_catalog,
+        "check_position",
+        lambda c, login, server, position, mark: honest(c, login, server, position, None),
+    )
