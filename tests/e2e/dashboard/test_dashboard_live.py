@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from browsing import Running, running, watched_page
+from browsing import Running, in_thread, running, watched_page
 from playwright.sync_api import Browser, Page, expect
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
+from millstream import open_blocking_broker
+from millstream.dashboard import Dashboard
+from millstream.observe import HttpServer
 from millstream.testing import RedisProcess, ServedBroker, wait_until
 
 
@@ -103,6 +108,23 @@ def test_every_page_is_shown_of_a_broker_that_millstream_serves(browser: Browser
             for path in ("/pipelines", "/assignments"):
                 page.goto(path)
                 expect(page.locator("main h1")).to_be_visible()
+
+
+def test_a_service_mounts_it_beside_itself_and_sees_its_own_broker_live(browser: Browser) -> None:
+    url = "local://mounted"
+    dashboard = Dashboard(url, pause_s=0.2)
+    service = Starlette(routes=[Mount("/ops", dashboard)])
+    with HttpServer(service, port=0, on_stop=dashboard.feed.end) as web, open_blocking_broker(url) as broker:
+        broker.create_group("orders", "g", start="0")
+        with watched_page(browser, web.url) as page:
+            page.goto("/ops/")
+            page.get_by_role("link", name="orders", exact=True).first.click()
+            page.get_by_role("link", name="Follow new entries").click()
+            expect(page.locator("#connection")).to_have_text("live")
+            broker.xadd("orders", {"n": "from the service itself"})
+            expect(page.locator(".entries > li.new")).to_contain_text("from the service itself")
+            expect(page.locator("#live_groups tbody tr").first).to_contain_text("g")
+    in_thread(dashboard.close)
 
 
 def test_pages_can_be_read_without_scripts(browser: Browser, dashboard: Running) -> None:
