@@ -150,7 +150,7 @@ async def settled(broker: Broker) -> None:
         return group.pending == 0 and group.lag == 0
 
     with suppress(TimeoutError):  # the ledger says it
-        await eventually(nothing_left, what="everything to be handled", timeout_s=30)
+        await eventually(nothing_left, what="everything to be handled", timeout_s=180)
 
 
 async def judge(broker: Broker, writers: list[Writer], ledger: HandlingLedger) -> None:

@@ -184,7 +184,7 @@ async def settled(broker: Broker, some: list[Writer], members: Members) -> dict[
         return not (await some[2].balance(broker)).lost
 
     try:
-        await eventually(all_handled, what="everything to be handled", timeout_s=90)
+        await eventually(all_handled, what="everything to be handled", timeout_s=300)
     except TimeoutError:
         raise AssertionError(f"not everything is handled: {groups}") from None
     await eventually(none_late, what="what was delayed", timeout_s=60)

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 
 from millstream import Broker, Message, Publisher, Router, open_broker
 from millstream.assignment import PartitionedPublisher, PartitionedSubscriber, Settings, assigned_subscriber
+from millstream.assignment.announcement import balancer_stream
+from millstream.broker import leases
 from millstream.cqrs import CommandBus, Depends
 from millstream.errors import InvalidArgument
 from millstream.messaging import DeadLetters, Handler, HandlerRefused, Output, partition_of, partition_streams
@@ -121,6 +123,28 @@ async def test_messages_of_one_key_are_in_order_while_members_come_and_go(broker
         await eventually(lambda: sum(len(set(some)) for some in seen.values()) == 480, timeout_s=60)
     for key, numbers in seen.items():
         assert list(dict.fromkeys(numbers)) == list(range(60)), key
+
+
+async def test_two_routers_without_names_are_two_members(
+    broker_url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, or in one pod: under one name each would take the other's partitions for its own."""
+    monkeypatch.setenv("POD_NAME", "web-0")
+
+    def make(own: Broker) -> Router:
+        router = Router(own, group_start="0", block_ms=200)
+
+        @router.on("orders", group="g", partitions=2)
+        async def handle(message: Message) -> None: ...
+
+        return router
+
+    async def each_owns_one() -> bool:
+        _, _, members = await broker.run(leases.members, balancer_stream("orders.g"))
+        return sorted(int(row.split()[1]) for row in members.values()) == [1, 1]
+
+    async with open_broker(broker_url) as one, open_broker(broker_url) as two, make(one), make(two):
+        await eventually(each_owns_one, what="two members with a partition each", timeout_s=60)
 
 
 async def test_closing_waits_for_handlers_longer_than_a_lease_and_then_hands_over(broker: Broker) -> None:

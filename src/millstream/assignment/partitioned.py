@@ -6,6 +6,7 @@ beside it, a name that holds nothing; its token fences what is done on the strea
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import Any
 
 from millstream.assignment.announcement import balancer_stream
@@ -79,7 +80,8 @@ class PartitionedSubscriber:
             handler,
             group=self._group,
             publish_to=publish_to,
-            member=self._member,
+            # Never the pod's name alone, nor the process's: under one name, two routers would take each other's leases.
+            member=self._member or f"{self.settings.consumer}-{token_hex(4)}",
             settings=self._settings,
             leased=self._leased,
             **{"ordered_by_key": True, **self._options},
