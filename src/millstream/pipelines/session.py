@@ -97,11 +97,12 @@ def _start(plans: Sequence[PipelinePlan], master: str | None, log: Path | None) 
 
 
 def _last_words(log: Path | None) -> str:
-    """Of a Java that ended: its error, or else the last that it said."""
+    """Of a Java that ended: its error and the line behind it, or else the last that it said."""
     lines = log.read_text(errors="replace").splitlines()[-200:] if log is not None else []
     spoken = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("at ")]
-    errors = [line for line in spoken if re.search(r"\berror\b|exception|cannot|could not", line, re.IGNORECASE)]
-    return f"Java ended: {(errors[:1] or spoken[-1:] or ['without a word'])[0][:300]}"
+    wrong = re.compile(r"\berror\b|exception|cannot|could not", re.IGNORECASE)
+    first = next((at for at, line in enumerate(spoken) if wrong.search(line)), len(spoken) - 1)
+    return f"Java ended: {': '.join(spoken[max(first, 0) : first + 2])[:300] or 'without a word'}"
 
 
 def _gateway(conf: SparkConf | None, output: IO[bytes] | int) -> Any:
