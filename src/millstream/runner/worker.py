@@ -129,7 +129,8 @@ def main() -> None:
         known = isinstance(error, MillstreamError)
         where = "" if known else f" ({place_of(error)})"
         trace = "" if known else traceback_of(error)
-        _tell(told, error=f"{type_of(error)}: {text_of(error)}{where}", traceback=trace)
+        kind = type(error).__name__ if known else type_of(error)
+        _tell(told, error=f"{kind}: {text_of(error)}{where}", traceback=trace)
         sys.exit(REFUSED if known and not getattr(error, "retryable", False) else 1)
 
 
