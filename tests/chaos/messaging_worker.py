@@ -62,7 +62,7 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
         # holds; the beats go the same way, so that a server that gets no time is seen too.
         silent_s = settings["claim_min_idle_ms"] / 2000
         beating = asyncio.create_task(
-            ledger.keep_beating(silent_s=silent_s, held=settings["max_in_flight"], through=broker.ping)
+            ledger.keep_beating(silent_s=silent_s, held=settings["max_in_flight"] * len(topics), through=broker.ping)
         )
 
         async def consume_all() -> None:
