@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+import pexpect
 import pytest
 
 from millstream import open_blocking_broker
 from millstream.demo.run import count
-from millstream.testing import RedisProcess
+from millstream.testing import RedisProcess, wait_until
 
 LINE = re.compile(r"LEDGER produced=(\d+) handled=(\d+) buried=1 lost=0 duplicates=0")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -48,6 +51,39 @@ def test_the_demo_on_an_embedded_broker_can_be_counted_again(tmp_path: Path) -> 
 def test_the_demo_on_redis(tmp_path: Path, redis_server: RedisProcess) -> None:
     produced, handled = demo(tmp_path / "run", "--url", redis_server.url)
     assert produced == handled + 1
+
+
+@pytest.mark.at_length
+def test_the_demo_on_redis_goes_on_on_a_terminal_until_ctrl_c(tmp_path: Path, redis_server: RedisProcess) -> None:
+    data = tmp_path / "run"
+    words = ["-m", "millstream", "demo", "--rows", "1000", "--data", str(data), "--url", redis_server.url, "--keep"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TERM": "xterm"}
+    said = io.StringIO()
+    child = pexpect.spawn(
+        sys.executable, words, env=environment, encoding="utf-8", dimensions=(40, 160), timeout=240, logfile=said
+    )
+    try:
+        child.expect(r"look at it in a browser while it runs: (http://\S+)")
+        address = child.match.group(1)
+        child.expect(r"Orders go on, a few a second. Look at (http://\S+); Ctrl-C ends it")
+        assert child.match.group(1) == address
+        orders, done = "{demo-run}.orders", "{demo-run}.done"
+        with open_blocking_broker(redis_server.url) as broker:
+            before = broker.xlen(orders), broker.xlen(done)
+            wait_until(lambda: broker.xlen(orders) > before[0] + 20, what="more orders")
+            wait_until(lambda: broker.xlen(done) > before[1] + 20, what="workers that handle them")
+            assert broker.xrevrange(orders, count=1)[0].fields[b"id"].startswith((b"kept-", b"poison"))
+        page = httpx.get(address, timeout=60)
+        assert "demo-run}.orders" in page.text
+        child.sendcontrol("c")
+        child.expect(pexpect.EOF)
+    finally:
+        child.close()
+    assert child.exitstatus == 0, said.getvalue()[-3000:]
+    found = LINE.search(said.getvalue())
+    assert found is not None, said.getvalue()[-3000:]
+    assert int(found[1]) == int(found[2]) + 1
+    assert "Traceback" not in said.getvalue()
 
 
 def test_the_demo_on_a_real_postgres(tmp_path: Path) -> None:
