@@ -17,6 +17,7 @@ from millstream import open_broker
 from millstream.broker.keys import slot_of
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.testing import ClusterSetup, eventually
+from millstream.wire.commands import Command
 
 
 async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb_nobody_else(broker_url: str) -> None:
@@ -100,3 +101,37 @@ async def test_slots_that_move_while_their_topics_are_read(cluster: ClusterSetup
                 await broker.delete_stream(topic, companions=True)
             for slot, source in moved.items():
                 await asyncio.to_thread(cluster.move, slot, source)
+
+
+async def test_a_stream_that_is_deleted_again_while_its_group_is_made_is_read_all_the_same(redis_url: str) -> None:
+    """The group is made, and before its consumer is known the stream has gone once more: when it is joined first, and
+    when it is put back later."""
+    handled: list[bytes] = []
+    deletions = 0
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    async with open_broker(redis_url) as broker, open_broker(redis_url) as other, Publisher(other) as publisher:
+        send = broker.link.call
+
+        async def delete_in_between(command: Command) -> Any:
+            nonlocal deletions
+            if command.args[:2] == (b"XGROUP", b"CREATECONSUMER") and deletions % 3 < 2:
+                deletions += 1
+                await other.delete("gone")
+            return await send(command)
+
+        broker.link.call = delete_in_between  # type: ignore[method-assign]
+        subscriber = Subscriber(broker, group="g", consumer="me", **QUICK)
+        task = asyncio.create_task(subscriber.consume("gone", handle))
+        await eventually(lambda: subscriber.ready, what="it to be read", timeout_s=60)
+        assert deletions == 2
+        deletions += 1
+        await other.delete("gone")
+        await eventually(lambda: deletions == 5, what="the group to be made again", timeout_s=60)
+        await publisher.publish("gone", Message(b"after all"))
+        await eventually(lambda: handled == [b"after all"], what="the message", timeout_s=60)
+        assert not task.done()
+        await subscriber.close()
+        await task

@@ -75,7 +75,10 @@ async def restore(topic: Topic, generation: int) -> None:
             last_generated = MIN_ID
         point = restart_point(topic.book.oldest(), topic.last_delivered, last_generated)
         what = await topic.broker.run(groups.put_group_back, topic.name, topic.group, point)
-        await topic.broker.run(create_consumer, topic.name, topic.group, topic.consumer)
+        try:
+            await topic.broker.run(create_consumer, topic.name, topic.group, topic.consumer)
+        except (NoSuchStream, NoSuchGroup):
+            return  # deleted once more in between: whoever asks next is told, and comes here again
         topic.generation += 1
         topic.group_since = time.monotonic()
         # What no handler has seen comes again by itself; started now, it would be handled twice.

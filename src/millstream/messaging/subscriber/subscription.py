@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from millstream.broker import BrokerProtocol, recovery, settle
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import TooLateToSettle
 from millstream.messaging.failure import text_of
@@ -169,7 +169,8 @@ class Subscription:
                 await shared.enter(self._state)
                 return
             except Exception as error:
-                if not can_pass(error):
+                # Deleted while it was joined: the next try makes it again.
+                if not (can_pass(error) or isinstance(error, (NoSuchStream, NoSuchGroup))):
                     self._failed(error)
                     return
                 failures += 1
