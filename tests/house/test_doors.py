@@ -55,7 +55,7 @@ FOR_USERS = {
         *("NothingToSettle", "PublisherClosed", "RetryLater", "TooLateToSettle", "Undecodable"),
     },
     "pipelines": {
-        *("EventFailed", "SinkFailed", "SourceFailed", "SparkNotStarted", "CheckpointRefused"),
+        *("EventFailed", "SinkFailed", "SourceFailed", "SparkNotStarted", "CheckpointRefused", "NoSuchCheckpoint"),
         *("load_pipeline", "parse_pipeline"),
     },
     "spark": {"FORMAT", "RedisStreamsSource"},

@@ -20,7 +20,7 @@ from millstream.assignment.notifications import StreamAdded, StreamDisowned, Str
 from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.settings import Settings
 from millstream.broker import Broker, Gathering, inherit_consumers, together
-from millstream.errors import InvalidArgument, MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError, StaleOwner
 from millstream.messaging import Handler, Subscriber, keep_running
 from millstream.model import Observer
 from millstream.wire import Conversation
@@ -175,7 +175,10 @@ class AssignedSubscriber:
                 await self._give_up(owned.token, error)
 
     async def _give_up(self, token: Token, error: Exception) -> None:
-        log.error("cannot read %r, releasing it", token.stream, exc_info=error)
+        if isinstance(error, StaleOwner):
+            log.info("%r is another member's by now", token.stream)
+        else:
+            log.error("cannot read %r, releasing it", token.stream, exc_info=error)
         # Not at once: where there is nobody else, it comes back to us.
         await asyncio.sleep(self.client.settings.renew_interval_ms / 1000)
         # Off the list first: releasing stops what is on it, and would wait for this very task.

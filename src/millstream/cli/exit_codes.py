@@ -29,17 +29,18 @@ LEGEND: Final = {
     USAGE: "an argument is missing or not allowed",
     UNREACHABLE: "no server answered at the URL within the deadline",
     DENIED: "the server refused the user or the password",
-    NOT_FOUND: "there is no such stream, group, consumer or entry",
+    NOT_FOUND: "there is no such stream, group, consumer, entry or checkpoint",
     DECLINED: "nothing was changed: the question was answered with no, or --yes was missing",
     FINDINGS: "doctor found something that needs attention",
 }
 
-_ALSO_NOT_FOUND: Final = frozenset({"NoSuchConsumer", "NoSuchEntry", "NoSuchDeadLetter"})
+_ALSO_NOT_FOUND: Final = frozenset({"NoSuchConsumer", "NoSuchEntry", "NoSuchDeadLetter", "NoSuchCheckpoint"})
+_ALSO_USAGE: Final = frozenset({"TargetRefused"})
 """Errors of rooms that most commands do not load: known by name, so that telling an exit code costs no import."""
 
 
 def exit_code(error: MillstreamError) -> int:
-    if isinstance(error, InvalidArgument):
+    if isinstance(error, InvalidArgument) or type(error).__name__ in _ALSO_USAGE:
         return USAGE
     if isinstance(error, BrokerUnavailable):
         return UNREACHABLE

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from millstream.pipelines.error_origin import short as short
     from millstream.pipelines.errors import CheckpointRefused as CheckpointRefused
     from millstream.pipelines.errors import EventFailed as EventFailed
+    from millstream.pipelines.errors import NoSuchCheckpoint as NoSuchCheckpoint
     from millstream.pipelines.errors import PipelineUnknown as PipelineUnknown
     from millstream.pipelines.errors import Problem as Problem
     from millstream.pipelines.errors import SinkFailed as SinkFailed
@@ -49,6 +50,7 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "CheckpointRefused": "errors",
     "EventFailed": "errors",
+    "NoSuchCheckpoint": "errors",
     "Opening": "sources",
     "Pipeline": "spec.pipeline",
     "PipelinePlan": "plan",

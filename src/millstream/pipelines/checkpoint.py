@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream.pipelines.errors import CheckpointRefused
+from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint
 from millstream.pipelines.fingerprint import ChangeVerdict, Fingerprint, compare, fingerprint
 from millstream.pipelines.plan import PipelinePlan
 
@@ -180,7 +180,7 @@ class Checkpoint:
         """Removes it, if it is this pipeline's. The next start begins at the source's beginning, as another
         application."""
         if not self.owned(plan):
-            raise CheckpointRefused(str(self.path), ["there is no checkpoint of a pipeline here; nothing was removed."])
+            raise NoSuchCheckpoint(plan.pipeline.name, str(self.path))
         shutil.rmtree(self.path)
 
 

@@ -59,6 +59,13 @@ class CheckpointRefused(MillstreamError):
         )
 
 
+class NoSuchCheckpoint(MillstreamError):
+    """The pipeline has not been started yet, or its checkpoint was removed before."""
+
+    def __init__(self, pipeline: str, path: str) -> None:
+        super().__init__(f"pipeline {pipeline!r} has no checkpoint at {path}: nothing was removed.", path=path)
+
+
 class SinkFailed(MillstreamError):
     """A sink that gates the checkpoint did not take a batch. The batch is not committed: a restart delivers it."""
 

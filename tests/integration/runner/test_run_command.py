@@ -236,3 +236,7 @@ def test_check_lists_handlers_and_asks_the_broker(redis_server: RedisProcess, tm
     assert re.search(r"bill\s+orders\s+billing", fine.stdout)
     away = subprocess.run([*command, "redis://127.0.0.1:1"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert away.returncode == 3
+    command[4] = "runner_shop:ruter"
+    wrong = subprocess.run([*command, redis_server.url], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2, "as without --check"
+    assert "did you mean 'router'" in wrong.stderr

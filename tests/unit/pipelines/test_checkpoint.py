@@ -10,7 +10,7 @@ import pytest
 from specs import pipeline, planned, redis_sink
 
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused
+from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint
 from millstream.pipelines.plan import make_plan
 
 GENERATOR = {"type": "generator", "config": {"rows": 10}}
@@ -64,7 +64,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> 
 def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         assert not Checkpoint(place).owned(planned())
-        with pytest.raises(CheckpointRefused, match="nothing was removed"):
+        with pytest.raises(NoSuchCheckpoint, match="nothing was removed"):
             Checkpoint(place).reset(planned())
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from millstream.cli.pipeline import app
 from millstream.observe.http import HttpServer
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused, SpecRefused
+from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint, SpecRefused
 from millstream.pipelines.plan import make_plan
 
 NOBODY = ("--http-port", "1")
@@ -47,7 +47,7 @@ def test_a_checkpoint_that_is_not_there(file: Path) -> None:
     assert json.loads(typed("status", file, *NOBODY, "-o", "json").stdout)["state"] == "never started"
     assert json.loads(typed("checkpoints", file, "-o", "json").stdout) == []
     said = typed("reset", file)
-    assert isinstance(said.exception, CheckpointRefused), "without a question: there is nothing to remove"
+    assert isinstance(said.exception, NoSuchCheckpoint), "without a question: there is nothing to remove"
     assert "nothing was removed" in str(said.exception)
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker import Settled, settle, shares_slot, together, xadd, xadd_many
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, StaleOwner
 from millstream.messaging.burial import Burial, bury_with, describe
 from millstream.messaging.failure import text_of
 from millstream.messaging.message import Message
@@ -227,7 +227,10 @@ class Settler:
 
     def _give_up(self, topic: Topic, messages: Sequence[Message], error: Exception) -> None:
         # The entries stay pending; without our sign of life a sweep delivers them again, and counts.
-        log.error("could not settle %d deliveries of %s: %s", len(messages), topic.name, error)
+        if isinstance(error, StaleOwner):
+            log.info("%s is another member's by now: what was held here is handled there", topic.name)
+        else:
+            log.error("could not settle %d deliveries of %s: %s", len(messages), topic.name, error)
         topic.tell("messaging.settle_failed", entries=len(messages), error=text_of(error))
         release(self._consumer, topic, [message.id for message in messages if message.id is not None])
 
