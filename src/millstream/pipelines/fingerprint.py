@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from millstream.pipelines.spec.uri import without_secrets
 
 Fingerprint = dict[str, Any]
 _HOW_IT_RUNS = {"required", "spool", "send_timeout", "batch_timeout", "connect_timeout", "password_file"}
+_HOW_A_SOURCE_RUNS = _HOW_IT_RUNS | {"durability"}
+"""It decides when rows are read, not which."""
 _ADDED_SINCE = {("fields", "native")}
 """Settings that 0.1.0 did not have, with the value that means what it did: they do not make a spec another one."""
 
@@ -32,7 +34,11 @@ def fingerprint(plan: PipelinePlan) -> Fingerprint:
     stateful = [p for p in (*plan.streaming, *plan.per_batch) if p.processor.kind == "stateful"]
     others = [p for p in (*plan.streaming, *plan.per_batch) if p.processor.kind != "stateful"]
     return {
-        "source": {"type": spec.source.type, "reads": _digest(spec.source.identity()), "how": _digest(spec.source)},
+        "source": {
+            "type": spec.source.type,
+            "reads": _digest(spec.source.identity()),
+            "how": _digest(spec.source, _HOW_A_SOURCE_RUNS),
+        },
         "stateful": [{"name": p.name, "type": p.processor.kind_name, "digest": _digest(p.processor)} for p in stateful],
         "processors": [{"name": p.name, "type": p.processor.kind_name, "digest": _digest(p.processor)} for p in others],
         "sinks": {s.config.id: {"type": s.type, "digest": _digest(s), "gates": s in plan.gating} for s in spec.sinks},
@@ -40,19 +46,19 @@ def fingerprint(plan: PipelinePlan) -> Fingerprint:
     }
 
 
-def _digest(part: BaseModel | Mapping[str, Any]) -> str:
+def _digest(part: BaseModel | Mapping[str, Any], left_out: Set[str] = _HOW_IT_RUNS) -> str:
     plain = part.model_dump(mode="json", by_alias=True, context=HASHED) if isinstance(part, BaseModel) else part
-    text = json.dumps(_harmless(plain), sort_keys=True, default=str)
+    text = json.dumps(_harmless(plain, left_out), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _harmless(value: Any) -> Any:
+def _harmless(value: Any, left_out: Set[str]) -> Any:
     """Without passwords, and without what only decides how long to try: neither changes which rows are written."""
     if isinstance(value, Mapping):
-        kept = {key: inner for key, inner in value.items() if key not in _HOW_IT_RUNS}
-        return {key: _harmless(inner) for key, inner in kept.items() if not _is_added(key, inner)}
+        kept = {key: inner for key, inner in value.items() if key not in left_out}
+        return {key: _harmless(inner, left_out) for key, inner in kept.items() if not _is_added(key, inner)}
     if isinstance(value, list):
-        return [_harmless(inner) for inner in value]
+        return [_harmless(inner, left_out) for inner in value]
     return without_secrets(value) if isinstance(value, str) and "://" in value else value
 
 

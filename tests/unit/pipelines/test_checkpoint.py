@@ -12,6 +12,7 @@ from specs import pipeline, planned, redis_sink
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint
 from millstream.pipelines.plan import make_plan
+from millstream.pipelines.spec.pipeline import Pipeline
 
 GENERATOR = {"type": "generator", "config": {"rows": 10}}
 DEDUPLICATE = {"type": "deduplicate"}
@@ -169,3 +170,10 @@ def test_a_damaged_identity_is_refused(checkpoint: Checkpoint) -> None:
     (checkpoint.path / "millstream.json").write_text(json.dumps([1]))
     with pytest.raises(CheckpointRefused):
         checkpoint.open(planned())
+
+
+def test_a_setting_that_came_later_leaves_a_spec_of_the_version_before_the_same() -> None:
+    """tests/spark goes on from this checkpoint; whether its spec is still known needs no Spark."""
+    left = Path(__file__).parents[2] / "spark" / "pipelines" / "previous" / "0.1.0"
+    plan = make_plan(Pipeline.model_validate(json.loads((left / "spec.json").read_text())))
+    assert Checkpoint(left / "checkpoint").check(plan) == []
