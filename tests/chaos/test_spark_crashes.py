@@ -176,7 +176,7 @@ def with_fault(drivers: Any, url: str, fault: str, **sink: str) -> tuple[str, tu
     return said, balance(url, 20_000)
 
 
-@pytest.mark.parametrize("fault", ["flaky", "rivals", "worker_killed"])
+@pytest.mark.parametrize("fault", ["flaky", pytest.param("rivals", marks=pytest.mark.at_length), "worker_killed"])
 def test_tasks_that_die_hang_or_are_repeated_add_every_row_once(fault: str, redis_url, drivers):
     said, found = with_fault(drivers, redis_url, fault, txnAppId="job", txnVersion="1")
     assert found == (0, 0), f"(lost, doubled), SEED={SEED}"

@@ -191,6 +191,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
         yield made
 
 
+@pytest.mark.at_length  # `make test` runs a whole pipeline on such a cluster
 def test_a_standalone_cluster_of_two_workers(cluster, redis_url, tmp_path):
     fill(redis_url)
     before = cluster.executors()

@@ -103,7 +103,7 @@ def test_a_replayed_batch_adds_nothing_to_any_sink(
     "processors",
     [
         [{"type": "sql", "query": "SELECT id, op, `table`, after FROM events ORDER BY rand()"}],
-        [{"type": "deduplicate", "keys": ["source.table", "key"]}],
+        pytest.param([{"type": "deduplicate", "keys": ["source.table", "key"]}], marks=pytest.mark.at_length),
         [{"type": "python", "function": "pipeline_functions:tagged"}, {"type": "filter", "ops": ["c"]}],
     ],
 )
