@@ -102,12 +102,20 @@ class MariadbProcess(DatabaseProcess):
 
     def _install_words(self) -> list[str]:
         words = ["mariadb-install-db", "--no-defaults", f"--datadir={self.data}", "--skip-test-db"]
-        return [*words, "--auth-root-authentication-method=normal", "--skip-name-resolve", "--innodb-log-file-size=64M"]
+        words += ["--auth-root-authentication-method=normal", "--skip-name-resolve", "--innodb-log-file-size=64M"]
+        return [*words, self._own_tmpdir]
 
     def _server_words(self) -> list[str]:
         words = [self._program, "--no-defaults", f"--datadir={self.data}", f"--port={self.port}"]
         words += ["--bind-address=127.0.0.1", f"--socket={self.directory / 'socket'}", "--skip-name-resolve"]
+        words.append(self._own_tmpdir)
         return [*words, *(f"--{name}={value}" for name, value in self._settings.items())]
+
+    @property
+    def _own_tmpdir(self) -> str:
+        """A server that starts removes the temporary tables of its directory, also those of one that runs and crashes
+        over it."""
+        return f"--tmpdir={self.directory}"
 
     def _connects(self) -> bool:
         import pymysql

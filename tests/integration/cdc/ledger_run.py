@@ -33,14 +33,22 @@ def rows_of(database: Database, table: str) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def run(database: Database, follower: Follower, seed: int, *, batches: int = 20, whole: bool = True) -> StrictLedger:
+def run(
+    database: Database,
+    follower: Follower,
+    seed: int,
+    *,
+    batches: int = 20,
+    whole: bool = True,
+    truncate: bool = True,
+) -> StrictLedger:
     """``whole``: makes the tables before, and finishes behind."""
     if whole:
         database.execute(*tables(database))
     before = writers(database, seed, truncate=False).start()
     time.sleep(0.5)
     before.stop()
-    during = writers(database, seed + 1).start()
+    during = writers(database, seed + 1, truncate=truncate).start()
     ledger = StrictLedger()
     try:
         while ledger.batch < batches or sum(ledger.ids.values()) < 400:

@@ -36,6 +36,8 @@ def test_every_change_comes_exactly_once_and_fits_the_row_before_it(
 
 @pytest.mark.chaos
 def test_the_database_is_killed_again_and_again(tmp_path: Path) -> None:
+    """Without TRUNCATE: a MariaDB 10.11 that dies in one may have emptied the table and not written it to its log (after
+    28 of 86 kills), and nobody who reads the log can know."""
     if mariadb_server() is None:
         pytest.skip("MariaDB is not installed: run `make setup`")
     print(f"SEED={SEED}")
@@ -45,7 +47,7 @@ def test_the_database_is_killed_again_and_again(tmp_path: Path) -> None:
 
         def kill() -> None:
             nonlocal kills
-            while not stop.wait(1 + 3 * chance.random()):
+            while kills < 4 + TRIALS and not stop.wait(1 + 3 * chance.random()):
                 server.kill()
                 server.start()
                 kills += 1
@@ -56,7 +58,7 @@ def test_the_database_is_killed_again_and_again(tmp_path: Path) -> None:
         follower.start = follower.reader.initialOffset()
         killer.start()
         try:
-            ledger = run(database, follower, SEED, batches=10 + 2 * TRIALS, whole=False)
+            ledger = run(database, follower, SEED, batches=10 + 2 * TRIALS, whole=False, truncate=False)
         finally:
             stop.set()
             killer.join()
