@@ -36,8 +36,8 @@ def test_every_change_comes_exactly_once_and_fits_the_row_before_it(
 
 @pytest.mark.chaos
 def test_the_database_is_killed_again_and_again(tmp_path: Path) -> None:
-    """Without TRUNCATE: a MariaDB 10.11 that dies in one may have emptied the table and not written it to its log (after
-    28 of 86 kills), and nobody who reads the log can know."""
+    """Without TRUNCATE: a MariaDB 10.11 that dies in one may have emptied the table and not written that to its log
+    (after 28 of 86 kills), and nobody who reads the log can know."""
     if mariadb_server() is None:
         pytest.skip("MariaDB is not installed: run `make setup`")
     print(f"SEED={SEED}")
