@@ -33,22 +33,14 @@ def rows_of(database: Database, table: str) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def run(
-    database: Database,
-    follower: Follower,
-    seed: int,
-    *,
-    batches: int = 20,
-    whole: bool = True,
-    truncate: bool = True,
-) -> StrictLedger:
+def run(database: Database, follower: Follower, seed: int, *, batches: int = 20, whole: bool = True) -> StrictLedger:
     """``whole``: makes the tables before, and finishes behind."""
     if whole:
         database.execute(*tables(database))
     before = writers(database, seed, truncate=False).start()
     time.sleep(0.5)
     before.stop()
-    during = writers(database, seed + 1, truncate=truncate).start()
+    during = writers(database, seed + 1).start()
     ledger = StrictLedger()
     try:
         while ledger.batch < batches or sum(ledger.ids.values()) < 400:
@@ -77,9 +69,14 @@ def finish(database: Database, follower: Follower, ledger: StrictLedger) -> None
 class StubbornFollower(DyingFollower):
     """Tries again while the server is away, as Spark and the pipeline do."""
 
+    given = 0
+    """Batches that had rows."""
+
     def batch(self, limit: int | None = None) -> list[Any] | None:
         while True:
             try:
-                return super().batch(limit)
+                rows = super().batch(limit)
+                self.given += rows is not None
+                return rows
             except SourceUnreachable:
                 time.sleep(0.1)

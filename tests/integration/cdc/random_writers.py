@@ -119,6 +119,8 @@ class MariadbWriters(Writers):
     _HARMLESS = frozenset((1062, 1213, 1205, 1412, 1020, 1060, 1091, 1305))
     """A key that is there, a deadlock, a table that changed: what an application meets, too."""
     _database: MariadbDatabase
+    truncating = threading.Lock()
+    """Held during a TRUNCATE: whoever kills the server takes it, too."""
 
     def _run(self, chance: random.Random, number: int) -> None:
         while not self._stop.is_set():
@@ -152,7 +154,8 @@ class MariadbWriters(Writers):
                 connection.commit()
                 self.transactions += 1
             if self._truncate and chance.random() < 0.01:
-                cursor.execute(chance.choice(["TRUNCATE words", "truncate table `pairs` -- all of it"]))
+                with self.truncating:
+                    cursor.execute(chance.choice(["TRUNCATE words", "truncate table `pairs` -- all of it"]))
             if number == 0 and chance.random() < 0.02:
                 cursor.execute("ALTER TABLE pairs ADD COLUMN IF NOT EXISTS extra varchar(9) DEFAULT 'x'")
             elif number == 0 and chance.random() < 0.02:

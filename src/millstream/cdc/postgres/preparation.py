@@ -16,9 +16,9 @@ from millstream.cdc.postgres import catalog
 from millstream.cdc.postgres.catalog import Connection, FollowedTable, Slot
 from millstream.cdc.postgres.connection import Login, quoted
 from millstream.cdc.postgres.pgoutput import parse_lsn
+from millstream.cdc.session import TICK_S
 
 _OLDEST = 130_000
-_TICK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def make(login: Login, wanted: Wanted, found: DatabaseFacts) -> int:
         while (slot := catalog.slot_of(connection, wanted.slot)) is not None and slot.active:
             if time.monotonic() > until:
                 raise catalog.slot_in_use(wanted.slot, f"process {slot.active_pid} of the server reads it", patience)
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
         if wanted.create:
             publish(connection, wanted, found)
         if slot is None:
