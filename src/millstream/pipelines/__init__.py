@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from millstream.pipelines.errors import SourceFailed as SourceFailed
     from millstream.pipelines.errors import SparkNotStarted as SparkNotStarted
     from millstream.pipelines.errors import SpecRefused as SpecRefused
-    from millstream.pipelines.java import java_problem as java_problem
     from millstream.pipelines.plan import PipelinePlan as PipelinePlan
     from millstream.pipelines.plan import describe as describe
     from millstream.pipelines.plan import make_plan as make_plan
     from millstream.pipelines.preflight import check_parts as check_parts
+    from millstream.pipelines.preflight import java_problem as java_problem
     from millstream.pipelines.progress import Tally as Tally
     from millstream.pipelines.progress import display as display
     from millstream.pipelines.query import PipelineRun as PipelineRun
@@ -71,7 +71,7 @@ _HOMES = {
     "check_parts": "preflight",
     "display": "progress",
     "short": "error_origin",
-    "java_problem": "java",
+    "java_problem": "preflight",
     "json_schema": "spec.load",
     "load_pipeline": "spec.load",
     "load_pipelines": "spec.load",

@@ -1,21 +1,30 @@
-"""The last look before Spark starts: the checkpoints fit, passwords are right and can reach their readers, and
-``--once`` can end."""
+"""The last look before Spark starts: there is a Java, the checkpoints fit, passwords are right and can reach their
+readers, and ``--once`` can end."""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
 
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, Problem, SpecRefused
-from millstream.pipelines.java import java_problem
 from millstream.pipelines.plan import PipelinePlan, Placed
 from millstream.pipelines.secret_files import unreachable
 from millstream.pipelines.session import SqlParser, parser
 from millstream.pipelines.spec.uri import NotAnswering, RedisAddress
 
 log = logging.getLogger("millstream.pipelines")
+
+OLDEST_JAVA: Final = 17
+_INSTALL: Final = "Install it: apt-get install openjdk-17-jre-headless"
+_JAVA_STARTS_S: Final = 60.0
 
 
 def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> None:
@@ -111,3 +120,27 @@ def _waited_for(made: PipelinePlan, where: str, address: RedisAddress, away: Not
     deadline = made.pipeline.spec.retry.deadline
     until = "until it answers" if deadline == "none" else f"for {deadline / 1000:g} s, then the pipeline fails"
     return f"{where} at {address} does not answer ({away}). It is tried {until}, as retry.deadline says"
+
+
+def java_problem() -> str | None:
+    """What is wrong with the Java that Spark's own script would run, and what to do, in one sentence for people; None
+    where Spark can run on it."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        return f"Spark needs Java {OLDEST_JAVA} or newer, and there is none. {_INSTALL}"
+    if not os.access(java, os.X_OK):
+        return f"JAVA_HOME is {home}, where no bin/java is. Unset it, or let it name a Java of {OLDEST_JAVA} or newer."
+    mend = "Let JAVA_HOME name another." if home else f"{_INSTALL}, or let JAVA_HOME name another."
+    try:
+        asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_STARTS_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{java} does not start ({error}), and Spark needs it. {mend}"
+    lines = [line.strip() for line in (asked.stderr + asked.stdout).splitlines() if not line.startswith("Picked up ")]
+    said = next(filter(None, lines), "no word")
+    version = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
+    if asked.returncode or version is None:
+        return f"{java} does not start (exit code {asked.returncode}: {said[:200]}), and Spark needs it. {mend}"
+    if int(version[1]) < OLDEST_JAVA:
+        return f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is {version[1]}. {mend}"
+    return None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.pipelines.java import java_problem
+from millstream.pipelines.preflight import java_problem
 
 NEW = 'openjdk version "21.0.2" 2024-01-16'
 
