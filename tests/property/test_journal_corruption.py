@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from millstream.broker.embedded import Embedded
+from millstream.engine.effects import effects_of_key
 from millstream.engine.journal.journal import JOURNAL_NAME
-from millstream.engine.snapshot import effects_of_key
 from millstream.errors import JournalCorrupt
 from millstream.model.clock import ManualClock
 from millstream.wire.replies import ErrorReply

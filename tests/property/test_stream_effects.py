@@ -14,6 +14,7 @@ from stream_walk import Walk
 from two_servers import RealConnection, Step, Words
 
 from millstream.engine import Engine
+from millstream.engine.effects import effects_of_value
 from millstream.engine.stream import Stream
 from millstream.testing import RedisProcess
 from millstream.wire.replies import ErrorReply, Map
@@ -98,7 +99,7 @@ def test_a_stream_says_how_to_make_it_again(steps: list[Step]) -> None:
 def effects_of(engine: Engine) -> Iterator[Words]:
     for key, value in engine.databases[0].values.items():
         if isinstance(value, Stream):
-            yield from value.effects(key)
+            yield from effects_of_value(key, value)
         else:
             yield b"SET", key, value
 

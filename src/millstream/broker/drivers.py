@@ -80,7 +80,7 @@ def renamed(**names: str) -> Callable[[F], F]:
                     kwargs[new] = kwargs.pop(old)
             return method(*args, **kwargs)
 
-        return cast(F, call)
+        return cast("F", call)
 
     return bind
 
@@ -93,7 +93,7 @@ def bound_async(operation: Callable[..., Conversation[Any]]) -> Callable[[F], F]
         def method(broker: Broker, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
             return run_async(broker.link, operation(broker.context, *args, **kwargs))
 
-        return cast(F, method)
+        return cast("F", method)
 
     return bind
 
@@ -106,6 +106,6 @@ def bound_blocking(operation: Callable[..., Conversation[Any]]) -> Callable[[F],
         def method(broker: BlockingBroker, /, *args: Any, **kwargs: Any) -> Any:
             return run_blocking(broker.link, operation(broker.context, *args, **kwargs))
 
-        return cast(F, method)
+        return cast("F", method)
 
     return bind

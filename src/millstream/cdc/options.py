@@ -92,7 +92,7 @@ def read_options(values: Mapping[str, str], default_source: str) -> FollowOption
         tables=tuple(_listed(needed(values, "tables", "names or globs of tables, such as orders,shop.*"))),
         segments=str(Path(needed(values, "segments", "a directory that driver and executors share"))),
         source=values.get("sourceName", default_source),
-        snapshot=cast(SnapshotMode, snapshot),
+        snapshot=cast("SnapshotMode", snapshot),
         lanes=number(values, "lanes", 1, most=MOST_LANES) or 1,
         numeric=numeric,
         exclude=frozenset(exclude),

@@ -5,12 +5,11 @@ No clock, no socket and no waiting here: a blocked reader is a value in a queue,
 """
 
 from millstream.engine.admission import reject
-from millstream.engine.blocking import BLOCKED, Block
+from millstream.engine.commands.scripting import Call, Twin
+from millstream.engine.effects import Effect, effects_of_key, snapshot
 from millstream.engine.engine import Engine, Hooks
 from millstream.engine.registry import Flag
-from millstream.engine.scripts import Call, Twin
-from millstream.engine.session import Session
-from millstream.engine.snapshot import Effect, effects_of_key, snapshot
+from millstream.engine.session import BLOCKED, Block, Session
 from millstream.engine.stream import Stream
 
 __all__ = [

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from millstream.engine.blocking import BLOCKED
 from millstream.engine.registry import Flag, Spec
+from millstream.engine.session import BLOCKED
 from millstream.wire import QUEUED, ErrorReply, Reply, Several, Status
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from millstream.engine.glob import glob
+from millstream.engine.keyspace import format_flags, parse_flags
 from millstream.engine.numbers import INT64_MAX, read_int
-from millstream.engine.pubsub import format_flags, parse_flags
 from millstream.wire import ErrorReply, to_bytes, to_name
 
 if TYPE_CHECKING:

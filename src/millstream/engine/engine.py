@@ -19,19 +19,17 @@ from typing import Final
 
 import millstream.engine.commands  # noqa: F401  # importing the handlers registers them
 from millstream.engine import admission
-from millstream.engine.blocking import BLOCKED, Block, WaitingRoom
+from millstream.engine.commands.monitoring import Monitoring
+from millstream.engine.commands.pubsub import PubSub
+from millstream.engine.commands.scripting import Twin, sha1_hex
 from millstream.engine.config import Config
+from millstream.engine.effects import Effect
 from millstream.engine.expiry import ExpirySchedule
 from millstream.engine.info import Stats
-from millstream.engine.keyspace import Database
+from millstream.engine.keyspace import EXPIRED, GENERIC, KEYEVENT, KEYSPACE, Database, ScanOrders
 from millstream.engine.memory import MemoryAccount
-from millstream.engine.monitoring import Monitoring
-from millstream.engine.pubsub import EXPIRED, GENERIC, KEYEVENT, KEYSPACE, PubSub
 from millstream.engine.registry import Spec, Table, wrong_arity
-from millstream.engine.scan import ScanOrders
-from millstream.engine.scripts import Twin, sha1_hex
-from millstream.engine.session import Session
-from millstream.engine.snapshot import Effect
+from millstream.engine.session import BLOCKED, Block, Session, WaitingRoom
 from millstream.wire import ErrorReply, Reply, Several
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from millstream.engine.scripts import Call
 from millstream.wire import NIL_ARRAY, ErrorReply, Reply, Status
+
+if TYPE_CHECKING:
+    from millstream.engine.commands.scripting import Call
 
 MEMORY_BYTES: Final = 64 << 20
 TIME_MS: Final = 1000

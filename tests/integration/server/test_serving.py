@@ -8,8 +8,8 @@ import pytest
 
 from millstream.broker import open_blocking_broker
 from millstream.broker.embedded import Embedded
-from millstream.engine.blocking import BLOCKED
 from millstream.engine.journal.frames import pack
+from millstream.engine.session import BLOCKED
 from millstream.errors import InvalidArgument
 from millstream.server import Server, ServerLimits
 from millstream.server.sockets import CannotListen

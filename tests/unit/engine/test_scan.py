@@ -9,7 +9,7 @@ from driving import Driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.engine.scan import KEPT_ORDERS
+from millstream.engine.keyspace import KEPT_ORDERS
 
 
 def scan_all(driver: Driver, line: str, count: int, between: Callable[[], None] = lambda: None) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driving import START_MS, Driver
 
-from millstream.engine.snapshot import snapshot
+from millstream.engine.effects import snapshot
 from millstream.wire.replies import NIL_ARRAY, ErrorReply
 
 INVALID_ID = "ERR Invalid stream ID specified as stream command argument"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.broker.embedded import Embedded
-from millstream.engine.journal.load import _MORSEL
+from millstream.engine.journal.frames import _MORSEL
 
 
 @pytest.mark.parametrize("size", [1, 1000, _MORSEL - 40, _MORSEL, 5 * _MORSEL])

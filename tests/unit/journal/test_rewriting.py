@@ -6,10 +6,10 @@ import time
 import pytest
 
 from millstream.broker.embedded import Embedded
+from millstream.engine.effects import effects_of_key
 from millstream.engine.journal.files import DiskFiles
 from millstream.engine.journal.journal import JOURNAL_NAME, REWRITE_NAME
 from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
-from millstream.engine.snapshot import effects_of_key
 from millstream.wire.replies import ErrorReply
 
 

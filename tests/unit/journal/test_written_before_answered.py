@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from millstream.broker.embedded import Embedded
-from millstream.engine.blocking import BLOCKED
 from millstream.engine.journal.journal import JOURNAL_NAME
+from millstream.engine.session import BLOCKED
 from millstream.errors import DurabilityUnavailable, JournalCorrupt, ServerError
 from millstream.model.clock import ManualClock
 from millstream.testing.disk import SimulatedDisk

@@ -11,7 +11,7 @@ from millstream.broker.bulk import InBulk, Joined, SameShape
 from millstream.broker.context import Limits
 from millstream.wire import Args
 
-pack = cast(Callable[[Args], bytes], hiredis.pack_command)
+pack = cast("Callable[[Args], bytes]", hiredis.pack_command)
 
 
 def chunks_of(requests: Sequence[Args], limits: Limits) -> Iterator[tuple[bytes, int]]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.engine.encoding import is_small_hash
-from millstream.engine.keyspace import Database
+from millstream.engine.keyspace import HASH, Database, ScanOptions, is_small_hash, parse_cursor
 from millstream.engine.numbers import INT64_MAX, INT64_MIN, parse_int
-from millstream.engine.pubsub import HASH
 from millstream.engine.registry import Flag, command
-from millstream.engine.scan import ScanOptions, parse_cursor
 from millstream.engine.session import Session
 from millstream.wire import OK, ErrorReply, Map, Reply
 

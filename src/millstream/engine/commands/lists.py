@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from millstream.engine.blocking import Block
+from millstream.engine.keyspace import LIST
 from millstream.engine.numbers import INT64_MAX, parse_float, parse_int, parse_range
-from millstream.engine.pubsub import LIST
 from millstream.engine.registry import Flag, command
-from millstream.engine.session import Session
+from millstream.engine.session import Block, Session
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Reply
 
 _PUSH = Flag.WRITE | Flag.DENY_OOM | Flag.FAST

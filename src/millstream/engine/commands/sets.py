@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from millstream.engine.encoding import is_small_set
+from millstream.engine.keyspace import SET, ScanOptions, is_small_set, parse_cursor
 from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_range
-from millstream.engine.pubsub import SET
 from millstream.engine.registry import Flag, command
-from millstream.engine.scan import ScanOptions, parse_cursor
 from millstream.engine.session import Session
 from millstream.wire import ErrorReply, Members, Reply
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from millstream.engine.keyspace import SORTED_SET
 from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_bound, parse_float, parse_int, parse_range
-from millstream.engine.pubsub import SORTED_SET
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.sorted_set import Item, SortedSet

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from millstream.engine.effects import claims
 from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int, parse_range
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import Consumer, Group, Stream, reading
-from millstream.engine.stream.delivery import record_position
-from millstream.engine.stream.effects import claims
+from millstream.engine.stream.delivery import changed_unwatched, consumer_of, group_of, record_position, shown
 from millstream.engine.stream.group import Holding
 from millstream.engine.stream.ids import format_id, parse_end, parse_id, parse_start, read_id
-from millstream.engine.stream.lookup import changed_unwatched, consumer_of, group_of, shown
 from millstream.wire import NIL_ARRAY, ErrorReply, Reply
 
 _ATTEMPTS: Final = 10

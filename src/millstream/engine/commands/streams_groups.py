@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.engine.blocking import Block
-from millstream.engine.keyspace import Database
+from millstream.engine.keyspace import STREAM, Database
 from millstream.engine.numbers import parse_int
-from millstream.engine.pubsub import STREAM
 from millstream.engine.registry import Flag, command
-from millstream.engine.session import Session
+from millstream.engine.session import Block, Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
-from millstream.engine.stream.delivery import GroupDelivery
+from millstream.engine.stream.delivery import GroupDelivery, changed_unwatched, consumer_of, shown
 from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids, parse_loose_id
-from millstream.engine.stream.lookup import changed_unwatched, consumer_of, shown
-from millstream.engine.stream.read_options import BLOCKED_COUNT, ReadOptions
+from millstream.engine.stream.reading import BLOCKED_COUNT, ReadOptions
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
 
 _NO_KEY = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.engine.expiry import ExpireOptions
-from millstream.engine.keyspace import Database
+from millstream.engine.keyspace import GENERIC, STRING, Database
 from millstream.engine.numbers import INT64_MAX, INT64_MIN, parse_int
-from millstream.engine.pubsub import GENERIC, STRING
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.wire import OK, ErrorReply, Reply

@@ -1,4 +1,5 @@
 from millstream.engine.journal.files import DirectoryLock, DiskFiles, Files
+from millstream.engine.journal.frames import load
 from millstream.engine.journal.journal import (
     JOURNAL_NAME,
     POLICIES,
@@ -7,7 +8,6 @@ from millstream.engine.journal.journal import (
     JournalUnwritable,
     Policy,
 )
-from millstream.engine.journal.load import load
 from millstream.engine.journal.rewrite import Replacement, Rewrite, RewriteFailed
 
 __all__ = [

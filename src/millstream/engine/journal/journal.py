@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from millstream.engine.effects import Effect
 from millstream.engine.journal.files import AppendFile, Files, took_some
 from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, MAX_PAYLOAD, Packer, seal
-from millstream.engine.snapshot import Effect
 
 if TYPE_CHECKING:
     from millstream.engine.journal.rewrite import Replacement

@@ -16,12 +16,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from millstream.engine.effects import Effect, snapshot
 from millstream.engine.engine import Engine
 from millstream.engine.journal.files import DiskFiles, Files, took_some
-from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, FrameReader, Packer, seal
+from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, FrameReader, Packer, load, seal
 from millstream.engine.journal.journal import REWRITE_NAME, Journal, JournalUnwritable
-from millstream.engine.journal.load import load
-from millstream.engine.snapshot import Effect, snapshot
 from millstream.errors import JournalCorrupt
 from millstream.wire import pack
 

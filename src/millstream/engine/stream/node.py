@@ -12,7 +12,7 @@ from operator import add
 from typing import Any, Final
 
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
-from millstream.engine.stream.redis_sizes import (
+from millstream.engine.stream.listpack import (
     EMPTY,
     LONGEST_INTEGER,
     SMALL_DIFFERENCES,

@@ -5,17 +5,70 @@ Nodes begin and end exactly where Redis's do, because approximate trimming drops
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
 
-from millstream.engine.stream import effects
-from millstream.engine.stream.group import Consumer, Group
+from millstream.engine.stream.group import Group
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
-from millstream.engine.stream.index import NodeIndex
+from millstream.engine.stream.index import NodeIndex, count_nodes
+from millstream.engine.stream.listpack import MAX_BYTES
 from millstream.engine.stream.node import SMALL_NUMBERS, OpenNode, Words
-from millstream.engine.stream.redis_sizes import MAX_BYTES, count_nodes
 from millstream.engine.stream.sealed import SealedNode
 from millstream.wire import ErrorReply
+
+if TYPE_CHECKING:
+    from millstream.engine.stream.node import StreamNode
+
+
+@dataclass(slots=True)
+class Trim:
+    """What a command asked for: at most ``max_len`` entries, or none before ``min_id``."""
+
+    max_len: int | None = None
+    min_id: int | None = None
+    approximate: bool = False
+    limit: int = 0
+    """At most so many entries go; 0 is no limit."""
+
+    def apply(self, stream: Stream) -> int:
+        """Returns how many entries went."""
+        deleted = 0
+        nodes = stream.nodes
+        while len(nodes):
+            if self.max_len is not None and stream.length <= self.max_len:
+                break
+            at = nodes.first
+            node = nodes[at]
+            live = node.live
+            if self.limit and deleted + live > self.limit:
+                break
+            if self._takes_all(stream, node):
+                stream.remove_node(at)
+                stream.count_gone(live)
+                deleted += live
+                continue
+            if not self.approximate:
+                part = self._part_of(stream, node)
+                node.kill_first(part)
+                stream.count_gone(part)
+                deleted += part
+            break
+        return deleted
+
+    def _takes_all(self, stream: Stream, node: StreamNode) -> bool:
+        if self.max_len is not None:
+            return stream.length - node.live >= self.max_len
+        assert self.min_id is not None
+        return node.last_id() < self.min_id
+
+    def _part_of(self, stream: Stream, node: StreamNode) -> int:
+        """How many live entries of this node go, where not all of its places do."""
+        if self.max_len is not None:
+            return stream.length - self.max_len
+        assert self.min_id is not None
+        stop = node.locate(self.min_id)
+        return sum(map(node.is_live, range(node.skip, stop)))
+
 
 EXHAUSTED: Final = "ERR The stream has exhausted the last possible ID, unable to add more items"
 
@@ -268,10 +321,3 @@ class Stream:
 
     def groups_by_name(self) -> list[Group]:
         return [self.groups[name] for name in sorted(self.groups)]
-
-    def effects(self, key: bytes) -> Iterator[Words]:
-        """The commands that make this stream where there is none."""
-        return effects.effects(key, self)
-
-
-__all__ = ["Consumer", "Group", "Stream"]

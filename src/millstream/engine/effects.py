@@ -1,23 +1,74 @@
-"""A stream as commands that make it again, in our engine or in a Redis 7.0: what a rewritten journal is made of."""
+"""The whole state as effects: commands that make it again, in our engine or in a Redis 7.0.
+
+They are the shortest journal that leads to it: rewriting and migration are made of these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Final
 
+from millstream.engine.sorted_set import SortedSet
 from millstream.engine.stream.ids import ID_MAX, format_id
 
 if TYPE_CHECKING:
+    from millstream.engine.engine import Engine
+    from millstream.engine.keyspace import Database
     from millstream.engine.stream.group import Group, Holding
-    from millstream.engine.stream.node import Words
     from millstream.engine.stream.stream import Stream
+
+
+WORDS_PER_EFFECT: Final = 64
+"""As Redis's own rewrite does: commands of moderate length, so that no client and no server chokes on one."""
+
+Words = tuple[bytes, ...]
+Effect = tuple[int, Words]
+"""A database's number, and a command that brings about the change wherever it is replayed: explicit ids and times."""
+
+
+def snapshot(engine: Engine) -> Iterator[list[Effect]]:
+    """Unit by unit, database by database. The engine must not change meanwhile."""
+    for database in engine.databases:
+        for key in database.values:
+            yield from ([(database.index, words)] for words in effects_of_key(database, key))
+
+
+def effects_of_key(database: Database, key: bytes) -> Iterator[Words]:
+    """What makes this key where there is none: its value, then its time to live."""
+    yield from effects_of_value(key, database.values[key])
+    at_ms = database.expires.get(key)
+    if at_ms is not None:
+        yield (b"PEXPIREAT", key, b"%d" % at_ms)
+
+
+def effects_of_value(key: bytes, value: Any) -> Iterator[Words]:
+    if isinstance(value, bytes):
+        yield (b"SET", key, value)
+    elif isinstance(value, dict):
+        yield from _in_parts(b"HSET", key, (word for pair in value.items() for word in pair))
+    elif isinstance(value, deque):
+        yield from _in_parts(b"RPUSH", key, value)
+    elif isinstance(value, set | frozenset):
+        yield from _in_parts(b"SADD", key, sorted(value))
+    elif isinstance(value, SortedSet):
+        yield from value.effects(key)
+    else:
+        yield from _stream(key, value)
+
+
+def _in_parts(name: bytes, key: bytes, words: Iterable[bytes]) -> Iterator[Words]:
+    rest = iter(words)
+    while part := tuple(islice(rest, WORDS_PER_EFFECT)):
+        yield (name, key, *part)
+
 
 IDS_PER_CLAIM: Final = 100
 """Commands of moderate length, so that nobody who reads them back waits long for one."""
 
 
-def effects(key: bytes, stream: Stream) -> Iterator[Words]:
+def _stream(key: bytes, stream: Stream) -> Iterator[Words]:
     """In this order: entries, and among them for a moment those that are gone but still pending, because only an entry
     that is there can be made pending; the pending lists; the gone ones go; then the counters."""
     ghosts = _gone_but_pending(stream)
