@@ -120,12 +120,17 @@ class ReadOnlyReplica(MillstreamError):
 
 
 class DurabilityUnavailable(MillstreamError):
-    """The server cannot give the durability that the write asked for. ``wanted`` names it."""
+    """The server cannot give the durability that the write asked for. ``wanted`` names it.
+
+    ``stored``: the write is there, and was only not confirmed in time. One that is known when it is repeated
+    (``append_once``, ``append_unique``) may be repeated until it is confirmed.
+    """
 
     wanted: str
+    stored: bool
 
-    def __init__(self, wanted: str, why: str) -> None:
-        super().__init__(f"durability {wanted!r} is not available: {why}", wanted=wanted)
+    def __init__(self, wanted: str, why: str, *, stored: bool = False) -> None:
+        super().__init__(f"durability {wanted!r} is not available: {why}", wanted=wanted, stored=stored)
 
 
 class ServerError(MillstreamError):

@@ -41,6 +41,9 @@ def streaming_identity(query_id: str | None, batch_id: str | None, sink: str, pa
 
 
 class RowWriter(Protocol):
+    known_again: bool
+    """Rows that are stored are known when they are given again, and are not added twice."""
+
     def write(self, piece: Piece) -> tuple[int, int]:
         """Rows added, and rows that were there already. Their sum is the number of rows, or an error is raised."""
 
@@ -50,6 +53,8 @@ class RowWriter(Protocol):
 
 class ExactlyOnce:
     """``append_once``: rows and the writer's position are one atomic step. One position for each stream."""
+
+    known_again = True
 
     def __init__(self, broker: BlockingBroker, options: SinkOptions, identity: WriteIdentity) -> None:
         self._broker = broker
@@ -73,6 +78,8 @@ class ExactlyOnce:
 
 class ExactlyOnceAt:
     """As ``ExactlyOnce``, for rows that bring their ids."""
+
+    known_again = True
 
     def __init__(self, broker: BlockingBroker, options: SinkOptions, identity: WriteIdentity) -> None:
         self._broker = broker
@@ -98,6 +105,8 @@ class ExactlyOnceAt:
 class ExactlyOnceByEventId:
     """``append_unique``: an event id that was seen within the window is not written again, whoever brings it."""
 
+    known_again = True
+
     def __init__(self, broker: BlockingBroker, options: SinkOptions) -> None:
         self._broker = broker
         self._options = options
@@ -122,6 +131,8 @@ class ExactlyOnceByEventId:
 
 class AtLeastOnce:
     """Plain XADDs: a task or a batch that is repeated adds its rows again."""
+
+    known_again = False
 
     def __init__(self, broker: BlockingBroker, options: SinkOptions) -> None:
         self._broker = broker

@@ -3,8 +3,12 @@ thread, so that a slow one does not add its time to the others'."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import queue
+import random
 import threading
+import time
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.broker import BlockingBroker
+from millstream.errors import DurabilityUnavailable
+from millstream.model import Backoff
 from millstream.spark.caps import cap
 from millstream.spark.connection import broker_at
 from millstream.spark.delivery import (
@@ -24,10 +30,14 @@ from millstream.spark.delivery import (
     RowWriter,
     WriteIdentity,
 )
-from millstream.spark.entries import Mapping, is_text, mapping_for, pieces, refuse_oversize
+from millstream.spark.entries import Mapping, Piece, is_text, mapping_for, pieces, refuse_oversize
 from millstream.spark.errors import InvalidOption, RowsMiscounted
 from millstream.spark.report import Delivered, total
 from millstream.spark.sink_options import SinkOptions, sink_options
+
+_UNCONFIRMED: Final = Backoff(initial_ms=25, max_ms=1000)
+
+log = logging.getLogger("millstream.spark")
 
 
 @dataclass(slots=True)
@@ -55,11 +65,26 @@ class WriteTarget:
         counts.rows += batch.num_rows
         for piece in pieces(self._mapping, batch):
             refuse_oversize(piece, self._broker.context.limits.max_entry_bytes)
-            added, skipped = self._delivery.write(piece)
+            added, skipped = self._write(piece)
             counts.added += added
             counts.skipped += skipped
             if self.options.trim is not None:
                 counts.dropped += cap(self._broker, piece.stream, self.options.trim)
+
+    def _write(self, piece: Piece) -> tuple[int, int]:
+        """Replicas that are away for a moment, as in a failover, must not end the query: Spark repeats no task of its
+        own on ``local[n]``. So rows that are stored but not confirmed are given again, until ``deadlineMs``."""
+        until = time.monotonic() + self.options.address.deadline_ms / 1000
+        for attempt in itertools.count(1):
+            try:
+                return self._delivery.write(piece)
+            except DurabilityUnavailable as error:
+                if not (error.stored and self._delivery.known_again) or time.monotonic() >= until:
+                    raise
+                if attempt == 1:
+                    log.warning("stream %r: %s The rows are given again until they are confirmed.", piece.stream, error)
+                time.sleep(_UNCONFIRMED.delay_ms(attempt, random.random()) / 1000)  # noqa: S311  no secret, only pauses
+        raise AssertionError("it returns or raises")
 
     def finish(self) -> Counts:
         """All rows were given. As many must be confirmed, or the task fails."""

@@ -92,6 +92,7 @@ def send_durably(
         str(wanted),
         f"{confirmed if isinstance(confirmed, int) else 0} replicas confirmed within {wanted.timeout_ms} ms. "
         "The write is stored but not confirmed: do not repeat it blindly, check the replicas.",
+        stored=True,
     )
 
 

@@ -1,11 +1,13 @@
-"""A source that asks for replicas reads nothing that a failover could take back."""
+"""With replicas asked for, a source reads nothing that a failover could take back; a sink waits till they have it."""
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -13,7 +15,9 @@ from millstream import open_blocking_broker
 from millstream.errors import DurabilityUnavailable
 from millstream.model import replicated
 from millstream.spark.errors import DataLost, InvalidOption
+from millstream.spark.fan_out import write_here
 from millstream.spark.options import source_options
+from millstream.spark.report import Delivered
 from millstream.spark.source import DEFAULT_SCHEMA, RedisStreamsSource
 from millstream.testing import RedisProcess, valkey_server
 from millstream.testing.topologies import ask
@@ -121,3 +125,82 @@ def test_a_full_server_is_still_read(pair: Pair) -> None:
 def test_other_levels_are_refused(level: str) -> None:
     with pytest.raises(InvalidOption, match="durability"):
         source_options({"url": "redis://h", "subscribe": "s", "durability": level}, streaming=True)
+
+
+# --- the sink ---------------------------------------------------------------------------------------------------------
+
+KNOWN_AGAIN = [
+    {},
+    {"idColumn": "at"},
+    {"delivery": "exactly_once_by_event_id", "eventIdColumn": "at"},
+]
+
+
+def write(primary: RedisProcess, **options: str) -> Delivered:
+    """What a task does with 2,500 rows: three steps."""
+    rows = pa.record_batch({"value": [b"%d" % n for n in range(2500)], "at": [f"{n}-1" for n in range(1, 2501)]})
+    asked = {"url": primary.url, "stream": "out", "durability": "replicated(1)", "txnAppId": "app", "txnVersion": "1"}
+    return write_here({**asked, **options}, rows.schema, [rows], partition="0")
+
+
+class Resuming(logging.Handler):
+    """Lets the replica go on once the sink has said that rows were not confirmed."""
+
+    def __init__(self, replica: RedisProcess) -> None:
+        super().__init__(logging.WARNING)
+        self._replica = replica
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+        self._replica.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("options", KNOWN_AGAIN, ids=["exactly_once", "idColumn", "by_event_id"])
+def test_rows_that_no_replica_confirmed_are_given_again_and_are_there_once(pair: Pair, options: dict[str, str]) -> None:
+    primary, replica = pair
+    resuming = Resuming(replica)
+    log = logging.getLogger("millstream.spark")
+    log.addHandler(resuming)
+    replica.signal(signal.SIGSTOP)
+    try:
+        assert write(primary, **options).rows == 2500
+    finally:
+        log.removeHandler(resuming)
+        replica.signal(signal.SIGCONT)
+    (said,) = resuming.said
+    assert "'out'" in said
+    assert "replicated(1)" in said
+    ask(replica, "REPLICAOF", "NO", "ONE")
+    assert ask(replica, "XLEN", "out") == ask(primary, "XLEN", "out") == 2500
+
+
+def test_a_sink_gives_up_at_its_deadline_and_a_repetition_adds_nothing(pair: Pair) -> None:
+    primary, replica = pair
+    replica.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(DurabilityUnavailable, match="replicated"):
+            write(primary, deadlineMs="1500")
+        assert 0 < ask(primary, "XLEN", "out") <= 2500
+    finally:
+        replica.signal(signal.SIGCONT)
+    assert write(primary).rows == 2500
+    assert ask(primary, "XLEN", "out") == 2500
+
+
+def test_rows_that_would_be_added_twice_are_not_given_again(pair: Pair) -> None:
+    primary, replica = pair
+    replica.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(DurabilityUnavailable, match="do not repeat it blindly"):
+            write(primary, delivery="at_least_once")
+        assert 0 < ask(primary, "XLEN", "out") <= 2500
+    finally:
+        replica.signal(signal.SIGCONT)
+
+
+def test_what_the_server_will_never_give_is_said_at_once(pair: Pair) -> None:
+    primary, _ = pair
+    with pytest.raises(DurabilityUnavailable, match=r"appendonly|appendfsync"):
+        write(primary, durability="fsynced")
+    assert ask(primary, "EXISTS", "out") == 0
