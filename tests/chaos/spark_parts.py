@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from chaos.parts import Part
 from millstream.errors import MillstreamError
-from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.sinks import Write
 from millstream.pipelines.sinks.redis import RedisSink
 from millstream.spark.options import source_options

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from millstream.pipelines.sinks.sink import Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import TemplateText
-from millstream.pipelines.spec.uri import RedisAddress, RedisUri
+from millstream.pipelines.redis_address import RedisAddress, RedisUri
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -91,9 +91,9 @@ class SilenceSource(Source):
 ASKED = '''
 import json, sys
 from millstream.pipelines import SpecRefused, json_schema, parse_pipeline, make_plan
-from millstream.pipelines.fingerprint import fingerprint
+from millstream.pipelines.checkpoint import fingerprint
 from millstream.pipelines.plan import describe
-from millstream.pipelines.secret_files import SecretFiles, unreachable
+from millstream.pipelines.redis_address import SecretFiles, unreachable
 
 SPEC = """
 apiVersion: millstream/v1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream.pipelines.checkpoint import Checkpoint as Checkpoint
-    from millstream.pipelines.error_origin import short as short
+    from millstream.pipelines.dead_letters import replay_dead_letters as replay_dead_letters
     from millstream.pipelines.errors import CheckpointRefused as CheckpointRefused
     from millstream.pipelines.errors import EventFailed as EventFailed
     from millstream.pipelines.errors import NoSuchCheckpoint as NoSuchCheckpoint
@@ -22,21 +22,18 @@ if TYPE_CHECKING:
     from millstream.pipelines.errors import SourceFailed as SourceFailed
     from millstream.pipelines.errors import SparkNotStarted as SparkNotStarted
     from millstream.pipelines.errors import SpecRefused as SpecRefused
+    from millstream.pipelines.errors import short as short
     from millstream.pipelines.plan import PipelinePlan as PipelinePlan
     from millstream.pipelines.plan import describe as describe
     from millstream.pipelines.plan import make_plan as make_plan
     from millstream.pipelines.preflight import check_parts as check_parts
     from millstream.pipelines.preflight import java_problem as java_problem
-    from millstream.pipelines.progress import Tally as Tally
-    from millstream.pipelines.progress import display as display
     from millstream.pipelines.query import PipelineRun as PipelineRun
-    from millstream.pipelines.replay import replay_dead_letters as replay_dead_letters
+    from millstream.pipelines.redis_address import SecretFiles as SecretFiles
+    from millstream.pipelines.redis_address import unreachable as unreachable
     from millstream.pipelines.runner import Runner as Runner
-    from millstream.pipelines.secret_files import SecretFiles as SecretFiles
-    from millstream.pipelines.secret_files import unreachable as unreachable
     from millstream.pipelines.session import start_session as start_session
     from millstream.pipelines.session import wanted_master as wanted_master
-    from millstream.pipelines.slot_watch import slot_facts as slot_facts
     from millstream.pipelines.sources import Opening as Opening
     from millstream.pipelines.spec.load import json_schema as json_schema
     from millstream.pipelines.spec.load import load_pipeline as load_pipeline
@@ -44,7 +41,10 @@ if TYPE_CHECKING:
     from millstream.pipelines.spec.load import parse_pipeline as parse_pipeline
     from millstream.pipelines.spec.pipeline import Pipeline as Pipeline
     from millstream.pipelines.status import PipelineStatus as PipelineStatus
+    from millstream.pipelines.status import Tally as Tally
     from millstream.pipelines.status import at_rest as at_rest
+    from millstream.pipelines.status import display as display
+    from millstream.pipelines.watches import slot_facts as slot_facts
 
 _HOMES = {
     "Checkpoint": "checkpoint",
@@ -59,7 +59,7 @@ _HOMES = {
     "PipelineUnknown": "errors",
     "Problem": "errors",
     "Runner": "runner",
-    "SecretFiles": "secret_files",
+    "SecretFiles": "redis_address",
     "SinkFailed": "errors",
     "SinkUnknown": "errors",
     "SourceFailed": "errors",
@@ -67,20 +67,20 @@ _HOMES = {
     "SpecRefused": "errors",
     "at_rest": "status",
     "describe": "plan",
-    "Tally": "progress",
+    "Tally": "status",
     "check_parts": "preflight",
-    "display": "progress",
-    "short": "error_origin",
+    "display": "status",
+    "short": "errors",
     "java_problem": "preflight",
     "json_schema": "spec.load",
     "load_pipeline": "spec.load",
     "load_pipelines": "spec.load",
     "make_plan": "plan",
     "parse_pipeline": "spec.load",
-    "replay_dead_letters": "replay",
-    "slot_facts": "slot_watch",
+    "replay_dead_letters": "dead_letters",
+    "slot_facts": "watches",
     "start_session": "session",
-    "unreachable": "secret_files",
+    "unreachable": "redis_address",
     "wanted_master": "session",
 }
 """Entered when asked for: Spark's workers load one small module of this room, and must not wait for the rest."""

@@ -1,17 +1,25 @@
 """What will happen, decided before Spark starts: which stage runs where, who gates the checkpoint, how rows are told
-apart when a batch is replayed. Pure; the runner only follows it."""
+apart when a batch is replayed; and the chain of processors over a frame, as it was decided: the same for the streaming
+query, for one batch, and for a replay.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from millstream.pipelines.processors import Processor
+from millstream.pipelines.errors import ProcessorFailed, called, cause
+from millstream.pipelines.events import COLUMNS, number_repeats
+from millstream.pipelines.processors import Processor, ProcessorStage
+from millstream.pipelines.redis_address import RedisAddress, has_secret
 from millstream.pipelines.sinks import Delivery, Sink
+from millstream.pipelines.sinks.sink import TIME
 from millstream.pipelines.spec.pipeline import Pipeline
-from millstream.pipelines.spec.uri import RedisAddress, has_secret
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Numbering = Literal["none", "in the batch", "by the batch"]
 
@@ -185,3 +193,57 @@ def order(made: PipelinePlan) -> str:
     if kept is None:
         return "not kept: a batch is cut into tasks that write side by side; partitions: 1 in the source keeps it"
     return f"kept: {kept}, in every sink"
+
+
+def before_the_batch(events: DataFrame, plan: PipelinePlan) -> DataFrame:
+    """The source's events through stateless and stateful processors, with one watermark for all of them."""
+    from pyspark.sql import functions as F
+
+    if plan.watermark_ms is not None:
+        # What failed carries the batch's time: it must not be dropped as late, nor hold the watermark back.
+        when = F.when(F.col("error").isNull(), F.timestamp_millis("ts_ms"))
+        timed = events.withColumn("event_time", F.coalesce(when, F.current_timestamp()))
+        events = timed.withWatermark("event_time", f"{plan.watermark_ms} milliseconds")
+    events = apply(events, plan.streaming, plan, batch_id=-1, failures=plan.pipeline.spec.source.can_fail())
+    return rows_and_times(events, plan) if plan.straight else events
+
+
+def rows_and_times(events: DataFrame, plan: PipelinePlan) -> DataFrame:
+    """What a simple plan's one pass writes, with the events' times beside it."""
+    from pyspark.sql import functions as F
+
+    return plan.gating[0].prepare(events, plan.pipeline.tenant, (F.col("ts_ms").alias(TIME),))
+
+
+def inside_the_batch(frame: DataFrame, plan: PipelinePlan, batch_id: int) -> DataFrame:
+    """A batch through what runs per batch. Ids are made unique first: sql and python may rely on them."""
+    failures = plan.pipeline.spec.source.can_fail() or any(p.processor.can_fail() for p in plan.streaming)
+    numbered = numbered_ids(frame.select(*COLUMNS), plan.numbering, batch_id)
+    return apply(numbered, plan.per_batch, plan, batch_id=batch_id, failures=failures)
+
+
+def numbered_ids(frame: DataFrame, numbering: Numbering, batch_id: int) -> DataFrame:
+    if numbering == "none":
+        return frame
+    return number_repeats(frame, suffix=f"@{batch_id}" if numbering == "by the batch" else "")
+
+
+def apply(
+    events: DataFrame, placed: Sequence[Placed], plan: PipelinePlan, *, batch_id: int, failures: bool
+) -> DataFrame:
+    quotes = not plan.hidden
+    for each in placed:
+        stage = ProcessorStage(each.name, plan.pipeline.tenant, batch_id, failures, quotes)
+        events = _applied(each, events, stage)
+        failures = failures or each.processor.can_fail()
+    return events
+
+
+def _applied(placed: Placed, events: DataFrame, stage: ProcessorStage) -> DataFrame:
+    """What Spark refuses here is the query itself: a column that is not there, a word that is no SQL."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return placed.processor.apply(events, stage)
+    except PySparkException as error:
+        raise ProcessorFailed(called(placed), cause(error)) from error

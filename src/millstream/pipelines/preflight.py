@@ -16,9 +16,8 @@ from typing import Final
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import CheckpointRefused, Problem, SpecRefused
 from millstream.pipelines.plan import PipelinePlan, Placed
-from millstream.pipelines.secret_files import unreachable
+from millstream.pipelines.redis_address import NotAnswering, RedisAddress, unreachable
 from millstream.pipelines.session import SqlParser, parser
-from millstream.pipelines.spec.uri import NotAnswering, RedisAddress
 
 log = logging.getLogger("millstream.pipelines")
 

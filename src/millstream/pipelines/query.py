@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING
 from millstream.model import Observer, quiet
 from millstream.pipelines.batch import BatchRunner
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.error_origin import may_pass, short
-from millstream.pipelines.errors import OldBatchRefused, QueryVanished, SinkUnknown, SourceFailed, StopRequested
+from millstream.pipelines.errors import (
+    OldBatchRefused,
+    QueryVanished,
+    SinkUnknown,
+    SourceFailed,
+    StopRequested,
+    may_pass,
+    short,
+)
 from millstream.pipelines.events import as_0_1_0_wrote
-from millstream.pipelines.plan import PipelinePlan
+from millstream.pipelines.plan import PipelinePlan, before_the_batch
+from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.run_context import Gate, RunContext
-from millstream.pipelines.secret_files import SecretFiles
-from millstream.pipelines.slot_watch import SlotWatch
 from millstream.pipelines.sources import Opening
 from millstream.pipelines.spool import Deliverer, Spool
-from millstream.pipelines.stages import before_the_batch
-from millstream.pipelines.status import LagWatch, PipelineStatus, State, chosen
+from millstream.pipelines.status import PipelineStatus, State, chosen
+from millstream.pipelines.watches import LagWatch, SlotWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

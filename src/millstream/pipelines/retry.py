@@ -1,4 +1,4 @@
-"""Trying until a sink has the batch. What to try is the caller's; whether to go on is decided in ``error_origin``."""
+"""Trying until a sink has the batch. What to try is the caller's; whether to go on is decided in ``errors``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ import time
 from collections.abc import Callable
 
 from millstream.errors import MillstreamError
-from millstream.pipelines.error_origin import is_fatal, is_source_fault, origin_of, short
-from millstream.pipelines.errors import EventFailed, ProcessorFailed, SinkFailed, SourceFailed, StopRequested
+from millstream.pipelines.errors import (
+    EventFailed,
+    ProcessorFailed,
+    SinkFailed,
+    SourceFailed,
+    StopRequested,
+    is_fatal,
+    is_source_fault,
+    origin_of,
+    short,
+)
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.run_context import RunContext
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from millstream.model import Clock, Observer, SystemClock, quiet
 from millstream.pipelines.errors import StopRequested
-from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.redis_address import SecretFiles
 
 if TYPE_CHECKING:
     from millstream.pipelines.spool import Spool

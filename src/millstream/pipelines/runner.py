@@ -14,7 +14,7 @@ from millstream.pipelines.errors import PipelineUnknown
 from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.preflight import check_before, check_sql
 from millstream.pipelines.query import PipelineRun
-from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.session import SqlParser, start_session, wanted_master
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.status import PipelineStatus

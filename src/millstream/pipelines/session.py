@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from millstream.pipelines.error_origin import short
-from millstream.pipelines.errors import SparkNotStarted
+from millstream.pipelines.errors import SparkNotStarted, short
 from millstream.pipelines.plan import PipelinePlan
-from millstream.pipelines.secret_files import without_secret_variables
+from millstream.pipelines.redis_address import without_secret_variables
 from millstream.pipelines.spec.part import SECRET_WORDS
 
 if TYPE_CHECKING:

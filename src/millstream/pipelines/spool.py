@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.pipelines.checkpoint import write_atomically
-from millstream.pipelines.error_origin import is_fatal, short
-from millstream.pipelines.errors import SpoolDamaged
+from millstream.pipelines.errors import SpoolDamaged, is_fatal, short
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.session import activate
 from millstream.pipelines.sinks import Sink, Write

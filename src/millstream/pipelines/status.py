@@ -1,21 +1,28 @@
 """How a pipeline stands, for whoever asks: one record for the terminal, for HTTP and for the command line.
 
-Spark reports on a batch when it is done, and one whose sink is being retried may not be done for hours. So a thread of
-its own asks how far behind the pipeline is meanwhile, and nobody who looks has to wait for an answer."""
+While pipelines run, people see it as a live table on a terminal, or as a line for each batch elsewhere; and what all of
+it came to, at the end.
+"""
 
 from __future__ import annotations
 
 import json
-import logging
+import sys
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.error_origin import short
 from millstream.pipelines.plan import PipelinePlan
-from millstream.pipelines.run_context import Gate, RunContext
 
 State = Literal["new", "running", "paused", "stopped", "finished", "failed", "not running", "never started"]
 
@@ -107,76 +114,112 @@ def _lag(report: Any) -> int | None:
         return None  # another source's offset, or a stream whose counts Redis cannot tell
 
 
-log = logging.getLogger("millstream.pipelines")
-_TICK_S = 1.0
+Show = Callable[[list[PipelineStatus]], None]
+_SHOWN = ("pipeline", "state", "batch", "rows", "rows/s", "lag", "batch ms", "sinks")
+_WORDS = ("pipeline", "state", "sinks")
+_STYLES = {"retrying": "yellow", "catching up": "yellow", "failing": "red", "failed": "red"}
 
 
-class _Found(NamedTuple):
-    batch: int
-    entries: int | None
+@contextmanager
+def display(*, quiet: bool = False) -> Iterator[Show | None]:
+    if quiet:
+        yield None
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines()
+        return
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        yield lambda statuses: live.update(_table(statuses))
 
 
-class LagWatch:
-    """Asks once a tick, and only while one batch is at hand for longer than that. ``behind`` is told where the last
-    finished batch ended, None where there is none."""
+def _table(statuses: list[PipelineStatus]) -> Table:
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for column in _SHOWN:
+        shown.add_column(column, justify="left" if column in _WORDS else "right")
+    for one in statuses:
+        style = {"running": "green", "failed": "red", "paused": "yellow"}.get(one.state, "")
+        progress = one.progress
+        sinks = Text(", ").join(
+            Text(f"{name} {state}", style=_STYLES.get(state, "")) for name, state in one.sinks.items()
+        )
+        shown.add_row(
+            Text(one.name),
+            Text(one.state, style=style),
+            _number(one.batch),
+            _number(progress.get("rows")),
+            _number(progress.get("processed_rows_per_second")),
+            _number(progress.get("lag")),
+            _number(progress.get("batch_ms")),
+            sinks,
+        )
+    return shown
 
-    def __init__(
-        self,
-        name: str,
-        behind: Callable[[Any], int | None],
-        checkpoint: Checkpoint,
-        gate: Gate,
-        context: RunContext,
-        *,
-        tick_s: float = _TICK_S,
-    ) -> None:
-        self._name = name
-        self._ask = behind
-        self._checkpoint = checkpoint
-        self._gate = gate
-        self._context = context
-        self._tick_s = tick_s
-        self._found: _Found | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="millstream-lag", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
 
-    def shown(self) -> dict[str, Any]:
-        """The lag of the batch at hand, in place of what Spark said of the one before; empty where that still holds."""
-        found = self._found
-        return {} if found is None or found.batch != self._gate.inside else {"lag": found.entries}
+def _lines() -> Show:
+    """A line where something new is to be said."""
+    said: dict[str, str] = {}
 
-    def _loop(self) -> None:
-        before: int | None = None
-        while not self._stop.wait(self._tick_s):
-            batch = self._gate.inside
-            if batch is not None and batch == before:
-                try:
-                    self._look(batch)
-                except Exception as error:  # an observer's, perhaps: nobody would miss a thread that ends here
-                    log.warning("pipeline %s: the lag was not told: %s", self._name, short(error))
-            before = batch
+    def show(statuses: list[PipelineStatus]) -> None:
+        for one in statuses:
+            line = _line(one)
+            if said.get(one.name) != line:
+                said[one.name] = line
+                sys.stderr.write(line + "\n")
 
-    def _look(self, batch: int) -> None:
-        entries = self._behind(batch)
-        self._found = _Found(batch, entries)
-        facts: dict[str, int] = {} if entries is None else {"entries": entries}
-        if self._context.newest_ms is not None:
-            facts["newest_age_ms"] = self._context.clock.now_ms() - self._context.newest_ms
-        if facts and batch == self._gate.inside:
-            self._context.observer("pipeline.lag", pipeline=self._name, **facts)
+    return show
 
-    def _behind(self, batch: int) -> int | None:
-        try:
-            finished = self._checkpoint.ends(batch - 1)
-            return self._ask(finished[0] if finished else None)
-        except Exception as error:  # whatever it is, it is not the batch's: that goes on, and says its own
-            log.debug("pipeline %s: the lag cannot be told: %s", self._name, short(error))
-            return None
+
+def _line(one: PipelineStatus) -> str:
+    progress = one.progress
+    parts = [
+        f"batch {_number(progress.get('batch'))}",
+        f"{_number(progress.get('rows'))} rows",
+        f"{_number(progress.get('processed_rows_per_second'))} rows/s",
+        f"lag {_number(progress.get('lag'))}",
+        f"{_number(progress.get('batch_ms'))} ms",
+        "sinks: " + ", ".join(f"{name} {state}" for name, state in one.sinks.items()),
+    ]
+    return f"{one.name}: {one.state}, " + ", ".join(parts)
+
+
+class Tally:
+    """An observer that counts what went in and what each sink took; facts may come from several threads."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._rows_in: Counter[str] = Counter()
+        self._rows_out: dict[str, Counter[str]] = {}
+        self._dead: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """The clock of the rate starts here: Spark's own start is not the pipeline's."""
+        self._began = time.monotonic()
+
+    def __call__(self, name: str, /, **facts: Any) -> None:
+        with self._lock:
+            if name == "pipeline.batch":
+                self._rows_in[facts["pipeline"]] += facts["events"]
+            elif name == "pipeline.sink":
+                self._rows_out.setdefault(facts["pipeline"], Counter())[facts["sink"]] += facts["rows"] or 0
+            elif name == "pipeline.dead_letters":
+                self._dead[facts["pipeline"]] += facts["events"]
+
+    def lines(self, pipeline: str, sinks: list[str]) -> list[str]:
+        seconds = max(time.monotonic() - self._began, 0.001)
+        with self._lock:
+            rows, taken, dead = self._rows_in[pipeline], self._rows_out.get(pipeline, Counter()), self._dead[pipeline]
+        lines = [f"{_rows(rows)} in, {seconds:.1f} s, {rows / seconds:,.0f} rows/s"]
+        lines += [f"sink {name}: {_rows(taken[name])} out" for name in sinks]
+        if dead:
+            lines.append(f"dead letters: {dead:,}; see why: millstream dlq ls {pipeline}")
+        return lines
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"

@@ -19,7 +19,7 @@ from millstream.cli.json_keys import ANSWERS, KINDS, Answer
 from millstream.cli.main import CHAPTERS, build, main
 from millstream.messaging.burial import Burial, bury_with
 from millstream.pipelines import Checkpoint, load_pipeline, make_plan
-from millstream.pipelines.replay import ReplayResult
+from millstream.pipelines.dead_letters import ReplayResult
 
 LONG = "orders.eu-central-1.customer-000000000042.events"
 KIND: dict[str, Callable[[Any], bool]] = {

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Format, SourcePosition, read_documents
+from millstream.pipelines.envelope_reader import Format, SourcePosition, read_documents
+from millstream.pipelines.envelopes import AnyEnvelope, Envelope
 from millstream.pipelines.sinks.redis import RedisSink
 
 pytestmark = pytest.mark.spark

@@ -11,8 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from millstream.pipelines.sources.generator import GeneratorConfig, GeneratorSource
-from millstream.pipelines.sources.sample_shop import FIELDS
+from millstream.pipelines.sources.generator import FIELDS, GeneratorConfig, GeneratorSource
 
 pytestmark = pytest.mark.spark
 

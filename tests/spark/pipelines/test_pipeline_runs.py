@@ -12,9 +12,9 @@ import redis
 from pyspark.sql import SparkSession
 from running import documents, entries, forget_last_commit, numbers, pipeline, redis_sink, run_once, values
 
+from millstream.pipelines.dead_letters import replay_dead_letters
 from millstream.pipelines.errors import EventFailed, SinkFailed, SpecRefused
 from millstream.pipelines.plan import make_plan
-from millstream.pipelines.replay import replay_dead_letters
 from millstream.pipelines.runner import Runner
 from millstream.testing import RedisProcess, wait_until
 

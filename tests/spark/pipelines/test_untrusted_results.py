@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Native, SourcePosition, read_documents
+from millstream.pipelines.envelope_reader import SourcePosition, read_documents
+from millstream.pipelines.envelopes import AnyEnvelope, Envelope, Native
 from millstream.pipelines.events import plain_columns
 from millstream.pipelines.processors import ProcessorStage
 from millstream.pipelines.sinks.redis import RedisSink

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from specs import planned
 
-from millstream.pipelines.error_origin import ErrorOrigin, is_fatal, origin_of
-from millstream.pipelines.errors import ProcessorFailed
+from millstream.pipelines.errors import ErrorOrigin, ProcessorFailed, is_fatal, origin_of
 from millstream.pipelines.plan import Placed
 
 QUERY = "SELECT id, op,\n  1 / n AS share\nFROM events"

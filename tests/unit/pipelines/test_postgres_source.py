@@ -9,7 +9,7 @@ import pytest
 
 from millstream.pipelines import SpecRefused, parse_pipeline
 from millstream.pipelines.plan import describe, make_plan
-from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.sources import Opening
 from millstream.pipelines.sources.postgres import PostgresSource
 

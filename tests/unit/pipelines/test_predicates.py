@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from millstream.pipelines.processors.predicates import Condition, Predicate
+from millstream.pipelines.processors.filter import Condition, Predicate
 from millstream.pipelines.templates import EventValues
 
 BIG = 1234567890123456789

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from millstream.errors import AuthenticationFailed, BrokerUnavailable, MillstreamError, OutOfMemory
-from millstream.pipelines.error_origin import is_disk_full, is_fatal, is_source_fault, may_pass, short
-from millstream.pipelines.errors import StopRequested
+from millstream.pipelines.errors import StopRequested, is_disk_full, is_fatal, is_source_fault, may_pass, short
 from millstream.pipelines.run_context import Gate
 from millstream.pipelines.spec.pipeline import RetrySettings
 from millstream.testing import wait_until

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from specs import pipeline, planned, redis_sink
 
-from millstream.pipelines.secret_files import SecretFiles, unreachable, without_secret_variables
-from millstream.pipelines.spec.uri import RedisAddress
+from millstream.pipelines.redis_address import RedisAddress, SecretFiles, unreachable, without_secret_variables
 from millstream.spark.connection import Address
 
 SECRET = RedisAddress("redis://me:s3cret@h:1/2?sentinel_password=x")

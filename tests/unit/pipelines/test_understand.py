@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream.pipelines.envelopes.reading import Understood, understand
+from millstream.pipelines.envelope_reader import Understood, understand
 
 ROW = '{"n": 1.10, "big":123456789012345678901234567890,"e":1e400}'
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from specs import pipeline, planned, redis_sink
 
+from millstream.pipelines.checkpoint import fingerprint
 from millstream.pipelines.errors import SpecRefused
-from millstream.pipelines.fingerprint import fingerprint
 from millstream.pipelines.plan import describe, make_plan
+from millstream.pipelines.redis_address import shown, without_secrets
 from millstream.pipelines.spec.load import parse_pipeline
-from millstream.pipelines.spec.uri import shown, without_secrets
 
 SPEC = """
 apiVersion: millstream/v1

@@ -13,13 +13,13 @@ PROCESSORS = classes(
         "fields.Select",
         "fields.Rename",
         "fields.Drop",
-        "flatten.Flatten",
-        "mask.Mask",
-        "deduplicate.Deduplicate",
-        "aggregate.Aggregate",
+        "fields.Flatten",
+        "fields.Mask",
+        "stateful.Deduplicate",
+        "stateful.Aggregate",
         "sql.Sql",
         "python.Python",
-        "route.RouteByRule",
+        "filter.RouteByRule",
     ),
 )
 

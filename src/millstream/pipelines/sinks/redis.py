@@ -17,12 +17,11 @@ from pydantic_core import PydanticCustomError
 
 from millstream.errors import InvalidArgument
 from millstream.model import Durability
-from millstream.pipelines.envelopes import AnyEnvelope, Native
-from millstream.pipelines.envelopes.envelope import members, plain, quoted, quoting
+from millstream.pipelines.envelopes import AnyEnvelope, Native, members, plain, quoted, quoting
 from millstream.pipelines.events import fail_where
+from millstream.pipelines.redis_address import RedisAddress, RedisUri, no_second_password
 from millstream.pipelines.sinks.sink import TIME, Sink, SinkConfig, Write
 from millstream.pipelines.spec.part import Duration, NonEmpty, TemplateText, written_as
-from millstream.pipelines.spec.uri import RedisAddress, RedisUri, no_second_password
 from millstream.pipelines.templates import Template
 from millstream.spark import Delivered, read_report
 

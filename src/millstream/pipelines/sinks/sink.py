@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from millstream.pipelines.processors.filter import Match
-from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.redis_address import RedisAddress, SecretFiles
 from millstream.pipelines.spec.part import Name, Part, Size
-from millstream.pipelines.spec.uri import RedisAddress
 from millstream.spark import Delivered
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from millstream.pipelines.redis_address import has_secret
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, Size, written_as
-from millstream.pipelines.spec.uri import has_secret
 
 if TYPE_CHECKING:
     from millstream.cdc import DatabaseAddress

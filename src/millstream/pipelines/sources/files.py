@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
+from millstream.pipelines.envelope_reader import Format, SourcePosition, read_documents
 from millstream.pipelines.sources.source import Ids, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import NonEmpty, Text
 

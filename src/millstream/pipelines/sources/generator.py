@@ -1,8 +1,12 @@
-"""Made-up changes of customers, orders and payments: seeded, replayable and rate-controlled, for demos and tests."""
+"""Made-up changes of customers, orders and payments: seeded, replayable and rate-controlled, for demos and tests.
+
+Row n is a pure function of the seed and n.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -10,7 +14,147 @@ from millstream.pipelines.events import event_frame
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FIELDS = {
+    "customers": frozenset({"id", "name", "email", "city", "tier"}),
+    "orders": frozenset({"id", "customer_id", "status", "amount", "currency", "items"}),
+    "payments": frozenset({"id", "order_id", "amount", "method", "status"}),
+}
+FIRST_CUSTOMER = 1000
+_FIRST = ("Ada", "Bela", "Chidi", "Dunja", "Emil", "Fatou", "Goran", "Hana", "Ines", "Jonas", "Kofi", "Lena")
+_LAST = ("Adler", "Brandt", "Costa", "Diallo", "Evans", "Farkas", "Garcia", "Horvat", "Ito", "Jansen", "Kaya", "Lund")
+_CITY = ("Lisbon", "Lagos", "Vienna", "Osaka", "Quito", "Accra", "Porto", "Turin", "Malmo", "Lyon")
+_METHOD = ("card", "transfer", "wallet")
+_CURRENCY = ("EUR", "EUR", "EUR", "USD", "GBP")
+
+
+class ShopStep(NamedTuple):
+    """One of a beat's ten rows. ``old`` and ``new`` are the status (or tier) before and after; None: no such row.
+    ``order`` tells a customer's two orders apart. ``beats_back``: how long ago that customer's story began."""
+
+    table: str
+    op: str
+    old: str | None
+    new: str | None
+    beats_back: int
+    order: int = 0
+
+
+STEPS = (
+    ShopStep("customers", "c", None, "basic", 0),
+    ShopStep("orders", "c", None, "new", 0),
+    ShopStep("payments", "c", None, "authorized", 1),
+    ShopStep("orders", "u", "new", "paid", 1),
+    ShopStep("payments", "u", "authorized", "captured", 2),
+    ShopStep("orders", "u", "paid", "shipped", 3),
+    ShopStep("customers", "u", "basic", "gold", 5),
+    ShopStep("orders", "c", None, "new", 2, order=1),
+    ShopStep("orders", "d", "new", None, 4, order=1),
+    ShopStep("orders", "u", "shipped", "delivered", 6),
+)
+
+
+def tell(numbers: DataFrame, seed: int) -> DataFrame:
+    """Row numbers (``n``) with what happened: table, op, key, before, after beside them.
+
+    In steps, each a projection of its own: what the next step uses twice Spark then computes once.
+    """
+    from pyspark.sql import functions as F
+
+    placed = numbers.withColumn("_step", F.pmod(F.col("n"), F.lit(len(STEPS))).cast("int"))
+    beat = F.expr(f"n div {len(STEPS)}") + F.lit(FIRST_CUSTOMER)
+    placed = placed.withColumn("_customer", beat - _by_step([one.beats_back for one in STEPS]))
+    placed = placed.withColumn("_order", F.col("_customer") * 2 + _by_step([one.order for one in STEPS]))
+    # All that is by chance in a row comes from one hash of what it is about. A payment is about its order.
+    about = F.when(_among("customers"), -F.col("_customer")).otherwise(F.col("_order"))
+    placed = placed.withColumn("_chance", F.xxhash64(F.lit(seed), about))
+    # Everything of a row but its state, which comes last: what was before differs from what is after in that alone.
+    head = F.when(_among("orders"), _order()).when(_among("payments"), _payment()).otherwise(_customer())
+    key = F.when(_among("orders"), F.col("_order")).otherwise(F.col("_customer")).cast("string")
+    told = placed.withColumn("key", key).withColumns(
+        {
+            "table": _by_step([one.table for one in STEPS]),
+            "op": _by_step([one.op for one in STEPS]),
+            "_head": head,
+        }
+    )
+    return told.withColumns(
+        {"before": _closed([one.old for one in STEPS]), "after": _closed([one.new for one in STEPS])}
+    )
+
+
+def _by_step(values: Sequence[object]) -> Column:
+    """A constant for each step: an array that the generated code indexes, not a chain of comparisons."""
+    from pyspark.sql import functions as F
+
+    return F.element_at(F.array(*(F.lit(value) for value in values)), F.col("_step") + 1)
+
+
+def _among(table: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("_step").isin(*(i for i, one in enumerate(STEPS) if one.table == table))
+
+
+def _closed(states: Sequence[str | None]) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.concat(F.col("_head"), _by_step([state and state + '"}' for state in states]))
+
+
+def _customer() -> Column:
+    """A customer as JSON, up to the opening quote of its state; so are the other two."""
+    from pyspark.sql import functions as F
+
+    me, first, last, mail = F.col("key"), _pick(0, _FIRST), _pick(8, _LAST), _pick(8, [each.lower() for each in _LAST])
+    return _text(
+        '{"id":', me, ',"name":"', first, " ", last, '","email":"', mail, me, '@example.com","city":"',
+        _pick(16, _CITY), '","tier":"',
+    )  # fmt: skip
+
+
+def _order() -> Column:
+    from pyspark.sql import functions as F
+
+    return _text(
+        '{"id":', F.col("key"), ',"customer_id":', F.col("_customer"), ',"amount":', _amount(), ',"currency":"',
+        _pick(32, _CURRENCY), '","items":', _below(40, 5) + F.lit(1), ',"status":"',
+    )  # fmt: skip
+
+
+def _payment() -> Column:
+    from pyspark.sql import functions as F
+
+    return _text(
+        '{"id":', F.col("key"), ',"order_id":', F.col("_order"), ',"amount":', _amount(), ',"method":"',
+        _pick(48, _METHOD), '","status":"',
+    )  # fmt: skip
+
+
+def _amount() -> Column:
+    from pyspark.sql import functions as F
+
+    return _text(_below(0, 500) + F.lit(1), ".", _below(16, 90) + F.lit(10))
+
+
+def _below(bit: int, bound: int) -> Column:
+    """A number below ``bound``, from the bits of the row's chance that begin at ``bit``."""
+    from pyspark.sql import functions as F
+
+    return F.pmod(F.shiftrightunsigned(F.col("_chance"), bit), F.lit(bound))
+
+
+def _pick(bit: int, words: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.element_at(F.array(*(F.lit(word) for word in words)), _below(bit, len(words)).cast("int") + 1)
+
+
+def _text(*parts: str | Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.concat(*(F.lit(part) if isinstance(part, str) else part.cast("string") for part in parts))
 
 
 class GeneratorConfig(SourceConfig):
@@ -44,8 +188,6 @@ class GeneratorSource(Source):
         """Row numbers and times as events. Also what a test gives as a batch."""
         from pyspark.sql import functions as F
 
-        from millstream.pipelines.sources.sample_shop import tell
-
         name = self.config.id or "generator"
         columns = {
             "id": F.concat(F.lit(f"{name}-{self.config.seed}:"), F.col("n").cast("string")),
@@ -67,8 +209,6 @@ class GeneratorSource(Source):
         return self.config.rows is None and self.config.rate is None
 
     def fields(self) -> dict[str, frozenset[str]] | None:
-        from millstream.pipelines.sources.sample_shop import FIELDS
-
         return FIELDS
 
     def identity(self) -> dict[str, Any]:

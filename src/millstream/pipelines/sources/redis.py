@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
+from millstream.pipelines.envelope_reader import Format, SourcePosition, read_documents
+from millstream.pipelines.redis_address import RedisAddress, RedisUri, no_second_password, without_secrets
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, written_as
-from millstream.pipelines.spec.uri import RedisAddress, RedisUri, no_second_password, without_secrets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from millstream.pipelines.secret_files import SecretFiles
+from millstream.pipelines.redis_address import RedisAddress, SecretFiles
 from millstream.pipelines.spec.part import Name, Part
-from millstream.pipelines.spec.uri import RedisAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

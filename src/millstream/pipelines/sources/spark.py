@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from millstream.pipelines.envelopes import Format, SourcePosition, read_documents
+from millstream.pipelines.envelope_reader import Format, SourcePosition, read_documents
 from millstream.pipelines.sources.source import Ids, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import SECRET_WORDS, NonEmpty, Text
 

@@ -10,7 +10,7 @@ from millstream.pipelines.errors import Problem
 from millstream.pipelines.paths import FieldPath
 from millstream.pipelines.processors import PROCESSORS, Processor
 from millstream.pipelines.processors.processor import Fields
-from millstream.pipelines.spec.document import Document, Path
+from millstream.pipelines.spec.document import Document, DocumentPath
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.templates import Template
 
@@ -135,7 +135,7 @@ def _check_templates(document: Document, pipeline: Pipeline) -> None:
             _check_text(document, ("spec", "sinks", index, *path), text, known)
 
 
-def _check_text(document: Document, path: Path, text: str, known: Fields) -> None:
+def _check_text(document: Document, path: DocumentPath, text: str, known: Fields) -> None:
     every = sorted(frozenset().union(*known.values()))
     for reference in Template.parse(text).references():
         if reference.root in ("before", "after", "row") and reference.field.partition(".")[0] not in every:

@@ -48,7 +48,7 @@ MAX_DEPTH = 32
 MAX_NODES = 20_000
 MAX_NUMBER = 100
 
-Path = tuple[str | int, ...]
+DocumentPath = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
@@ -57,22 +57,22 @@ class Document:
 
     file: str
     value: Any = None
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[DocumentPath, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    from_environment: set[Path] = field(default_factory=set)
+    from_environment: set[DocumentPath] = field(default_factory=set)
 
-    def line(self, path: Path) -> int:
+    def line(self, path: DocumentPath) -> int:
         """The line of ``path``, or of the nearest thing around it that is in the file."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
         return 1
 
-    def report(self, path: Path, message: str) -> None:
+    def report(self, path: DocumentPath, message: str) -> None:
         self.problems.append(Problem(self.file, self.line(path), dotted(path), message))
 
 
-def dotted(path: Path) -> str:
+def dotted(path: DocumentPath) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -128,7 +128,7 @@ class _Reader:
         self._left = MAX_NODES
         self._scalars = yaml.SafeLoader("")
 
-    def read(self, node: yaml.Node, path: Path) -> Any:
+    def read(self, node: yaml.Node, path: DocumentPath) -> Any:
         self._left -= 1
         # An alias repeats its node: a bomb is a small file with a huge expansion, and one that contains itself
         # never ends. Both are caught here, while walking, before the values exist.
@@ -142,7 +142,7 @@ class _Reader:
             return [self.read(child, (*path, index)) for index, child in enumerate(node.value)]
         return self._scalar(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: DocumentPath) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
@@ -154,7 +154,7 @@ class _Reader:
             self._document.lines[here] = key_node.start_mark.line + 1
         return values
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+    def _scalar(self, node: yaml.Node, path: DocumentPath) -> Any:
         plain = ("null", "bool", "int", "float", "str", "timestamp")
         kind = node.tag.removeprefix("tag:yaml.org,2002:")
         if kind not in plain:

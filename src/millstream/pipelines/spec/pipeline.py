@@ -9,10 +9,10 @@ from pydantic_core import PydanticCustomError
 
 from millstream.model import Backoff
 from millstream.pipelines.processors import AnyProcessor
+from millstream.pipelines.redis_address import RedisUri, no_second_password
 from millstream.pipelines.sinks import AnySink
 from millstream.pipelines.sources import AnySource
 from millstream.pipelines.spec.part import BareDuration, Duration, Name, NonEmpty, Part, Size, Text
-from millstream.pipelines.spec.uri import RedisUri, no_second_password
 
 
 class Metadata(Part):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from millstream.pipelines.envelopes.cloudevents import HAPPENED
+from millstream.pipelines.envelopes import HAPPENED
 from millstream.pipelines.events import LAST_MS, OPS, event_frame, per_row
 from millstream.pipelines.json_text import NO_OBJECT, JsonError, JsonMember, Number, is_object, members, shown
 

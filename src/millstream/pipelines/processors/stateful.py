@@ -1,7 +1,4 @@
-"""Counts and sums over windows of event time: each closed window of each group leaves as one new event.
-
-Stateful, and in Spark's append mode: a window leaves once, when the watermark has passed its end.
-"""
+"""What keeps state over batches, within a watermark, and so stands before sql and python: aggregate and deduplicate."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from millstream.pipelines.envelopes.envelope import json_object, number, or_null
-from millstream.pipelines.events import event_frame, per_row
+from millstream.pipelines.envelopes import json_object, number, or_null
+from millstream.pipelines.events import event_frame, fail_where, per_row
 from millstream.pipelines.json_text import write
-from millstream.pipelines.processors.predicates import FieldReference
+from millstream.pipelines.processors.filter import FieldReference
 from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import Duration, NonEmpty
 from millstream.pipelines.templates import Reference, TemplateError, as_json
@@ -125,3 +122,34 @@ def _measure(text: str, argument: str) -> Column:
 
     kind = text.partition("(")[0]
     return {"count": F.count, "sum": F.sum, "avg": F.avg, "min": F.min, "max": F.max}[kind](argument)
+
+
+class Deduplicate(Processor):
+    """Which of several equal events is kept is not defined. Without ``keys``, the event's id decides."""
+
+    type: Literal["deduplicate"]
+    kind = "stateful"
+    reorders = True
+    keys: Annotated[list[FieldReference], Field(min_length=1)] = Field(default_factory=lambda: ["id"])
+    watermark: Duration = 600_000
+
+    def can_fail(self) -> bool:
+        return self.keys != ["id"]
+
+    def watermark_ms(self) -> int | None:
+        return self.watermark
+
+    def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        frame = events
+        names = [f"_key{index}" for index in range(len(self.keys))]
+        for name, key in zip(names, self.keys, strict=True):
+            frame = frame.withColumn(name, Reference.parse(key).distinct_column(stage.tenant))
+            # Events without the key would all look alike, and all but one would vanish.
+            frame = fail_where(frame, F.col(name).isNull(), stage=stage.name, reason=f"deduplicate: {key} is missing")
+        own = F.concat(F.lit("\x00"), F.col("id"))
+        frame = frame.withColumns({name: F.when(F.col("error").isNull(), F.col(name)).otherwise(own) for name in names})
+        # Spark has the watermarked form for streams alone; a batch holds all its rows at once.
+        once = frame.dropDuplicatesWithinWatermark(names) if frame.isStreaming else frame.dropDuplicates(names)
+        return once.drop(*names)
