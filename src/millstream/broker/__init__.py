@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.broker import Broker
 from millstream.broker.bulk import InBulk, Joined, gc_paused
-from millstream.broker.context import DEFAULT_LIMITS, ROW_WORDS, Context, Limits
+from millstream.broker.context import DEFAULT_LIMITS, ROW_WORDS, BrokerProtocol, Context, Limits, Step
+from millstream.broker.drivers import Gathering, together
 from millstream.broker.failures import code_of, typed
 from millstream.broker.keys import beside, slot_of
 from millstream.broker.links.link import BlockingLink, BlockingListener, Link, Listener
 from millstream.broker.open import open_blocking_broker, open_broker
-from millstream.broker.operations.answers import mapping
-from millstream.broker.operations.arguments import Fields, Id, field_words
-from millstream.broker.operations.groups import create_consumer, xreadgroup
+from millstream.broker.operations.conversion import Fields, Id, field_words, mapping
+from millstream.broker.operations.groups import (
+    JoinedGroup,
+    create_consumer,
+    inherit_consumers,
+    join_group,
+    unblock,
+    wait_for_streams,
+    xreadgroup,
+)
 from millstream.broker.operations.info import (
     GroupSurvey,
     StreamSurvey,
@@ -33,15 +41,7 @@ from millstream.broker.operations.info import (
     stream_info,
     survey,
 )
-from millstream.broker.operations.shared_reads import (
-    JoinedGroup,
-    inherit_consumers,
-    join_group,
-    unblock,
-    wait_for_streams,
-)
 from millstream.broker.operations.streams import entries_at, xadd, xadd_many, xread, xrevrange
-from millstream.broker.protocol import BrokerProtocol, Step
 from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
 from millstream.broker.steps.once import (
     Appended,
@@ -57,7 +57,6 @@ from millstream.broker.steps.retention import Retained, keep_short
 from millstream.broker.steps.script import Guard, script
 from millstream.broker.steps.settle import Output, Settled, shares_slot
 from millstream.broker.steps.unique import append_unique
-from millstream.broker.together import Gathering, together
 
 if TYPE_CHECKING:
     from millstream.broker.embedded import Embedded, Turn

@@ -12,13 +12,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from millstream.broker.context import Context
+from millstream.broker.context import Context, Step
 from millstream.broker.drivers import bound_async, renamed, run_async
 from millstream.broker.links.link import Link, Listener
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
-from millstream.broker.operations.arguments import Fields, Id, Name, Value, pattern_words
+from millstream.broker.operations.conversion import Fields, Id, Name, Value, pattern_words
 from millstream.broker.operations.durability import Wanted
-from millstream.broker.protocol import Step
 from millstream.broker.steps.groups import delete_consumer
 from millstream.broker.steps.once import WEEK_MS, Appended, Digest, Once, append_once
 from millstream.broker.steps.once.writer import OnceWriter

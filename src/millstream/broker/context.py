@@ -1,14 +1,18 @@
-"""What an operation may know of the broker it runs for: its limits, settings and small memories, never a connection.
+"""What an operation may know of the broker it runs for: its limits, settings and small memories, never a connection;
+and what handlers, publishers and buses need of a broker, as a type.
 
 Every bound of the broker stands here: how much an entry holds, how far a batch runs ahead, how long one waits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from millstream.broker.steps.script import Guard
 from millstream.model import Clock, Observer, SystemClock, quiet
+from millstream.wire import Conversation
 
 MIB = 1024 * 1024
 ROW_WORDS = 7000
@@ -66,3 +70,29 @@ class Context:
     """Stream to the number of adds that are left until it is trimmed again."""
     durability_seen: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Slot (0 off a cluster) to when the server's durability was read, and what it was."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Step = Callable[Concatenate[Context, P], Conversation[R]]
+"""One thing that a broker can do: from what it may know and its arguments to a conversation with a server."""
+
+
+class BrokerProtocol(Protocol):
+    """``Router``, ``Publisher``, ``Subscriber``, ``CommandBus`` and ``EventBus`` take whatever has these three.
+
+    Everything that messaging asks of a broker is a step, and a step is run by ``run``. So people's own stand-ins in
+    tests may count the steps, refuse some of them, answer late, or pass them on to an embedded broker.
+    """
+
+    @property
+    def context(self) -> Context:
+        """Limits, clock, and the observer that is told facts. ``Context()`` is one with defaults."""
+
+    @property
+    def link(self) -> object:
+        """Compared, never called: brokers over the same link are the same place, and their readers are shared."""
+
+    def run(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """Holds the conversation ``step(context, *args, **kwargs)`` and returns its result. ``step.__name__`` tells
+        what is asked: ``xreadgroup``, ``ack_held``, ``together`` for several at once. Raises what the step raises."""

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.broker import Broker
-from millstream.broker.context import DEFAULT_LIMITS, Limits
-from millstream.broker.context import Context as Site
+from millstream.broker.context import DEFAULT_LIMITS, Context, Limits
 from millstream.broker.links.link import BlockingLink, Link
 from millstream.errors import InvalidArgument
 from millstream.model import Clock, Observer, SystemClock, quiet
@@ -44,20 +43,20 @@ def open_broker(
     server that cannot be reached. Raises InvalidArgument at once; everything else waits for the first call.
     """
     clock = clock or SystemClock()
-    site = _site(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
+    context = _context(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
     link: Link
     if is_local(url):
         from millstream.broker.links.engine_links import EngineLink
         from millstream.broker.links.local import address_of
 
         link = EngineLink(address_of(url), clock, limits, observer)
-        return Broker(link, site, url)
+        return Broker(link, context, url)
     from millstream.broker.links.redis_async import RedisLink
 
     target = _target(url)
-    site.cluster = target.kind == "cluster"
+    context.cluster = target.kind == "cluster"
     link = RedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
-    return Broker(link, site, str(target))
+    return Broker(link, context, str(target))
 
 
 def open_blocking_broker(
@@ -72,20 +71,20 @@ def open_blocking_broker(
 ) -> BlockingBroker:
     """A broker for threads; see ``open_broker``."""
     clock = clock or SystemClock()
-    site = _site(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
+    context = _context(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
     link: BlockingLink
     if is_local(url):
         from millstream.broker.links.engine_links import BlockingEngineLink
         from millstream.broker.links.local import address_of
 
         link = BlockingEngineLink(address_of(url), clock, limits, observer)
-        return BlockingBroker(link, site, url)
+        return BlockingBroker(link, context, url)
     from millstream.broker.links.redis_blocking import BlockingRedisLink
 
     target = _target(url)
-    site.cluster = target.kind == "cluster"
+    context.cluster = target.kind == "cluster"
     link = BlockingRedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
-    return BlockingBroker(link, site, str(target))
+    return BlockingBroker(link, context, str(target))
 
 
 def is_local(url: Any) -> bool:
@@ -102,7 +101,7 @@ def _target(url: Any) -> Any:
     return target_of_client(url)
 
 
-def _site(
+def _context(
     url: Any,
     max_stream_len: int | _Default | None,
     hard_max_stream_len: int | None,
@@ -110,7 +109,7 @@ def _site(
     observer: Observer,
     clock: Clock,
     limits: Limits,
-) -> Site:
+) -> Context:
     hard = hard_max_stream_len
     if hard is not None and (type(hard) is not int or hard < 1):
         raise InvalidArgument("hard_max_stream_len", hard, "None, or a whole number of 1 or more")
@@ -125,4 +124,6 @@ def _site(
         raise InvalidArgument("deadline_ms", deadline_ms, "a whole number of milliseconds")
     if not isinstance(limits, Limits):
         raise InvalidArgument("limits", limits, "Limits(...)")
-    return Site(max_stream_len=max_stream_len, hard_max_stream_len=hard, observer=observer, clock=clock, limits=limits)
+    return Context(
+        max_stream_len=max_stream_len, hard_max_stream_len=hard, observer=observer, clock=clock, limits=limits
+    )

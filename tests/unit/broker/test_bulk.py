@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from millstream.broker.bulk import Joined, same_shape
 from millstream.broker.context import Limits
-from millstream.broker.links.packing import chunks_of, pack, pack_all, pieces_of
-from millstream.broker.operations.arguments import field_words
+from millstream.broker.links.blocking_connection import chunks_of, pack, pack_all, pieces_of
+from millstream.broker.operations.conversion import field_words
 from millstream.broker.operations.streams import entry_commands
 
 HEAD = (b"XADD", b"s", b"*")

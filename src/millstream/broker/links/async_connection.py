@@ -14,8 +14,7 @@ from typing import Any, Final
 import hiredis
 
 from millstream.broker.context import Limits
-from millstream.broker.links.blocking_connection import readable
-from millstream.broker.links.packing import chunks_of, pack, pack_all
+from millstream.broker.links.blocking_connection import chunks_of, pack, pack_all, readable
 from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.wire import Args, ErrorReply, Reading, as_they_are
 

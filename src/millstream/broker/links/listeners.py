@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.broker.context import Limits
 from millstream.broker.failures import typed
 from millstream.broker.links.async_connection import AsyncConnection
-from millstream.broker.links.blocking_connection import BlockingConnection
-from millstream.broker.links.packing import pack
+from millstream.broker.links.blocking_connection import BlockingConnection, pack
 from millstream.broker.links.retry_policy import BACKOFF
 from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.broker.links.targets import Node

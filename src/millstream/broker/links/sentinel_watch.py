@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from millstream.broker.links.async_connection import AsyncConnection
-from millstream.broker.links.blocking_connection import BlockingConnection
-from millstream.broker.links.packing import pack
+from millstream.broker.links.blocking_connection import BlockingConnection, pack
 from millstream.broker.links.retry_policy import BACKOFF
 from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.broker.links.targets import Node, Target

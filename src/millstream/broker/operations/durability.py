@@ -8,7 +8,7 @@ from typing import Any
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.keys import slot_of
-from millstream.broker.operations.answers import mapping
+from millstream.broker.operations.conversion import mapping
 from millstream.broker.steps.script import Guard, Script, guarded_form
 from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
 from millstream.model import Durability

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from millstream.broker.context import Context
 from millstream.broker.links.targets import NodeName
-from millstream.broker.operations.answers import entries, entry_id, mapping
-from millstream.broker.operations.arguments import Name, name_word, sequence
+from millstream.broker.operations.conversion import Name, entries, entry_id, mapping, name_word, sequence
 from millstream.model import ConsumerInfo, Entry, EntryId, GroupInfo, StreamInfo
 from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, to_name
 

@@ -7,8 +7,19 @@ from typing import Any
 
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
-from millstream.broker.operations.answers import deliveries, entry_id, entry_ids, fields_of
-from millstream.broker.operations.arguments import Id, Name, bound_word, count_word, id_word, name_word, sequence
+from millstream.broker.operations.conversion import (
+    Id,
+    Name,
+    bound_word,
+    count_word,
+    deliveries,
+    entry_id,
+    entry_ids,
+    id_word,
+    mapping,
+    name_word,
+    sequence,
+)
 from millstream.errors import InvalidArgument
 from millstream.model import Claimed, Delivery, EntryId, PendingEntry, PendingSummary
 from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, to_name
@@ -51,9 +62,7 @@ def xpending_range(
     looks = yield Batch([(b"XRANGE", key, raw, raw) for raw, *_ in reply], key, repeatable=True)
     if failed := [look for look in looks if isinstance(look, ErrorReply)]:
         raise typed(failed[0])
-    return [
-        one._replace(fields=fields_of(look[0][1]) if look else None) for one, look in zip(found, looks, strict=True)
-    ]
+    return [one._replace(fields=mapping(look[0][1]) if look else None) for one, look in zip(found, looks, strict=True)]
 
 
 def _claim_words(
@@ -176,7 +185,7 @@ def xautoclaim(
 ) -> Conversation[Claimed]:
     words = _autoclaim_words(stream, group, consumer, min_idle_ms, start, count)
     reply = yield Command(words, words[1])
-    claimed = [Delivery(entry_id(item[0]), fields_of(item[1])) for item in reply[1] if item]
+    claimed = [Delivery(entry_id(item[0]), mapping(item[1])) for item in reply[1] if item]
     return Claimed(entry_id(reply[0]), claimed, _deleted(reply))
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from millstream.broker.context import Context
 from millstream.broker.keys import LEGEND, beside
-from millstream.broker.operations.answers import mapping
-from millstream.broker.operations.arguments import Name, Value, count_word, field_value, name_word, value_word
+from millstream.broker.operations.conversion import Name, Value, count_word, field_value, mapping, name_word, value_word
 from millstream.errors import InvalidArgument
 from millstream.wire import Command, Conversation
 

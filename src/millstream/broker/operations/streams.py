@@ -8,26 +8,28 @@ from typing import Any
 from millstream.broker.bulk import SameShape, same_shape
 from millstream.broker.context import Context, Limits
 from millstream.broker.failures import typed
-from millstream.broker.operations.answers import by_stream, entry_id, ids_or_errors
-from millstream.broker.operations.answers import entries as read_entries
-from millstream.broker.operations.arguments import (
+from millstream.broker.operations.conversion import (
     Fields,
     Id,
     Name,
     add_fields,
     block_words,
     bound_word,
+    by_stream,
     count_word,
     counter_word,
+    entry_id,
     field_words,
     id_word,
     id_words,
+    ids_or_errors,
     name_word,
     new_id_word,
     position_word,
     sequence,
     trim_words,
 )
+from millstream.broker.operations.conversion import entries as read_entries
 from millstream.broker.operations.durability import Wanted, durability_of, send_durably
 from millstream.broker.steps.leases.call import fenced_write
 from millstream.broker.steps.retention.call import keep_short

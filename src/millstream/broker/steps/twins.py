@@ -48,11 +48,6 @@ def clock_ms(call: Call) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def facts_of(flat: list[Any]) -> dict[bytes, Any]:
-    """XINFO's answer: names and values in turn."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
 def id_order(entry_id: bytes) -> tuple[int, int]:
     """Ids as pairs of numbers, which compare as ids do."""
     ms, _, seq = entry_id.partition(b"-")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from millstream.broker.context import ROW_WORDS, Context
 from millstream.broker.keys import beside
-from millstream.broker.operations.arguments import (
+from millstream.broker.operations.conversion import (
     Fields,
     Name,
     count_word,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.broker.context import Context
 from millstream.broker.keys import due_key, made_key
-from millstream.broker.operations.arguments import (
+from millstream.broker.operations.conversion import (
     Id,
     Name,
     counter_word,

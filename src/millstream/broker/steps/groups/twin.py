@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.broker.steps.twins import facts_of, id_order
+from millstream.broker.operations.conversion import mapping
+from millstream.broker.steps.twins import id_order
 from millstream.engine import Call
 from millstream.wire import Reply
 
@@ -13,7 +14,7 @@ def advance_group(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     group, id_text, entries_read = argv
     verb = b"CREATE"
     for flat in call(b"XINFO", b"GROUPS", keys[0]):
-        info = facts_of(flat)
+        info = mapping(flat)
         if info[b"name"] == group:
             told = info[b"entries-read"]
             teaches = info[b"last-delivered-id"] == id_text and told is None and entries_read != b""
@@ -32,7 +33,7 @@ def group_back(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     last: bytes | None = None
     if call(b"EXISTS", key) == 1:
         for row in call(b"XINFO", b"GROUPS", key):
-            facts = facts_of(row)
+            facts = mapping(row)
             if facts[b"name"] == group:
                 last = facts[b"last-delivered-id"]
     oldest: bytes | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from millstream.broker.context import Context
 from millstream.broker.failures import typed
 from millstream.broker.keys import beside
-from millstream.broker.operations.arguments import (
+from millstream.broker.operations.conversion import (
     Id,
     Name,
     count_word,

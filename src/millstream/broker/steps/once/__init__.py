@@ -1,8 +1,7 @@
 """Appending once: rows and the writer's marker are one step, so that repeating it changes nothing."""
 
 from millstream.broker.steps.once.call import BatchWriter, Once, OnceAt, append_once
-from millstream.broker.steps.once.digest import WEEK_MS, Appended, Digest, RowsMissing
-from millstream.broker.steps.once.writer import BlockingOnceWriter, OnceWriter
+from millstream.broker.steps.once.writer import WEEK_MS, Appended, BlockingOnceWriter, Digest, OnceWriter, RowsMissing
 
 __all__ = [
     "WEEK_MS",

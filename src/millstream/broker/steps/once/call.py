@@ -9,18 +9,19 @@ from typing import Any, Self, TypeVar
 
 from millstream.broker.context import ROW_WORDS, Context, Limits
 from millstream.broker.keys import beside
-from millstream.broker.operations.answers import entry_id, entry_ids
-from millstream.broker.operations.arguments import (
+from millstream.broker.operations.conversion import (
     Fields,
     Name,
     count_word,
+    entry_id,
+    entry_ids,
     field_words,
     name_word,
     sequence,
     trim_words,
 )
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
-from millstream.broker.steps.once.digest import UNKNOWN, WEEK_MS, Appended, Digest, RowsMissing
+from millstream.broker.steps.once.writer import UNKNOWN, WEEK_MS, Appended, Digest, RowsMissing
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
 from millstream.errors import IdTooSmall, InvalidArgument, NonDeterministicReplay, ServerError, StaleWriter

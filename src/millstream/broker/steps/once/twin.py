@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from millstream.broker.steps.twins import facts_of, id_order
+from millstream.broker.operations.conversion import mapping
+from millstream.broker.steps.twins import id_order
 from millstream.engine import Call
 from millstream.wire import ErrorReply, Reply
 
@@ -23,7 +24,7 @@ class Marker:
         self.greatest, self.length = b"0-0", 0
         if self.kind == b"stream":
             facts = call(b"XINFO", b"STREAM", self.stream)
-            found = facts_of(facts)
+            found = mapping(facts)
             self.greatest, self.length = found[b"last-generated-id"], found[b"length"]
         self.last = b"0-0"
 

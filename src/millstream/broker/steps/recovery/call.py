@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from millstream.broker.context import Context
 from millstream.broker.keys import beside, due_key
-from millstream.broker.operations.answers import entry_id, entry_ids, fields_of
-from millstream.broker.operations.arguments import (
+from millstream.broker.operations.conversion import (
     Name,
     bound_word,
     count_word,
+    entry_id,
+    entry_ids,
     id_words,
+    mapping,
     name_word,
     sequence,
 )
@@ -123,4 +125,4 @@ def take_due(
 
 
 def _counted(items: Any) -> list[Delivery]:
-    return [Delivery(entry_id(raw), fields_of(words), times) for raw, words, times in items]
+    return [Delivery(entry_id(raw), mapping(words), times) for raw, words, times in items]

@@ -8,8 +8,7 @@ from typing import Any
 
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
-from millstream.broker.operations.answers import entry_id, mapping
-from millstream.broker.operations.arguments import Id, Name, count_word, id_word, name_word
+from millstream.broker.operations.conversion import Id, Name, count_word, entry_id, id_word, mapping, name_word
 from millstream.broker.steps.script import run_script, script
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import EntryId

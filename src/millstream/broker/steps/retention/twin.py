@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from millstream.broker.steps.twins import clock_ms, facts_of, id_order
+from millstream.broker.operations.conversion import mapping
+from millstream.broker.steps.twins import clock_ms, id_order
 from millstream.engine import Call
 from millstream.wire import Reply
 
@@ -17,7 +18,7 @@ def trim_safely(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         return 0
     safe: bytes | None = None  # ids from here on are needed; None: there is no group
     for facts in call(b"XINFO", b"GROUPS", stream):
-        group = facts_of(facts)
+        group = mapping(facts)
         needed = after(group[b"last-delivered-id"])
         if group[b"pending"] > 0:
             oldest = call(b"XPENDING", stream, group[b"name"])[1]
@@ -85,7 +86,7 @@ def retain(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     safe = min((group.needs for group in groups if group.needs is not None), key=id_order, default=None)
     cut = b"%d-0" % (now - int(max_age)) if max_age and now > int(max_age) else None
     if keep_acked and groups:
-        last = facts_of(call(b"XINFO", b"STREAM", key))[b"last-generated-id"]
+        last = mapping(call(b"XINFO", b"STREAM", key))[b"last-generated-id"]
         bound = acked_bound(call, marks, now, int(keep_acked), safe or following(last))
         if bound is not None and (cut is None or id_order(cut) < id_order(bound)):
             cut = bound
@@ -117,7 +118,7 @@ def retain(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
 
 def look(call: Call, key: bytes, flat: list[bytes]) -> GroupNeeds:
     """The oldest entry that the group still needs: unread, or pending and still there."""
-    info = facts_of(flat)
+    info = mapping(flat)
     group = GroupNeeds(info[b"name"], id_order(info[b"last-delivered-id"]))
     # After the greatest id of all there is no other, and to ask for it is an error.
     at_end = info[b"last-delivered-id"] == b"18446744073709551615-18446744073709551615"

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from millstream.broker.context import ROW_WORDS, Context
 from millstream.broker.keys import beside, due_key, slot_of
-from millstream.broker.operations.answers import entry_id, entry_ids
-from millstream.broker.operations.arguments import (
+from millstream.broker.operations.conversion import (
     Fields,
     Name,
     add_fields,
     count_word,
+    entry_id,
+    entry_ids,
     entry_words,
     field_words,
     id_word,

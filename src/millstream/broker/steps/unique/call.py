@@ -6,11 +6,19 @@ from collections.abc import Sequence
 
 from millstream.broker.context import ROW_WORDS, Context
 from millstream.broker.keys import beside
-from millstream.broker.operations.answers import entry_id
-from millstream.broker.operations.arguments import Fields, Name, count_word, field_words, name_word, pairs, trim_words
+from millstream.broker.operations.conversion import (
+    Fields,
+    Name,
+    count_word,
+    entry_id,
+    field_words,
+    name_word,
+    pairs,
+    trim_words,
+)
 from millstream.broker.operations.durability import Wanted, durability_of, run_script_durably
 from millstream.broker.steps.once.call import chunks
-from millstream.broker.steps.once.digest import Appended
+from millstream.broker.steps.once.writer import Appended
 from millstream.broker.steps.retention.call import keep_short
 from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument, ServerError

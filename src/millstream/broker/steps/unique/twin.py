@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from millstream.broker.steps.twins import clock_ms, facts_of
+from millstream.broker.operations.conversion import mapping
+from millstream.broker.steps.twins import clock_ms
 from millstream.engine import Call
 from millstream.wire import ErrorReply, Reply
 
@@ -49,7 +50,7 @@ def append_unique(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
         raise ErrorReply("WRONGTYPE Operation against a key holding the wrong kind of value")
     if kind == b"stream":
         facts = call(b"XINFO", b"STREAM", stream)
-        if facts_of(facts)[b"last-generated-id"].startswith(b"18446744073709551615-"):
+        if mapping(facts)[b"last-generated-id"].startswith(b"18446744073709551615-"):
             raise ErrorReply("ERR The stream has exhausted the last possible ID, unable to add more items")
 
     now = clock_ms(call)
