@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -16,8 +17,16 @@ from millstream.assignment.announcement import balancer_stream
 from millstream.broker import leases
 from millstream.cqrs import CommandBus, Depends
 from millstream.errors import InvalidArgument
-from millstream.messaging import DeadLetters, Handler, HandlerRefused, Output, partition_of, partition_streams
-from millstream.testing import eventually
+from millstream.messaging import (
+    DeadLetters,
+    Handler,
+    HandlerRefused,
+    Output,
+    PartitionedTopic,
+    partition_of,
+    partition_streams,
+)
+from millstream.testing import ClusterSetup, eventually
 
 QUICK = Settings(lease_ms=2_000, renew_interval_ms=250, sweep_interval_ms=50, go_locks=False)
 
@@ -184,6 +193,71 @@ async def test_a_bus_may_split_its_topics_too(broker: Broker) -> None:
     assert done == [f"ada in command.Charge.p{partition_of('ada', 2)}"]
 
 
+async def test_outputs_may_go_to_a_topic_that_is_split_too(broker: Broker) -> None:
+    """Each with the acknowledgement of its message, to the partition of its key, and in the order of its key."""
+    await split_outputs(broker, "orders", "bills")
+
+
+@pytest.mark.parametrize("tag", ["{shop}", ""], ids=["one slot", "many slots"])
+async def test_outputs_may_go_to_a_topic_that_is_split_on_a_cluster(cluster: ClusterSetup, tag: str) -> None:
+    """Where they share the input's slot, in one step; elsewhere before the acknowledgement."""
+    name = f"{tag}split:{random.randrange(10**9)}"
+    async with open_broker(cluster.url) as broker:
+        try:
+            await split_outputs(broker, f"{name}:orders", f"{name}:bills")
+        finally:
+            for stream in (*partition_streams(f"{name}:orders", 2), *partition_streams(f"{name}:bills", 3)):
+                await broker.delete_stream(stream, companions=True)
+
+
+async def split_outputs(broker: Broker, orders: str, bills: str) -> None:
+    seen: dict[str, list[int]] = defaultdict(list)
+    router = Router(broker, group_start="0", max_deliveries=2)
+
+    @router.on(orders, group="billing", partitions=2, publish_to=PartitionedTopic(bills, 3))
+    async def bill(message: Message) -> list[Message]:
+        if message.payload == b"99":
+            return [Message(b"a bill for nobody")]
+        to = str(message.key)
+        return [Message(message.payload, {"key": to}), Message(message.payload, {"key": f"copy for {to}"})]
+
+    @router.on(bills, group="mail", partitions=3)
+    async def send(message: Message) -> None:
+        assert message.topic == f"{bills}.p{partition_of(str(message.key), 3)}"
+        seen[str(message.key)].append(int(message.payload))
+
+    async with router, Publisher(broker, partitions={orders: 2}) as publisher:
+        for number in range(10):
+            await publisher.publish(orders, *(Message(b"%d" % number, {"key": f"c{k}"}) for k in range(5)))
+        await publisher.publish(orders, Message(b"99", {"key": "nobody"}))
+        await eventually(lambda: sum(map(len, seen.values())) == 100, what="all bills", timeout_s=60)
+        letters = DeadLetters(broker, f"{orders}.p{partition_of('nobody', 2)}")
+        await eventually(letters.count, what="what no partition can be found for is buried", timeout_s=60)
+    assert {key: list(range(10)) for key in seen} == seen
+    assert len(seen) == 10
+
+
+async def test_what_everybody_gets_may_be_put_out_to_a_topic_that_is_split(broker: Broker) -> None:
+    router = Router(broker)
+
+    @router.on("flags", start="0", publish_to=PartitionedTopic("seen", 4))
+    async def flag(message: Message) -> Message:
+        return message.copy()
+
+    @router.on("flags", group="g", group_start="0", ack_policy="ack_first", publish_to=PartitionedTopic("seen", 4))
+    async def at_most_once(message: Message) -> Message:
+        return message.copy()
+
+    stream = f"seen.p{partition_of('me', 4)}"
+    async with router, Publisher(broker) as publisher:
+        await publisher.publish("flags", Message(b"on", {"key": "me"}))
+
+        async def both() -> bool:
+            return await broker.xlen(stream) == 2
+
+        await eventually(both, what="both outputs", timeout_s=60)
+
+
 async def test_what_cannot_be_split_is_refused(broker: Broker) -> None:
     async with Publisher(broker, partitions={"orders": 2}) as publisher:
         with pytest.raises(InvalidArgument, match="metadata has a 'key'"):
@@ -198,6 +272,9 @@ async def test_what_cannot_be_split_is_refused(broker: Broker) -> None:
 
     with pytest.raises(HandlerRefused, match=r"handle.*partitions: 0"):
         Router(broker).add(handle, "orders", group="g", group_start="0", partitions=0)
+    for target in (PartitionedTopic("", 2), PartitionedTopic("bills", 0), ("bills", 2), 4):
+        with pytest.raises(HandlerRefused, match=r"topic|partitions|publish_to"):
+            Router(broker).add(handle, "orders", group="g", group_start="0", publish_to=target)  # type: ignore[arg-type]
     with pytest.raises(HandlerRefused, match="a group's"):
         Router(broker).add(handle, "orders", partitions=2)
 

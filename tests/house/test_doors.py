@@ -40,6 +40,7 @@ FOR_USERS = {
     "model": {"APPENDED", "FSYNCED", "MEMORY", "Fact", "ManualClock", "from_json_fields", "to_json_fields"},
     "messaging": {
         *("Ack", "AckPolicy", "Backoff", "Burial", "Bury", "Codec", "Handler", "Outcome", "Output", "Retry"),
+        "PartitionedTopic",
         *(
             "read_burial",
             "Rejected",

@@ -15,7 +15,7 @@ from millstream.assignment.settings import Settings
 from millstream.assignment.subscriber import AssignedSubscriber
 from millstream.broker import Broker, BrokerProtocol, beside
 from millstream.errors import InvalidArgument
-from millstream.messaging import Handler, Subscriber, partition_streams
+from millstream.messaging import Handler, OutputTopic, Subscriber, partition_streams
 from millstream.model import EntryId
 
 SETTINGS = Settings(go_locks=False)
@@ -67,7 +67,7 @@ class PartitionedSubscriber:
         return self._has_read or (self._running is not None and self._running.client.joined)
 
     async def consume(
-        self, topic: str, handler: Handler, *, publish_to: str | None = None, start: str | EntryId | None = None
+        self, topic: str, handler: Handler, *, publish_to: OutputTopic | None = None, start: str | EntryId | None = None
     ) -> None:
         """Runs the handler on every message of the partitions that come to this process, in the order of their keys."""
         assert (topic, start) == (self._topic, None)

@@ -21,7 +21,7 @@ from millstream.assignment.partitions import announce_partitions
 from millstream.assignment.settings import Settings
 from millstream.broker import Broker, Gathering, inherit_consumers, together
 from millstream.errors import InvalidArgument, MillstreamError, StaleOwner
-from millstream.messaging import Handler, Subscriber, keep_running
+from millstream.messaging import Handler, OutputTopic, Subscriber, keep_running
 from millstream.model import Observer
 from millstream.wire import Conversation
 
@@ -57,7 +57,7 @@ class AssignedSubscriber:
         group: str,
         topic: str | None = None,
         partitions: int | None = None,
-        publish_to: str | None = None,
+        publish_to: OutputTopic | None = None,
         member: str | None = None,
         settings: Settings | None = None,
         observer: Observer | None = None,

@@ -56,7 +56,13 @@ from millstream.messaging.middleware import (
     timeout,
 )
 from millstream.messaging.outcome import Ack, AckPolicy, Bury, Outcome, Retry
-from millstream.messaging.partitions import check_partitions, partition_of, partition_streams
+from millstream.messaging.partitions import (
+    OutputTopic,
+    PartitionedTopic,
+    check_partitions,
+    partition_of,
+    partition_streams,
+)
 from millstream.messaging.publisher import Publisher
 from millstream.messaging.retention import Janitor, RetentionPolicy, StreamReport
 from millstream.messaging.route import DuplicateRoute, Route, make_subscriber, refuse_shared_groups
@@ -99,6 +105,8 @@ __all__ = [
     "NothingToSettle",
     "Outcome",
     "Output",
+    "OutputTopic",
+    "PartitionedTopic",
     "Plan",
     "Publisher",
     "PublisherClosed",

@@ -22,7 +22,7 @@ from millstream.messaging.handler import (
 )
 from millstream.messaging.marshaler import Marshaler, PydanticMarshaler
 from millstream.messaging.message import Message
-from millstream.messaging.partitions import check_partitions
+from millstream.messaging.partitions import OutputTopic, check_output_topic, check_partitions
 from millstream.messaging.priorities import PriorityGate, check_weights
 from millstream.messaging.settings import MAX_IN_FLIGHT, OPTION_NAMES, SubscriberSettings, check_topic, parse_start
 from millstream.messaging.subscriber import Subscriber
@@ -55,7 +55,7 @@ class Route:
     group: str | None
     handler: Handler
     place: str
-    publish_to: str | None = None
+    publish_to: OutputTopic | None = None
     partitions: int | None = None
     """The topic is split by key into so many streams, each with one owner at a time."""
     batch: int | None = None
@@ -124,7 +124,7 @@ def make_route(
     *,
     group: str | None,
     name: str | None = None,
-    publish_to: str | None = None,
+    publish_to: OutputTopic | None = None,
     partitions: int | None = None,
     batch: int | None = None,
     linger_ms: int = 50,
@@ -145,7 +145,7 @@ def make_route(
                 raise InvalidArgument("group", None, "a group: without one, messages come one after the other")
         check_topic(topic)
         if publish_to is not None:
-            check_topic(publish_to)
+            check_output_topic(publish_to)
         if start is not None:
             _check_start(start, group)
         if partitions is not None and group is None:
@@ -214,7 +214,7 @@ class TopicReader(Protocol):
     def has_read(self) -> bool: ...
 
     async def consume(
-        self, topic: str, handler: Handler, *, publish_to: str | None = None, start: str | EntryId | None = None
+        self, topic: str, handler: Handler, *, publish_to: OutputTopic | None = None, start: str | EntryId | None = None
     ) -> None: ...
 
     async def close(self, timeout_ms: int | None = None) -> None: ...

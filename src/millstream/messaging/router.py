@@ -25,6 +25,7 @@ from millstream.messaging.handler import (
     current_handler,
 )
 from millstream.messaging.marshaler import Marshaler
+from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.priorities import PriorityGate
 from millstream.messaging.route import Route, TopicReader, make_gate, make_route, make_subscriber, refuse_shared_groups
 from millstream.messaging.settings import SubscriberOptions
@@ -107,7 +108,7 @@ class Router:
         group: str | None = None,
         group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
-        publish_to: str | None = None,
+        publish_to: OutputTopic | None = None,
         partitions: int | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
@@ -124,7 +125,7 @@ class Router:
         group: str | None = None,
         group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
-        publish_to: str | None = None,
+        publish_to: OutputTopic | None = None,
         partitions: int | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
@@ -140,7 +141,7 @@ class Router:
         group: str | None = None,
         group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
-        publish_to: str | None = None,
+        publish_to: OutputTopic | None = None,
         partitions: int | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
@@ -193,7 +194,7 @@ class Router:
         group: str | None = None,
         group_start: str | EntryId | None = None,
         start: str | EntryId | None = None,
-        publish_to: str | None = None,
+        publish_to: OutputTopic | None = None,
         partitions: int | None = None,
         batch: int | None = None,
         linger_ms: int = 50,

@@ -19,6 +19,7 @@ from millstream.messaging.failure import report_failure, text_of
 from millstream.messaging.handler import Handler, callable_name, failure_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import Ack, Outcome, Retry
+from millstream.messaging.partitions import OutputTopic, outputs_by_stream
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.supervision import can_pass
 from millstream.model import MIN_ID, Entry, EntryId, monotonic_ms
@@ -85,7 +86,7 @@ class Fanout:
         except TimeoutError:
             pass
 
-    async def consume(self, handler: Handler, publish_to: str | None) -> None:
+    async def consume(self, handler: Handler, publish_to: OutputTopic | None) -> None:
         """One message after the other. A handler that fails is told about, and the next message comes."""
         task = self._handling = asyncio.current_task()
         try:
@@ -100,12 +101,13 @@ class Fanout:
         finally:
             self._ended.set()
 
-    async def _handle(self, message: Message, handler: Handler, publish_to: str | None) -> None:
+    async def _handle(self, message: Message, handler: Handler, publish_to: OutputTopic | None) -> None:
         output = await handler(message)
         if output is not None and publish_to is not None:
             outputs = (output,) if isinstance(output, Message) else output
-            await self._broker.run(xadd_many, publish_to, [self._codec.encode(one) for one in outputs])
-            self._broker.context.observer("messaging.outputs_published", topic=publish_to, messages=len(outputs))
+            for stream, some in outputs_by_stream(publish_to, outputs).items():
+                await self._broker.run(xadd_many, stream, [self._codec.encode(one) for one in some])
+                self._broker.context.observer("messaging.outputs_published", topic=stream, messages=len(some))
 
     def _failed(self, message: Message, handler: Handler, error: Exception) -> None:
         report_failure(message, callable_name(handler), error)

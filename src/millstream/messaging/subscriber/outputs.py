@@ -5,12 +5,14 @@ In one atomic step where the streams share a slot; elsewhere the output is writt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker import ROW_WORDS, Output, field_words, settle, shares_slot, xadd_many
 from millstream.errors import InvalidArgument, PayloadTooLarge, ServerError
 from millstream.messaging.message import Message
+from millstream.messaging.partitions import output_stream, outputs_by_stream
 from millstream.messaging.subscriber.book import ids_by_count
 from millstream.messaging.subscriber.group import lost, not_held
 from millstream.messaging.subscriber.intake import release
@@ -27,6 +29,8 @@ def outputs_of(topic: Topic, output: object) -> tuple[Sequence[Message], int]:
     limits = topic.broker.context.limits
     size = 0
     for one in outputs:
+        if topic.publish_to is not None:
+            output_stream(topic.publish_to, one)
         words = field_words(topic.codec.encode(one), limits)
         if len(words) > ROW_WORDS:
             raise InvalidArgument("handler's result", f"{len(one.metadata)} keys", f"{ROW_WORDS // 2} at most")
@@ -74,9 +78,14 @@ async def _store_some(
         raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
     target, encode, generation = topic.publish_to, topic.codec.encode, topic.generation
     refused: list[Message] = []
-    if shares_slot(topic.broker.context, topic.name, target):
+    streams = {output_stream(target, one) for message in messages for one in outputs[message]}
+    if shares_slot(topic.broker.context, topic.name, *streams):
         step = [
-            Output(message.id, message.times_delivered, [(target, encode(one)) for one in outputs[message]])
+            Output(
+                message.id,
+                message.times_delivered,
+                [(output_stream(target, one), encode(one)) for one in outputs[message]],
+            )
             for message in messages
             if message.id is not None
         ]
@@ -85,15 +94,22 @@ async def _store_some(
             raise ServerError(f"{len(answers)} answers to {len(step)} acknowledgements", retryable=True)
         refused = [message for message, answer in zip(messages, answers, strict=True) if answer is None]
         topic.tell("messaging.acked", entries=len(answers) - len(refused))
-        topic.tell_outputs(target, sum(len(ids) for ids in answers if ids is not None))
+        stored = Counter(
+            stream
+            for one, answer in zip(step, answers, strict=True)
+            for stream, _ in (one.entries if answer is not None else ())
+        )
+        for stream, count in stored.items():
+            topic.tell_outputs(str(stream), count)
         if refused:
             topic.tell("messaging.ack_refused", entries=len(refused))
             await not_held(topic, refused, generation)
     else:
         # The output first: the other way round a crash in between would lose it.
         for message in messages:
-            stored = await topic.broker.run(xadd_many, target, [encode(one) for one in outputs[message]])
-            topic.tell_outputs(target, len(stored))
+            for stream, some in outputs_by_stream(target, outputs[message]).items():
+                ids = await topic.broker.run(xadd_many, stream, [encode(one) for one in some])
+                topic.tell_outputs(stream, len(ids))
         for times, ids in ids_by_count(messages).items():
             settled = await topic.run(settle.ack_held, ids, times_delivered=times)
             topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))

@@ -20,6 +20,7 @@ from millstream.messaging.burial import Burial, bury_with, describe
 from millstream.messaging.failure import text_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
+from millstream.messaging.partitions import outputs_by_stream
 from millstream.messaging.subscriber.book import ids_by_count, messages_by_count
 from millstream.messaging.subscriber.group import lost, not_held, restore
 from millstream.messaging.subscriber.intake import release, start_again
@@ -85,8 +86,9 @@ class Settler:
     async def publish(self, topic: Topic, outputs: Sequence[Message]) -> None:
         """Outputs of a message that is acknowledged already."""
         assert topic.publish_to is not None
-        stored = await topic.broker.run(xadd_many, topic.publish_to, [topic.codec.encode(output) for output in outputs])
-        topic.tell_outputs(topic.publish_to, len(stored))
+        for stream, some in outputs_by_stream(topic.publish_to, outputs).items():
+            stored = await topic.broker.run(xadd_many, stream, [topic.codec.encode(one) for one in some])
+            topic.tell_outputs(stream, len(stored))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 

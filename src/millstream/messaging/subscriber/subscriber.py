@@ -13,6 +13,7 @@ from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.errors import AlreadySubscribed
 from millstream.messaging.handler import Handler
 from millstream.messaging.outcome import AckPolicy
+from millstream.messaging.partitions import OutputTopic, check_output_topic
 from millstream.messaging.settings import (
     KeyOf,
     SubscriberSettings,
@@ -162,20 +163,21 @@ class Subscriber:
         topic: str,
         handler: Handler,
         *,
-        publish_to: str | None = None,
+        publish_to: OutputTopic | None = None,
         group: str | _OwnGroup | None = OWN_GROUP,
         start: str | EntryId | None = None,
     ) -> None:
         """Runs ``handler`` on every message of the topic until ``close``, up to ``max_in_flight`` at a time.
 
-        What the handler returns is published to ``publish_to``, in one atomic step with the acknowledgement where the
-        streams share a slot, before it elsewhere. A failing handler never ends this call; what does is an error that
-        trying again cannot cure (no permission, the key is no stream). Cancelling it closes the subscription.
+        What the handler returns is published to ``publish_to``, a topic or a ``PartitionedTopic``, in one atomic step
+        with the acknowledgement where the streams share a slot, before it elsewhere. A failing handler never ends this
+        call; what does is an error that trying again cannot cure (no permission, the key is no stream). Cancelling it
+        closes the subscription.
         """
         if not callable(handler):
             raise InvalidArgument("handler", handler, "an async function that takes a Message")
         if publish_to is not None:
-            check_topic(publish_to)
+            check_output_topic(publish_to)
         subscription = self._make(topic, group, start)
         if self._closed:
             return  # a program that is told to stop while it starts just stops

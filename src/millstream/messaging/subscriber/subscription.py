@@ -16,6 +16,7 @@ from millstream.messaging.failure import text_of
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome
+from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber import group as membership
 from millstream.messaging.subscriber.book import ids_by_count
@@ -112,7 +113,7 @@ class Subscription:
 
     # --- the two ways to consume ------------------------------------------------------------------------------------
 
-    async def consume(self, handler: Handler, publish_to: str | None) -> None:
+    async def consume(self, handler: Handler, publish_to: OutputTopic | None) -> None:
         """Runs the handler on every message until ``close``. Raises what ended the reading for good."""
         state = self._state
         state.handler, state.publish_to = handler, publish_to

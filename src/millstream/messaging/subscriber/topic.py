@@ -13,6 +13,7 @@ from millstream.messaging.codecs import Codec
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message, Origin
 from millstream.messaging.outcome import Outcome
+from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.book import Book
 from millstream.messaging.subscriber.room import Room
@@ -90,7 +91,7 @@ class Topic:
         """Until when the stream itself is ours, where it is held by lease."""
         self.handler: Handler | None = None
         """None where somebody goes through the messages by hand."""
-        self.publish_to: str | None = None
+        self.publish_to: OutputTopic | None = None
         self.book = Book(settings.max_in_flight, settings.max_bytes_in_flight)
         self.outbox = Outbox()
         self.last_delivered: EntryId = MIN_ID
