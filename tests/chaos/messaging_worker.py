@@ -61,9 +61,9 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
         # Signs of life go out three times in the claim time. Whoever misses one and a half of them may lose what it
         # holds; the beats go the same way, so that a server that gets no time is seen too.
         silent_s = settings["claim_min_idle_ms"] / 2000
-        beating = asyncio.create_task(
-            ledger.keep_beating(silent_s=silent_s, held=settings["max_in_flight"] * len(topics), through=broker.ping)
-        )
+        # What it may hold of all topics together: a silence explains no more than that.
+        held = min(settings["max_in_flight"] * len(topics), subscriber.settings.process_max_in_flight)
+        beating = asyncio.create_task(ledger.keep_beating(silent_s=silent_s, held=held, through=broker.ping))
 
         async def consume_all() -> None:
             await asyncio.gather(*(subscriber.consume(one, handle) for one in topics))

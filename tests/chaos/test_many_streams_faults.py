@@ -27,6 +27,8 @@ from millstream.testing.topologies import ask
 TRIALS = int(os.environ.get("TRIALS", "2"))
 MANY = 1_000
 """Streams of each worker."""
+HELD = 200
+"""Messages that a worker may hold of all of them together: what one silence of it can explain."""
 TOPICS = [f"{TOPIC}-{number}" for number in range(MANY)]
 PLACES = ["redis", *(pytest.param(place, marks=pytest.mark.at_length) for place in ("server", "cluster"))]
 
@@ -87,7 +89,7 @@ async def test_workers_of_many_streams_are_killed_stopped_and_cut_off(
             return all(await asyncio.gather(*(settled(broker, topic) for topic in TOPICS)))
 
         # The first delivery, and one for each of the nine faults below: more would be charged for nothing.
-        crew = hire(3, url=place.url, topics=MANY, claim_interval_ms=400, max_deliveries=10)
+        crew = hire(3, url=place.url, topics=MANY, claim_interval_ms=400, max_deliveries=10, process_max_in_flight=HELD)
         await send_some(300)
         await eventually(crew.somebody_at_work, what="somebody at work", timeout_s=120)
         for _ in range(3):

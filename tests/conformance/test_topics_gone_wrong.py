@@ -11,7 +11,8 @@ import random
 from collections import Counter
 from typing import Any
 
-from messaging_chapters.chapter import QUICK
+import pytest
+from messaging_chapters.chapter import QUICK, Told
 
 from millstream import open_broker
 from millstream.broker.keys import slot_of
@@ -20,11 +21,16 @@ from millstream.testing import ClusterSetup, eventually
 from millstream.wire.commands import Command
 
 
-async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb_nobody_else(broker_url: str) -> None:
-    """Each takes the other's messages for its own lost ones: they are handled again, some of them so often that they
-    are buried, but none before it was handled."""
+async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb_nobody_else(
+    broker_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second takes what the first has in hand for its own lost messages: they are handled again, but none is buried
+    before it was handled. The first finds out, and says what to do."""
+    caplog.set_level("ERROR")
+    told = Told()
     handled: Counter[bytes] = Counter()
     by: Counter[str] = Counter()
+    taken, found_out = asyncio.Event(), asyncio.Event()
 
     async with (
         open_broker(broker_url) as one,
@@ -36,13 +42,20 @@ async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb
         def reader(broker: Any, who: str, name: str) -> tuple[Subscriber, Any]:
             async def handle(message: Message) -> None:
                 by[who] += 1
-                await asyncio.sleep(0.005)
+                if message.payload != b"s0":
+                    await asyncio.sleep(0.005)
+                elif who == "first":
+                    await taken.wait()
+                else:
+                    taken.set()
+                    await found_out.wait()
                 handled[message.payload] += 1
 
             subscriber = Subscriber(broker, group="g", consumer=name, **{**QUICK, "max_in_flight": 5})
             return subscriber, handle
 
-        first, second, other = reader(one, "first", "pod"), reader(two, "second", "pod"), reader(three, "other", "mine")
+        first, second = reader(told.beside(one), "first", "pod"), reader(two, "second", "pod")
+        other = reader(three, "other", "mine")
         tasks = [asyncio.create_task(first[0].consume("shared", first[1]))]
         tasks.append(asyncio.create_task(other[0].consume("alone", other[1])))
         await publisher.publish("shared", *(Message(b"s%d" % n) for n in range(100)))
@@ -50,6 +63,8 @@ async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb
         await eventually(lambda: by["first"] > 5, what="the first to be at work", timeout_s=60)
         tasks.append(asyncio.create_task(second[0].consume("shared", second[1])))
         await publisher.publish("shared", *(Message(b"s%d" % n) for n in range(100, 200)))
+        await eventually(lambda: "messaging.consumer_shared" in told, what="the first to find out", timeout_s=60)
+        found_out.set()
 
         async def all_settled() -> bool:
             pending = [(await one.xpending(topic, "g")).count for topic in ("shared", "alone")]
@@ -60,6 +75,10 @@ async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb
             await subscriber.close()
         await asyncio.gather(*tasks)
         assert by["other"] == 20, "nobody took what another name had"
+    errors = [one.getMessage() for one in caplog.records if "under the consumer name" in one.getMessage()]
+    assert 1 <= len(errors) <= 2, "once for each of the two"
+    assert "'pod'" in errors[0]
+    assert "Give each process a name of its own" in errors[0]
 
 
 async def test_slots_that_move_while_their_topics_are_read(cluster: ClusterSetup) -> None:

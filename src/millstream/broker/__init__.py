@@ -41,6 +41,7 @@ from millstream.broker.operations.info import (
     stream_info,
     survey,
 )
+from millstream.broker.operations.pending import xpending_range
 from millstream.broker.operations.streams import entries_at, xadd, xadd_many, xread, xrevrange
 from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
 from millstream.broker.steps.once import (
@@ -151,6 +152,7 @@ __all__ = [
     "wait_for_streams",
     "xadd",
     "xadd_many",
+    "xpending_range",
     "xread",
     "xreadgroup",
     "xrevrange",

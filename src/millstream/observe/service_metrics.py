@@ -115,6 +115,9 @@ MEANINGS: Mapping[str, tuple[Meaning, ...]] = {
     "messaging.ack_refused": (
         Count("acks_refused_total", "Acknowledgements that came after others had the entry.", READ, "entries"),
     ),
+    "messaging.consumer_shared": (
+        Count("consumer_names_shared_total", "Times that another process was met under the own consumer name.", READ),
+    ),
     "messaging.entries_gone": (
         Count("pending_entries_gone_total", "Pending entries that were deleted or trimmed.", READ, "entries"),
     ),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle
+from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle, xpending_range
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.heartbeat import Heartbeat
@@ -58,6 +58,7 @@ class SharedConsumer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling: asyncio.Task[None] | None = None
         self._joins = Gathering(broker)
+        self._told_namesake = False
 
     # --- topics come and go -------------------------------------------------------------------------------------------
 
@@ -149,6 +150,38 @@ class SharedConsumer:
         topic = next(iter(self.topics.values()), None)
         if topic is not None:
             topic.tell(name, **facts)
+
+    async def has_namesake(self, topic: Topic, refused: Collection[EntryId], times: int) -> bool:
+        """Whether another process reads under our name. Asked where a step about entries that we hold was refused.
+
+        An entry's count rises when a handler starts on it, and ours only does with our knowledge: where it is pending
+        under our name with a higher count than we know, it is another process that started on it.
+        """
+        if not refused or topic.broker.context.guard is not None:  # behind a lease a stream has one reader
+            return False
+        try:
+            held = await topic.broker.run(
+                xpending_range,
+                *(topic.name, topic.group),
+                start=min(refused),
+                end=max(refused),
+                count=len(refused) + 100,  # others of ours may lie between them
+                consumer=topic.consumer,
+            )
+        except MillstreamError:
+            held = []  # whatever it is, the next read or sign of life meets it
+        if not any(one.id in refused and one.times_delivered > times for one in held):
+            return self._told_namesake  # once there was one, it may have settled them, too
+        topic.tell("messaging.consumer_shared")
+        if not self._told_namesake:
+            self._told_namesake = True
+            log.error(
+                "another process reads %r in group %r under the consumer name %r, too: each takes the other's messages "
+                "for its own lost ones, and handles them again. Give each process a name of its own, or none: then it "
+                "gets one",
+                *(topic.name, self.group, self.name),
+            )
+        return True
 
     def give_up(self, topic: Topic, lost: set[EntryId]) -> None:
         """Others have these entries."""

@@ -154,15 +154,18 @@ class Settler:
             # Beside the loop: a topic that cannot be reached must not hold the others' acknowledgements up.
             self._begin(topic, self._insist(topic, self._ack, messages, answer))
             return
-        for ids, settled, generation in answer:
-            await self._heard(topic, ids, settled, generation)
+        for times, ids, settled, generation in answer:
+            await self._heard(topic, times, ids, settled, generation)
 
-    async def _heard(self, topic: Topic, ids: Sequence[EntryId], settled: Settled, generation: int) -> None:
+    async def _heard(self, topic: Topic, times: int, ids: Sequence[EntryId], settled: Settled, generation: int) -> None:
         topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))
-        if settled.refused:
-            topic.tell("messaging.ack_refused", entries=len(settled.refused))
+        refused = settled.refused
+        if refused:
+            topic.tell("messaging.ack_refused", entries=len(refused))
             await self._not_ours(topic, settled, generation)
-        release(self._consumer, topic, ids, refused=settled.refused)
+            if await self._consumer.has_namesake(topic, refused, times):
+                refused = []  # it is at work on them: looking again, we would take them from it, and it from us
+        release(self._consumer, topic, ids, refused=refused)
 
     async def drained(self, topic: Topic, *, running: bool) -> None:
         """Waits until everything that was said is done; does it itself where the loop does not run any more."""
@@ -262,7 +265,7 @@ class Settler:
         for times, ids in ids_by_count(messages).items():
             generation = topic.generation
             answer = await topic.run(settle.ack_held, ids, times_delivered=times)
-            await self._heard(topic, ids, answer, generation)
+            await self._heard(topic, times, ids, answer, generation)
 
     async def _start(self, topic: Topic, messages: Sequence[Message]) -> None:
         """All of one delivery count. What was counted is started, whatever fails after that: asked once more, it would
@@ -374,7 +377,7 @@ def _ack_all(topic: Topic, ids_of: Mapping[int, list[EntryId]]) -> Any:
     for times, ids in ids_of.items():
         generation = topic.generation
         answer = yield from topic.talk(settle.ack_held, ids, times_delivered=times)
-        answers.append((ids, answer, generation))
+        answers.append((times, ids, answer, generation))
     return answers
 
 
