@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from fault_table import FaultRow, Follows, Phase
 from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, refusal
-from millstream.testing.fault_table import FaultRow, Follows, Phase
 
 IN_ITS_COURSE = frozenset({b"MULTI", b"EXEC", b"DISCARD", b"ASKING", b"CLIENT", b"CLUSTER", b"INFO", b"CONFIG"})
 """What belongs to other commands, or asks the server about itself."""

@@ -15,10 +15,10 @@ from chaos.parts import AssignedPart, BurialPart, Part, ReadingPart, ReplayPart,
 from chaos.planting import PASSES, Planting
 from chaos.spark_parts import SparkSourcePart, SpooledSinkPart
 from chaos.writers import ASYNC_WRITERS
+from fault_table import TABLE, FaultRow, Follows, Phase
 from millstream import open_broker
 from millstream.testing import AnsweringProxy, RedisProcess, eventually
 from millstream.testing.answering import pass_on
-from millstream.testing.fault_table import TABLE, FaultRow, Follows, Phase
 
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 AT_A_TIME = 8

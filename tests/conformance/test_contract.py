@@ -6,7 +6,7 @@ import inspect
 
 from millstream import BlockingBroker, Broker
 from millstream.testing import conformance
-from millstream.testing.conformance.unblocked import signatures
+from millstream.testing.conformance.chapter import signatures
 
 
 class TestWriting(conformance.WritingChapter):

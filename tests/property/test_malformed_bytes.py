@@ -10,9 +10,9 @@ import pytest
 
 from millstream.broker.embedded import Embedded
 from millstream.server import Server
-from millstream.wire.decoder import Decoder, MalformedReply
 from millstream.wire.requests import UNAUTHENTICATED, RequestLimits, RequestParser
 from millstream.wire.resp import pack
+from resp_decoder import Decoder, MalformedReply
 
 CASES = int(os.environ.get("CASES", "100000"))
 PER_CONNECTION = 5

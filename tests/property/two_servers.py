@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream.engine import Engine
-from millstream.wire.decoder import Decoder
 from millstream.wire.replies import ErrorReply, Members, Push
 from millstream.wire.resp import encode, pack
+from resp_decoder import Decoder
 
 Words = tuple[bytes, ...]
 Step = tuple[int, Words]

@@ -2,17 +2,20 @@
 
 from millstream.model.clock import Clock, ManualClock, SystemClock, monotonic_ms
 from millstream.model.entries import (
+    MAX_ID,
+    MIN_ID,
     Claimed,
     ConsumerInfo,
     Delivery,
     Entry,
+    EntryId,
     GroupInfo,
     PendingEntry,
     PendingSummary,
     StreamInfo,
+    from_json_fields,
+    to_json_fields,
 )
-from millstream.model.entry_id import MAX_ID, MIN_ID, EntryId
-from millstream.model.json_fields import from_json_fields, to_json_fields
 from millstream.model.observer import Fact, Observer, quiet
 from millstream.model.policies import APPENDED, FSYNCED, MEMORY, Backoff, Durability, TrimPolicy, replicated
 from millstream.model.units import (

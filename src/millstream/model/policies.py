@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from millstream.errors import InvalidArgument
-from millstream.model.entry_id import EntryId
+from millstream.model.entries import EntryId
 
 _MOST = 2**31 - 1
 

@@ -3,7 +3,7 @@
 No semantics here: what a command means is decided in the engine.
 """
 
-from millstream.server.limits import ServerLimits, make_room_for
+from millstream.server.connection import ServerLimits, make_room_for
 from millstream.server.server import Server
 from millstream.server.sockets import CannotListen, listen, resolve
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.broker import BlockingBroker, BlockingEngineLink, Embedded
 from millstream.errors import BrokerClosed, InvalidArgument
-from millstream.server.limits import ServerLimits
+from millstream.server.connection import ServerLimits
 from millstream.server.service import Service
 from millstream.server.sockets import READ, Poller, listen, listen_on_path, refuse_strangers, resolve
 

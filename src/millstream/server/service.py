@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from millstream.broker import Embedded, Turn
 from millstream.engine import BLOCKED
-from millstream.server.connection import Connection, address_of
-from millstream.server.limits import ServerLimits
+from millstream.server.connection import Connection, ServerLimits, address_of
 from millstream.server.sockets import EDGE, HANGUP, READ, WRITE, Poller
 from millstream.wire import BROWSERS, UNAUTHENTICATED, ErrorReply, Push, Reply, RequestLimits, encode
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millstream.testing.answering import AnsweringProxy as AnsweringProxy
+    from millstream.testing.databases import MariadbDatabase as MariadbDatabase
+    from millstream.testing.databases import MariadbProcess as MariadbProcess
+    from millstream.testing.databases import PostgresDatabase as PostgresDatabase
+    from millstream.testing.databases import PostgresProcess as PostgresProcess
+    from millstream.testing.databases import mariadb_server as mariadb_server
+    from millstream.testing.databases import postgres_binaries as postgres_binaries
     from millstream.testing.faulty import Fault as Fault
     from millstream.testing.faulty import FaultyBlockingLink as FaultyBlockingLink
     from millstream.testing.faulty import FaultyLink as FaultyLink
-    from millstream.testing.fragile import FragileProxy as FragileProxy
     from millstream.testing.handling_ledger import HandlingLedger as HandlingLedger
     from millstream.testing.ledger import DeliveryLedger as DeliveryLedger
-    from millstream.testing.loading import LoadingRedis as LoadingRedis
-    from millstream.testing.mariadb import MariadbDatabase as MariadbDatabase
-    from millstream.testing.mariadb import MariadbProcess as MariadbProcess
-    from millstream.testing.mariadb import mariadb_server as mariadb_server
-    from millstream.testing.postgres import PostgresDatabase as PostgresDatabase
-    from millstream.testing.postgres import PostgresProcess as PostgresProcess
-    from millstream.testing.postgres import postgres_binaries as postgres_binaries
     from millstream.testing.proxy import CuttingProxy as CuttingProxy
+    from millstream.testing.proxy import FragileProxy as FragileProxy
+    from millstream.testing.servers import LoadingRedis as LoadingRedis
     from millstream.testing.servers import RedisProcess as RedisProcess
     from millstream.testing.servers import ServedBroker as ServedBroker
     from millstream.testing.servers import ServeProcess as ServeProcess
@@ -41,21 +41,21 @@ _HOMES = {
     "Fault": "faulty",
     "FaultyBlockingLink": "faulty",
     "FaultyLink": "faulty",
-    "FragileProxy": "fragile",
+    "FragileProxy": "proxy",
     "HandlingLedger": "handling_ledger",
-    "LoadingRedis": "loading",
-    "MariadbDatabase": "mariadb",
-    "MariadbProcess": "mariadb",
-    "PostgresDatabase": "postgres",
-    "PostgresProcess": "postgres",
+    "LoadingRedis": "servers",
+    "MariadbDatabase": "databases",
+    "MariadbProcess": "databases",
+    "PostgresDatabase": "databases",
+    "PostgresProcess": "databases",
     "RedisProcess": "servers",
     "SentinelSetup": "topologies",
     "ServeProcess": "servers",
     "ServedBroker": "servers",
     "eventually": "waiting",
     "free_port": "servers",
-    "mariadb_server": "mariadb",
-    "postgres_binaries": "postgres",
+    "mariadb_server": "databases",
+    "postgres_binaries": "databases",
     "redis_server_installed": "servers",
     "valkey_server": "servers",
     "wait_until": "waiting",

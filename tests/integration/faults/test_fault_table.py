@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from fault_table import TABLE, FaultRow, Follows, Phase, markdown
 from millstream import BlockingBroker, Broker, open_blocking_broker, open_broker
 from millstream.errors import MillstreamError
 from millstream.testing import RedisProcess, eventually
 from millstream.testing.answering import ANSWER_LOST, AnsweringProxy, ProxyAnswer, Request, pass_on, refusal
-from millstream.testing.fault_table import TABLE, FaultRow, Follows, Phase, markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "operate" / "faults.md"
 STREAM = "orders"
@@ -283,4 +283,4 @@ async def test_a_login_that_is_refused_is_fatal_and_one_that_is_delayed_is_not(
 
 
 def test_the_page_shows_the_table() -> None:
-    assert markdown() in PAGE.read_text(), "put the output of `python -m millstream.testing.fault_table` into the page"
+    assert markdown() in PAGE.read_text(), "put the output of `python tests/fault_table.py` into the page"

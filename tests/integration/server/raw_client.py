@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from millstream.wire.decoder import Decoder
 from millstream.wire.resp import pack
+from resp_decoder import Decoder
 
 
 class Client:

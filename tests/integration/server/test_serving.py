@@ -13,9 +13,9 @@ from millstream.engine.session import BLOCKED
 from millstream.errors import InvalidArgument
 from millstream.server import Server, ServerLimits
 from millstream.server.sockets import CannotListen
-from millstream.testing.disk import SimulatedDisk
 from millstream.testing.waiting import wait_until
 from millstream.wire.replies import NIL_ARRAY, ErrorReply
+from simulated_disk import SimulatedDisk
 
 
 @pytest.fixture

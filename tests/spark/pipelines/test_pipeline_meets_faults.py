@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from running import PATIENT, entries, pipeline, redis_sink
 
 from chaos.planting import PASSES, Planting
+from fault_table import TABLE, FaultRow, Phase
 from millstream.pipelines.runner import Runner
 from millstream.testing import AnsweringProxy, RedisProcess
 from millstream.testing.answering import ProxyAnswer, Request, pass_on
-from millstream.testing.fault_table import TABLE, FaultRow, Phase
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(600)]
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2

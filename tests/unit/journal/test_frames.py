@@ -9,8 +9,8 @@ import pytest
 
 from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, SEAL_SIZE, FrameReader, seal
 from millstream.errors import JournalCorrupt
-from millstream.wire.decoder import decode
 from millstream.wire.resp import pack
+from resp_decoder import decode
 
 PAYLOADS = [pack((b"SET", b"k%d" % number, b"v" * number)) for number in range(8)]
 PATH = Path("journal.aof")

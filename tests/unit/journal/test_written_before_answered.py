@@ -9,8 +9,8 @@ from millstream.engine.journal.journal import JOURNAL_NAME
 from millstream.engine.session import BLOCKED
 from millstream.errors import DurabilityUnavailable, JournalCorrupt, ServerError
 from millstream.model.clock import ManualClock
-from millstream.testing.disk import SimulatedDisk
 from millstream.wire.replies import OK, ErrorReply
+from simulated_disk import SimulatedDisk
 
 
 @pytest.fixture

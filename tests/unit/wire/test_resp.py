@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from millstream.wire.decoder import Decoder, MalformedReply, decode
 from millstream.wire.replies import (
     NIL_ARRAY,
     OK,
@@ -19,6 +18,7 @@ from millstream.wire.replies import (
     Verbatim,
 )
 from millstream.wire.resp import encode, pack
+from resp_decoder import Decoder, MalformedReply, decode
 
 ENTRY = [b"1-1", [b"f", b"v"]]
 

@@ -10,19 +10,14 @@ Subclass the chapters in a test file of your own and give them a fixture ``broke
 Streams have fresh names, so that a server may be shared.
 """
 
-from millstream.testing.conformance.appending import AppendOnceChapter, AppendUniqueChapter
-from millstream.testing.conformance.arguments import ArgumentChapter
-from millstream.testing.conformance.durability import DurabilityChapter
-from millstream.testing.conformance.errors import ErrorChapter
+from millstream.testing.conformance.appending import AppendOnceChapter, AppendUniqueChapter, DurabilityChapter
+from millstream.testing.conformance.arguments import ArgumentChapter, ErrorChapter
+from millstream.testing.conformance.chapter import Unblocked
 from millstream.testing.conformance.groups import GroupChapter
-from millstream.testing.conformance.info import InfoChapter
-from millstream.testing.conformance.keys import KeyChapter
+from millstream.testing.conformance.info import InfoChapter, KeyChapter
 from millstream.testing.conformance.pending import PendingChapter
-from millstream.testing.conformance.reading import ReadingChapter
-from millstream.testing.conformance.trimming import TrimmingChapter
-from millstream.testing.conformance.unblocked import Unblocked
-from millstream.testing.conformance.waiting import WaitingChapter
-from millstream.testing.conformance.writing import WritingChapter
+from millstream.testing.conformance.reading import ReadingChapter, WaitingChapter
+from millstream.testing.conformance.writing import TrimmingChapter, WritingChapter
 
 CHAPTERS = (
     WritingChapter,

@@ -1,11 +1,18 @@
-"""Reading a stream as it lies there."""
+"""Reading a stream as it lies there, and waiting for more of it: readers wake at once, in order of arrival, and come
+back when their time is over.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
+
+from millstream.errors import NoSuchGroup
 from millstream.model import EntryId
 from millstream.testing.conformance.chapter import Chapter
+from millstream.testing.waiting import eventually
 
 
 class ReadingChapter(Chapter):
@@ -75,3 +82,124 @@ class ReadingChapter(Chapter):
             start = f"({page[-1].id}"
 
         assert seen == ids
+
+
+LONG_MS = 60_000
+
+
+async def waiting(broker: Any) -> int:
+    return int((await broker.server_info("clients"))["blocked_clients"])
+
+
+async def blocked(broker: Any, count: int) -> None:
+    """Returns when so many clients wait."""
+
+    async def enough() -> bool:
+        return await waiting(broker) >= count
+
+    await eventually(enough, what=f"{count} blocked readers")
+
+
+class WaitingChapter(Chapter):
+    @pytest.fixture(autouse=True)
+    async def nobody_waits(self, broker: Any) -> None:
+        """Readers of the test before may be gone without the server knowing yet: they are not to be counted here."""
+
+        async def nobody() -> bool:
+            return await waiting(broker) == 0
+
+        await eventually(nobody, what="nobody else to wait at this server")
+
+    async def test_a_waiting_reader_gets_the_next_entry(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="$")
+        reader = asyncio.create_task(broker.xreadgroup(stream, "g", "c", block_ms=LONG_MS))
+        await blocked(broker, 1)
+
+        entry_id = await broker.xadd(stream, {"n": 1})
+
+        assert [delivery.id for delivery in await reader] == [entry_id]
+        assert (await broker.xpending(stream, "g")).consumers == {"c": 1}
+
+    async def test_what_is_there_is_not_waited_for(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="0")
+        await broker.xadd(stream, {"n": 1})
+
+        assert len(await broker.xreadgroup(stream, "g", "c", count=5, block_ms=0)) == 1
+
+    async def test_a_wait_ends_when_its_time_is_over(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="$")
+
+        assert await broker.xreadgroup(stream, "g", "c", block_ms=20) == []
+        assert await broker.xread({stream: "$"}, block_ms=20) == {}
+        assert await broker.xreadgroup_many([stream], "g", "c", block_ms=20) == {}
+
+    async def test_readers_of_a_group_are_served_in_order_of_arrival(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="$")
+        readers = []
+        for n in range(3):
+            readers.append(asyncio.create_task(broker.xreadgroup(stream, "g", f"c{n}", block_ms=LONG_MS)))
+            await blocked(broker, n + 1)
+
+        ids = [await broker.xadd(stream, {"n": n}) for n in range(3)]
+
+        assert [[delivery.id for delivery in await reader] for reader in readers] == [[one] for one in ids]
+
+    async def test_everybody_who_reads_without_a_group_is_woken(self, broker: Any, stream: str) -> None:
+        readers = [asyncio.create_task(broker.xread({stream: "$"}, block_ms=LONG_MS)) for _ in range(3)]
+        await blocked(broker, 3)
+
+        entry_id = await broker.xadd(stream, {"n": 1})
+
+        for reader in readers:
+            assert [entry.id for entry in (await reader)[stream]] == [entry_id]
+
+    async def test_waiting_for_several_streams(self, broker: Any, stream: str) -> None:
+        first, second = f"{{{stream}}}.1", f"{{{stream}}}.2"
+        reader = asyncio.create_task(broker.xread({first: "$", second: "$"}, block_ms=LONG_MS))
+        await blocked(broker, 1)
+
+        await broker.xadd(second, {"n": 1})
+
+        assert list(await reader) == [second]
+
+    async def test_a_waiting_reader_does_not_hold_others_up(self, broker: Any, stream: str) -> None:
+        reader = asyncio.create_task(broker.xread({stream: "$"}, block_ms=LONG_MS))
+        await blocked(broker, 1)
+
+        async with asyncio.timeout(60):
+            await broker.ping()
+            await broker.xadd(f"{stream}:other", {"n": 1})
+        await broker.xadd(stream, {"n": 1})
+        await reader
+
+    async def test_deleting_the_group_ends_the_wait(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="$")
+        reader = asyncio.create_task(broker.xreadgroup(stream, "g", "c", block_ms=LONG_MS))
+        await blocked(broker, 1)
+
+        await broker.delete_group(stream, "g")
+
+        with pytest.raises(NoSuchGroup):
+            await reader
+
+    async def test_an_atomic_batch_wakes_a_reader_once_with_all_of_it(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="$")
+        reader = asyncio.create_task(broker.xreadgroup(stream, "g", "c", count=10, block_ms=LONG_MS))
+        await blocked(broker, 1)
+
+        ids = await broker.xadd_many(stream, [{"n": n} for n in range(3)], atomic=True)
+
+        assert [delivery.id for delivery in await reader] == ids
+
+    async def test_listening_to_channels(self, broker: Any, stream: str) -> None:
+        async with broker.listen([f"{stream}.*"]) as listener:
+            await broker.publish(f"{stream}.a", b"\0one")
+            await broker.publish(f"{stream}.b", "two")
+            heard = []
+            async with asyncio.timeout(60):
+                async for message in listener:
+                    heard.append(message)
+                    if len(heard) == 2:
+                        break
+
+        assert heard == [(f"{stream}.a".encode(), b"\0one"), (f"{stream}.b".encode(), b"two")]

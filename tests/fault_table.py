@@ -1,7 +1,7 @@
 """What follows when a server refuses: one row for each error that it can answer, one column for each phase of a call.
 
 The page ``docs/operate/faults.md`` shows this table, and the tests hold the code to it: they cannot drift apart.
-``python -m millstream.testing.fault_table`` prints it.
+``python tests/fault_table.py`` prints it.
 """
 
 from __future__ import annotations
@@ -251,4 +251,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(markdown())  # noqa: T201  # that is what it is for
+    print(markdown())
