@@ -29,9 +29,9 @@ from millstream.cli.json_keys import ANSWERS, KINDS
 from millstream.cli.main import CHAPTERS, build
 from millstream.messaging import Publisher, Subscriber
 from millstream.messaging.settings import SubscriberSettings
-from millstream.observe.pipeline_metrics import PipelineMetrics
+from millstream.observe.metrics import StreamSurveyor
+from millstream.observe.pipelines import PipelineMetrics
 from millstream.observe.service import ServiceMonitor
-from millstream.observe.stream_metrics import StreamSurveyor
 from millstream.pipelines.processors import PROCESSORS
 from millstream.pipelines.sinks import SINKS
 from millstream.pipelines.sources import SOURCES

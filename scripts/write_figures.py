@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from millstream.bench.result import Result
+from millstream.bench import Result
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"

@@ -1,6 +1,6 @@
 """``python -m millstream``: the same as the ``millstream`` command."""
 
-from millstream.cli.main import main
+from millstream.cli import main
 
 if __name__ == "__main__":
     main()

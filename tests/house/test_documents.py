@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from millstream import Limits
-from millstream.bench.result import Result
+from millstream.bench import Result
 from millstream.broker.links.targets import KEPT, OPTIONS
 from millstream.broker.open import LOCAL_MAX_STREAM_LEN
 from millstream.pipelines import PipelineStatus

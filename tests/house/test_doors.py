@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "millstream"
 DOORS = [
     *("assignment", "broker", "cdc", "cqrs", "engine", "engine.journal", "messaging", "model", "observe", "pipelines"),
-    *("runner", "server", "spark", "testing", "testing.verify", "wire"),
+    *("runner", "server", "spark", "testing", "wire"),
 ]
 """The rooms that are entered through their doors alone."""
 FOR_USERS = {

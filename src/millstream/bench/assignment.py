@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from millstream import Broker, open_broker
 from millstream.assignment import Announcement, AssignedSubscriber, AssignmentClient, AssignmentMember, Settings
-from millstream.bench.result import Progress, Result
+from millstream.bench import Progress, Result
 from millstream.messaging import Message
 from millstream.testing import RedisProcess
 

@@ -15,7 +15,7 @@ import fakeredis
 import redis
 
 from millstream import open_blocking_broker, open_broker
-from millstream.bench.result import Progress, Result, interleaved, rate
+from millstream.bench import Progress, Result, interleaved, rate
 from millstream.engine import Engine
 from millstream.testing import RedisProcess, ServeProcess
 

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millstream.bench import Progress, Result, interleaved
 from millstream.bench.cdc_mariadb import MariadbBacklog
-from millstream.bench.result import Progress, Result, interleaved
 from millstream.cdc import ChangesReader, Decoding, Postgres, Relation, change_options, decode_changes, read_segment
 from millstream.pipelines import Pipeline, Runner, make_plan, start_session
 from millstream.testing import MariadbProcess, PostgresProcess, RedisProcess, mariadb_server

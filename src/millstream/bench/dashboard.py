@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from starlette.types import Message, Scope
 
 from millstream import Broker, open_broker
-from millstream.bench.result import Progress, Result
+from millstream.bench import Progress, Result
 from millstream.dashboard import Dashboard
 from millstream.testing import RedisProcess
 from millstream.wire import Command

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream import Broker, open_broker
-from millstream.bench import topics
-from millstream.bench.result import Progress, Result
+from millstream.bench import Progress, Result, topics
 from millstream.messaging import Message, Publisher, Subscriber, codec
 from millstream.testing import RedisProcess
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millstream.bench.result import Progress, Result, interleaved
+from millstream.bench import Progress, Result, interleaved
 from millstream.pipelines import Opening, Pipeline, Runner, make_plan, start_session
 from millstream.testing import RedisProcess
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.bench.result import Progress, Result, interleaved, rate
+from millstream.bench import Progress, Result, interleaved, rate
 from millstream.testing import RedisProcess, wait_until
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from millstream import Broker, open_broker
-from millstream.bench.result import Progress, Result
+from millstream.bench import Progress, Result
 from millstream.messaging import Handler, Message, Publisher, Router, Subscriber, codec
 from millstream.testing import RedisProcess
 

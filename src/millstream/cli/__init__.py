@@ -2,3 +2,7 @@
 
 A command's module is imported when it is chosen, so that ``millstream --help`` stays quick.
 """
+
+from millstream.cli.main import main
+
+__all__ = ["main"]

@@ -10,9 +10,8 @@ import typer
 from millstream.assignment import Announcement, announce_stream, assignments, balancer_stream, force_release
 from millstream.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.columns import flag, ident, name, span, text
 from millstream.cli.lookup import opened, typed
-from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url, Yes, flag, ident, name, span, text
 from millstream.errors import InvalidArgument, NoSuchStream
 from millstream.observe import moment, named, printable
 

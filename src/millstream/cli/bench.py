@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.columns import ShownColumn, flag, text
 from millstream.cli.exit_codes import FAILED
-from millstream.cli.options import Output, OutputKind
+from millstream.cli.show import Output, OutputKind, ShownColumn, flag, text
 
 
 class Suite(StrEnum):
@@ -33,7 +32,7 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of ours and the peer in turn; the median counts.")] = 3,
     output: Output = OutputKind.table,
 ) -> None:
-    from millstream.bench.result import Result, machine
+    from millstream.bench import Result, machine
 
     results: list[Result] = []
     for suite in suites or list(Suite):

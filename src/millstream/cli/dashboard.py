@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli.options import DEFAULT_URL, Url
-from millstream.cli.pipeline_files import token_in
+from millstream.cli.pipeline_status import token_in
+from millstream.cli.show import DEFAULT_URL, Url
 
 PORT = 8090
 

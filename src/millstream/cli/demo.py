@@ -31,13 +31,13 @@ def command(
         bool, typer.Option("--keep", help="Go on with orders after the ledger, to look at, until Ctrl-C.")
     ] = False,
 ) -> None:
-    from millstream.cli.pipeline_files import need_spark
+    from millstream.cli.pipeline_status import need_spark
 
     need_spark()
-    from millstream.demo.run import run
+    from millstream.demo import run_demo
 
     directory = data or Path("demo-data") / datetime.now().strftime("%Y%m%d-%H%M%S")
-    ledger = run(url, directory, rows, console(), source=source, keep=keep)
+    ledger = run_demo(url, directory, rows, console(), source=source, keep=keep)
     typer.echo()
     typer.echo(f"Everything is kept in {directory}")
     typer.echo(ledger.line())

@@ -16,33 +16,37 @@ from millstream.observe import harmless
 
 
 class Chapter(NamedTuple):
-    """A module with a group of commands (its ``app``) or with one command (its ``command``)."""
+    """``module:name`` of a group of commands (a Typer), or of a function that is one command."""
 
-    module: str
+    at: str
     help: str
     is_group: bool = True
 
 
 CHAPTERS = {
-    "streams": Chapter("streams", "Look at streams, add to them, trim and remove them."),
-    "groups": Chapter("groups", "Look at consumer groups, make, move and remove them."),
-    "consumers": Chapter("consumers", "Look at consumers, and remove dead ones without losing their work."),
-    "pending": Chapter("pending", "See what was handed out and not acknowledged; claim or acknowledge it."),
-    "dlq": Chapter("dlq", "Work on dead letters: list, group by error, replay, purge."),
-    "retention": Chapter("retention", "Keep streams short without dropping what a group still needs."),
-    "assignments": Chapter("assignments", "See who owns which stream; announce and release streams."),
-    "pipeline": Chapter("pipeline", "Validate, plan and run pipelines on Spark."),
-    "run": Chapter("run", "Run a router, a bus or assigned subscribers, in as many processes as you like.", False),
-    "serve": Chapter("serve", "Serve an embedded broker to other processes, over Redis's protocol.", False),
-    "migrate": Chapter("migrate", "Move an embedded broker's data to Redis.", False),
-    "top": Chapter("top", "Watch streams, rates, lag, pending entries and memory, live.", False),
-    "dashboard": Chapter(
-        "dashboard", "Look at streams, dead letters and pipelines in a browser, and act there.", False
+    "streams": Chapter("streams:app", "Look at streams, add to them, trim and remove them."),
+    "groups": Chapter("groups:app", "Look at consumer groups, make, move and remove them."),
+    "consumers": Chapter("groups:consumers", "Look at consumers, and remove dead ones without losing their work."),
+    "pending": Chapter("pending:app", "See what was handed out and not acknowledged; claim or acknowledge it."),
+    "dlq": Chapter("dlq:app", "Work on dead letters: list, group by error, replay, purge."),
+    "retention": Chapter("retention:app", "Keep streams short without dropping what a group still needs."),
+    "assignments": Chapter("assignments:app", "See who owns which stream; announce and release streams."),
+    "pipeline": Chapter("pipeline:app", "Validate, plan and run pipelines on Spark."),
+    "run": Chapter(
+        "run:command", "Run a router, a bus or assigned subscribers, in as many processes as you like.", False
     ),
-    "doctor": Chapter("doctor", "Check a server, or one stream, and say what to do.", False),
-    "verify": Chapter("verify", "Ask a server all that the contract promises, and tell what does not hold.", False),
-    "bench": Chapter("bench", "Measure this installation, beside peers, in the same run.", False),
-    "demo": Chapter("demo", "See the whole product at work in under two minutes.", False),
+    "serve": Chapter("serve:command", "Serve an embedded broker to other processes, over Redis's protocol.", False),
+    "migrate": Chapter("serve:migrate", "Move an embedded broker's data to Redis.", False),
+    "top": Chapter("top:command", "Watch streams, rates, lag, pending entries and memory, live.", False),
+    "dashboard": Chapter(
+        "dashboard:command", "Look at streams, dead letters and pipelines in a browser, and act there.", False
+    ),
+    "doctor": Chapter("doctor:command", "Check a server, or one stream, and say what to do.", False),
+    "verify": Chapter(
+        "doctor:verify", "Ask a server all that the contract promises, and tell what does not hold.", False
+    ),
+    "bench": Chapter("bench:command", "Measure this installation, beside peers, in the same run.", False),
+    "demo": Chapter("demo:command", "See the whole product at work in under two minutes.", False),
 }
 
 
@@ -76,11 +80,12 @@ def build(words: list[str]) -> typer.Typer:
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, chapter in CHAPTERS.items():
         if completing or name == chosen:
-            module = importlib.import_module(f"millstream.cli.{chapter.module}")
+            module, _, found = chapter.at.partition(":")
+            part = getattr(importlib.import_module(f"millstream.cli.{module}"), found)
             if chapter.is_group:
-                app.add_typer(module.app, name=name, help=chapter.help, no_args_is_help=True)
+                app.add_typer(part, name=name, help=chapter.help, no_args_is_help=True)
             else:
-                app.command(name, help=chapter.help)(module.command)
+                app.command(name, help=chapter.help)(part)
         else:
             app.command(name, help=chapter.help)(_not_loaded)
     return app

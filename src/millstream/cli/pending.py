@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from millstream.cli import show
-from millstream.cli.columns import ident, name, number, span, text
 from millstream.cli.lookup import need_consumer, need_group, need_stream, no_entry, opened
-from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes
+from millstream.cli.show import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url, Yes, ident, name, number, span, text
 from millstream.observe import duration, entries, named, printable
 
 app = typer.Typer()

@@ -12,10 +12,9 @@ import typer
 
 from millstream.broker import BlockingBroker, Broker, StreamSurvey, open_broker, retention, survey
 from millstream.cli import show
-from millstream.cli.columns import ago, memory, name, number, text
 from millstream.cli.exit_codes import FAILED
 from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream, opened, something_to_look_at, streams_found
-from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url
+from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url, ago, memory, name, number, text
 from millstream.errors import InvalidArgument
 from millstream.messaging import Janitor, RetentionPolicy, StreamReport, run_until_signalled
 from millstream.model import parse_duration_ms

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.columns import name
 from millstream.cli.exit_codes import FAILED, USAGE
-from millstream.cli.options import Output, OutputKind
+from millstream.cli.show import Output, OutputKind, name
 from millstream.errors import InvalidArgument
 
 

@@ -1,4 +1,6 @@
-"""``millstream serve``: an embedded broker that other processes can reach, with any Redis client."""
+"""An embedded broker for others: ``millstream serve`` lets other processes reach it, with any Redis client;
+``millstream migrate`` moves its streams, groups and pending lists to Redis, and checks them.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,21 @@ import logging
 import os
 import signal
 import sys
+import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
+from millstream.cli import show
 from millstream.cli.dashboard import PORT, Beside, BesidePort, shown
+from millstream.cli.show import Output, OutputKind
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import parse_size_bytes
+from millstream.observe import count_of
 
 
 def command(
@@ -111,3 +118,63 @@ def _password(password: str | None, password_file: Path | None) -> bytes | None:
     if not password:
         raise InvalidArgument("--password", password, "a password that is not empty")
     return os.fsencode(password)
+
+
+def migrate(
+    source: Annotated[str, typer.Option("--from", help="The embedded broker: local:///path. It must not be open.")],
+    target: Annotated[str, typer.Option("--to", help="The Redis: redis://host:port and its kin.")],
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Pass over keys that are there already and the same.")
+    ] = False,
+    output: Output = OutputKind.table,
+) -> None:
+    """Move an embedded broker's data to Redis.
+
+    Keys that exist in the target are refused before anything is written. Afterwards lengths, counters, groups, pending
+    lists and every entry are compared.
+    """
+    from millstream.broker import migrate
+
+    began = time.monotonic()
+    with _Bar(shown=output is OutputKind.table and sys.stderr.isatty()) as bar:
+        report = migrate(source, target, skip_existing=skip_existing, progress=bar.tell)
+    seconds = time.monotonic() - began
+    moved = (
+        f"{count_of(report.streams, 'stream', 'streams')} with {count_of(report.entries, 'entry', 'entries')}",
+        count_of(report.groups, "group", "groups"),
+        count_of(report.consumers, "consumer", "consumers"),
+        count_of(report.pending, "pending entry", "pending entries"),
+        count_of(report.other_keys, "other key", "other keys"),
+    )
+    skipped = f"; {count_of(report.skipped, 'key was', 'keys were')} there already" if report.skipped else ""
+    show.outcome(
+        output,
+        f"moved {', '.join(moved)}{skipped}; compared with the target, all the same ({seconds:.1f} s)",
+        **asdict(report),
+        seconds=round(seconds, 3),
+    )
+
+
+class _Bar:
+    """Progress for people who watch; silence for pipes."""
+
+    def __init__(self, *, shown: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[key]}", markup=False),
+            console=Console(stderr=True), disable=not shown, transient=True,
+        )  # fmt: skip
+        self._task = self._progress.add_task("moving", key="")
+
+    def tell(self, name: str, done: int, total: int) -> None:
+        shown = name.encode("ascii", "backslashreplace").decode()[:60]
+        self._progress.update(self._task, completed=done, total=total, key=shown)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

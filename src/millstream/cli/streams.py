@@ -8,9 +8,8 @@ import typer
 
 from millstream.broker import entries_at, survey
 from millstream.cli import show
-from millstream.cli.columns import ago, ident, memory, name, number, span
 from millstream.cli.lookup import need_stream, no_entry, no_stream, opened, streams_found
-from millstream.cli.options import DEFAULT_URL, Output, OutputKind, Url, Yes
+from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url, Yes, ago, ident, memory, name, number, span
 from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId, TrimPolicy
 from millstream.observe import entries as entry_count

@@ -1,9 +1,18 @@
-"""``millstream top``: streams, rates, lag, oldest pending, memory, and who holds back trimming, live."""
+"""``millstream top``: streams, rates, lag, oldest pending, memory, and who holds back trimming, live; until Ctrl-C or
+a key.
+"""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import sys
+import termios
 import time
-from typing import Annotated
+import tty
+from types import FrameType, TracebackType
+from typing import Annotated, Self
 
 import typer
 from rich.console import Group
@@ -12,10 +21,22 @@ from rich.text import Text
 
 from millstream.broker import BlockingBroker
 from millstream.cli import show
-from millstream.cli.columns import GAP, ShownColumn, cut, lay_out, memory, name, number, span
 from millstream.cli.lookup import opened
-from millstream.cli.options import DEFAULT_URL, MOST_SECONDS, Output, OutputKind, Url
-from millstream.cli.terminal import Keys, UntilInterrupted
+from millstream.cli.show import (
+    DEFAULT_URL,
+    GAP,
+    MOST_SECONDS,
+    Output,
+    OutputKind,
+    ShownColumn,
+    Url,
+    cut,
+    lay_out,
+    memory,
+    name,
+    number,
+    span,
+)
 from millstream.errors import MillstreamError
 from millstream.observe import Look, Row, count_of, harmless, look, rows, size
 
@@ -106,3 +127,53 @@ def _table(shown: list[Row], width: int | None) -> list[Text]:
             line.append(laid.padded(at, cell), styles.get(column.key, ""))
         lines.append(line)
     return lines
+
+
+class UntilInterrupted:
+    """``with UntilInterrupted() as going: while going: ...`` ends at Ctrl-C, at once and without an error.
+
+    The interrupt is remembered as well as raised: Python drops what is raised while it tidies an object away.
+    """
+
+    def __init__(self) -> None:
+        self._interrupted = False
+
+    def __bool__(self) -> bool:
+        return not self._interrupted
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        signal.signal(signal.SIGINT, self._before)
+        return self._interrupted and kind is KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
+
+
+class Keys:
+    """``with Keys() as keys: keys.wait(2.0)`` gives a key as soon as it is pressed, or nothing when the time is over.
+
+    Where nobody sits at the terminal it only waits. The terminal is as it was when the block ends.
+    """
+
+    def __enter__(self) -> Self:
+        self._here = sys.stdin.isatty()
+        if self._here:
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._here:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> str:
+        if not self._here:
+            time.sleep(seconds)
+            return ""
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return os.read(sys.stdin.fileno(), 64).decode(errors="replace") if ready else ""

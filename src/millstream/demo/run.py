@@ -18,8 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from millstream.broker import BlockingBroker, beside, open_blocking_broker
-from millstream.demo.shop_database import ShopDatabase
-from millstream.demo.stage import GROUP, POISON, Stage, results, topics
+from millstream.demo.stage import GROUP, POISON, ShopDatabase, Stage, results, topics
 from millstream.errors import MillstreamError
 from millstream.model import Entry, EntryId
 
@@ -45,7 +44,7 @@ class Timeline:
         return [(what, at - before) for (what, at), before in zip(self.marks, ends, strict=False)]
 
 
-def run(
+def run_demo(
     url: str | None, data: Path, rows: int, console: Console, *, source: str = "generator", keep: bool = False
 ) -> Ledger:
     """``url``: an existing Redis; None starts an embedded broker of its own. ``source``: made-up changes, or those of a

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from millstream.observe.diagnose import Severity as Severity
     from millstream.observe.diagnose import examine_binlog as examine_binlog
     from millstream.observe.diagnose import examine_machine as examine_machine
+    from millstream.observe.diagnose import examine_server as examine_server
     from millstream.observe.diagnose import examine_slot as examine_slot
-    from millstream.observe.diagnose_server import examine_server as examine_server
     from millstream.observe.diagnose_stream import examine_stream as examine_stream
     from millstream.observe.format import age as age
     from millstream.observe.format import count_of as count_of
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from millstream.observe.http import is_loopback as is_loopback
     from millstream.observe.http import refuse_strangers as refuse_strangers
     from millstream.observe.metrics import Exposition as Exposition
+    from millstream.observe.metrics import StreamSurveyor as StreamSurveyor
     from millstream.observe.metrics import together as together
     from millstream.observe.pipeline_client import PipelineClient as PipelineClient
     from millstream.observe.pipeline_client import PipelineRefused as PipelineRefused
     from millstream.observe.pipeline_client import PipelinesUnreachable as PipelinesUnreachable
-    from millstream.observe.pipeline_metrics import PipelineMetrics as PipelineMetrics
-    from millstream.observe.pipeline_routes import PipelineRoutes as PipelineRoutes
+    from millstream.observe.pipelines import PipelineMetrics as PipelineMetrics
+    from millstream.observe.pipelines import PipelineRoutes as PipelineRoutes
     from millstream.observe.service import ServiceMonitor as ServiceMonitor
     from millstream.observe.service_metrics import ServiceMetrics as ServiceMetrics
-    from millstream.observe.stream_metrics import StreamSurveyor as StreamSurveyor
     from millstream.observe.watch import Look as Look
     from millstream.observe.watch import Row as Row
     from millstream.observe.watch import holding_group as holding_group
@@ -57,7 +57,7 @@ _HOMES = {
     "examine_machine": "diagnose",
     "examine_slot": "diagnose",
     "examine_stream": "diagnose_stream",
-    "examine_server": "diagnose_server",
+    "examine_server": "diagnose",
     "age": "format",
     "count_of": "format",
     "duration": "format",
@@ -81,11 +81,11 @@ _HOMES = {
     "PipelineClient": "pipeline_client",
     "PipelineRefused": "pipeline_client",
     "PipelinesUnreachable": "pipeline_client",
-    "PipelineMetrics": "pipeline_metrics",
-    "PipelineRoutes": "pipeline_routes",
+    "PipelineMetrics": "pipelines",
+    "PipelineRoutes": "pipelines",
     "ServiceMonitor": "service",
     "ServiceMetrics": "service_metrics",
-    "StreamSurveyor": "stream_metrics",
+    "StreamSurveyor": "metrics",
     "Look": "watch",
     "Row": "watch",
     "look": "watch",

@@ -76,11 +76,14 @@ def harmless(text: str) -> str:
 def _escaped(char: str) -> str:
     if char in _SPECIAL:
         return _SPECIAL[char]
+    return char if char.isprintable() else escape(char)
+
+
+def escape(char: str) -> str:
+    """A character that cannot be printed, as its number."""
     code = ord(char)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
         return f"\\x{code - 0xDC00:02x}"
-    if char.isprintable():
-        return char
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 

@@ -1,4 +1,4 @@
-"""Asks a process that runs pipelines how they stand, and tells it what to do: the other end of ``pipeline_routes``.
+"""Asks a process that runs pipelines how they stand, and tells it what to do: the other end of ``PipelineRoutes``.
 
 Blocking, with a deadline and a bound on what it reads: what answers there may be anything.
 """

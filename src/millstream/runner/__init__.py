@@ -5,9 +5,8 @@ In: a target such as ``shop.app:router``. Out: processes that live until they ar
 Never a decision about messages: what runs here does that itself.
 """
 
-from millstream.runner.lifespan import lifespan
 from millstream.runner.supervisor import Supervisor, SupervisorSettings
-from millstream.runner.target import RunTarget, TargetRefused, load_target
+from millstream.runner.target import RunTarget, TargetRefused, lifespan, load_target
 from millstream.runner.worker import REFUSED, handlers_of, log_to_stderr
 
 __all__ = [

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from millstream.testing.servers import valkey_server as valkey_server
     from millstream.testing.topologies import ClusterSetup as ClusterSetup
     from millstream.testing.topologies import SentinelSetup as SentinelSetup
+    from millstream.testing.verify import PromiseResult as PromiseResult
+    from millstream.testing.verify import verify_server as verify_server
     from millstream.testing.waiting import eventually as eventually
     from millstream.testing.waiting import wait_until as wait_until
 
@@ -48,6 +50,7 @@ _HOMES = {
     "MariadbProcess": "databases",
     "PostgresDatabase": "databases",
     "PostgresProcess": "databases",
+    "PromiseResult": "verify",
     "RedisProcess": "servers",
     "SentinelSetup": "topologies",
     "ServeProcess": "servers",
@@ -58,6 +61,7 @@ _HOMES = {
     "postgres_binaries": "databases",
     "redis_server_installed": "servers",
     "valkey_server": "servers",
+    "verify_server": "verify",
     "wait_until": "waiting",
 }
 """Names and their modules: pytest loads our plugin from this room at its every start, and only that."""

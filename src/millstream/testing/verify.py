@@ -19,7 +19,7 @@ from millstream.broker import Broker, list_keys, open_broker, server_setting
 from millstream.errors import MillstreamError
 from millstream.testing.conformance import CHAPTERS, DurabilityChapter
 
-__all__ = ["PromiseResult", "verify"]
+__all__ = ["PromiseResult", "verify_server"]
 
 TEST_TIMEOUT_S = 30.0
 """A server that holds a test for longer than this does not behave."""
@@ -72,7 +72,7 @@ def _parameters(function: Any) -> Iterator[dict[str, Any]]:
         yield {name: value for one in chosen for name, value in one.items()}
 
 
-async def verify(url: str, *, prefix: str = "millstream:verify") -> AsyncIterator[PromiseResult]:
+async def verify_server(url: str, *, prefix: str = "millstream:verify") -> AsyncIterator[PromiseResult]:
     """Asks the server everything, one verdict at a time. Raises BrokerUnavailable where none answers."""
     namespace = f"{prefix}:{uuid4().hex[:8]}"
     async with open_broker(url) as broker:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from running import pipeline, redis_sink
 
 from millstream.observe.metrics import Exposition
-from millstream.observe.pipeline_metrics import PipelineMetrics
+from millstream.observe.pipelines import PipelineMetrics
 from millstream.pipelines.runner import Runner
 from millstream.testing import RedisProcess, wait_until
 

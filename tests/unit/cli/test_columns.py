@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.cells import cell_len
 
-from millstream.cli.columns import ago, cut, ident, lay_out, memory, name, number, span, text
+from millstream.cli.show import ago, cut, ident, lay_out, memory, name, number, span, text
 
 LONG = "orders.eu-central-1.customer-000000000042.events"
 ROW = {

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from millstream.cli.terminal import UntilInterrupted
+from millstream.cli.top import UntilInterrupted
 
 
 class Tidied:

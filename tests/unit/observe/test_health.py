@@ -11,8 +11,8 @@ from millstream import Publisher, Router, Subscriber, open_broker
 from millstream.assignment import AssignmentClient
 from millstream.errors import InvalidArgument
 from millstream.messaging import Message
-from millstream.observe import health
-from millstream.observe.health import Failures, check_watched, health_of, name_of
+from millstream.observe import service as health
+from millstream.observe.service import Failures, check_watched, health_of, name_of
 
 
 class Thing:

@@ -12,8 +12,7 @@ from starlette.testclient import TestClient
 from millstream.errors import InvalidArgument
 from millstream.observe.http import HttpServer, application
 from millstream.observe.metrics import Exposition, together
-from millstream.observe.pipeline_metrics import PipelineMetrics
-from millstream.observe.pipeline_routes import PipelineRoutes
+from millstream.observe.pipelines import PipelineMetrics, PipelineRoutes
 from millstream.pipelines.errors import PipelineUnknown, SinkUnknown
 from millstream.pipelines.status import PipelineStatus
 from millstream.server.sockets import CannotListen
