@@ -57,7 +57,8 @@ def missing_parts(plans: Sequence[PipelinePlan] = ()) -> Iterator[str]:
         ("mariadb", "pymysqlreplication", "mysql-replication"),
     ):
         if source in sources and find_spec(module) is None:
-            yield f"The source {source} needs {package}, which is not installed. Install it: pip install 'millstream[cdc]'"
+            mend = "Install it: pip install 'millstream[cdc]'"
+            yield f"The source {source} needs {package}, which is not installed. {mend}"
 
 
 def need_spark(plans: Sequence[PipelinePlan] = ()) -> None:

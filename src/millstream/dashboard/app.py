@@ -25,17 +25,13 @@ from starlette.types import Receive, Scope, Send
 
 from millstream import __version__
 from millstream.broker import open_blocking_broker, open_broker, redacted
-from millstream.dashboard.addresses import Query, address, local_address, word_name
-from millstream.dashboard.audit import AUDIT_STREAM, Audit
 from millstream.dashboard.entries import view
-from millstream.dashboard.feed import MOST_PAGES, MOST_TAILS, Feed
-from millstream.dashboard.guard import RequestGuard, cookie_header
+from millstream.dashboard.feed import MOST_PAGES, MOST_TAILS, Feed, Tails
+from millstream.dashboard.guard import MOST_NAME, RequestGuard, Sessions, WebSession, cookie_header
 from millstream.dashboard.pages import ACTIONS, PAGES, dead_letters, stream
-from millstream.dashboard.render import Renderer, clock
-from millstream.dashboard.sessions import MOST_NAME, Sessions, WebSession
-from millstream.dashboard.shared import Action, Question, Shared, Values, WebPage
+from millstream.dashboard.render import Query, Renderer, address, clock, local_address, word_name
+from millstream.dashboard.shared import AUDIT_STREAM, Action, Audit, Question, Shared, Values, WebPage
 from millstream.dashboard.survey import PAUSE_S, LiveSurvey
-from millstream.dashboard.tails import Tails
 from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import Entry, EntryId
 from millstream.observe import PipelineClient, is_loopback

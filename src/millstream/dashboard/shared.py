@@ -1,4 +1,7 @@
-"""What all pages share: the brokers, the survey, the notes of what was done, and the processes that run pipelines."""
+"""What all pages share: the brokers, the survey, the processes that run pipelines; and the notes of what was done
+from a page: who, what, when, and how it ended, in a bounded stream of the broker itself. A note is written before
+anything is done: what cannot be noted is not done.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,48 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from millstream.broker import BlockingBroker, Broker
-from millstream.dashboard.addresses import Query
-from millstream.dashboard.audit import Audit
+from millstream.dashboard.render import Query
 from millstream.dashboard.survey import LiveSurvey
+from millstream.model import Entry, EntryId, TrimPolicy
 from millstream.observe import PipelineClient
+
+AUDIT_STREAM = "millstream.audit"
+MOST = 10_000
+_TEXT = 2_000
+
+
+class Note(NamedTuple):
+    who: str
+    what: str
+    outcome: str
+    fine: bool
+
+    @classmethod
+    def read(cls, entry: Entry) -> Note:
+        def text(name: bytes) -> str:
+            return entry.fields.get(name, b"").decode("utf-8", "surrogateescape")
+
+        return cls(text(b"who"), text(b"what"), text(b"outcome"), text(b"state") == "done")
+
+
+class Audit:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def begin(self, who: str, what: str) -> EntryId:
+        return await self._add({"who": who, "what": what, "state": "begun"})
+
+    async def end(self, begun: EntryId, who: str, what: str, outcome: str, *, fine: bool) -> EntryId:
+        state = "done" if fine else "failed"
+        return await self._add({"who": who, "what": what, "state": state, "outcome": outcome, "begun": str(begun)})
+
+    async def note(self, id: EntryId) -> tuple[EntryId, Note] | None:
+        found = await self._broker.xrange(AUDIT_STREAM, id, id)
+        return (found[0].id, Note.read(found[0])) if found else None
+
+    async def _add(self, fields: dict[str, str]) -> EntryId:
+        known = {name: value[:_TEXT] for name, value in fields.items()}
+        return await self._broker.xadd(AUDIT_STREAM, known, trim=TrimPolicy(max_len=MOST, approximate=True))
 
 
 @dataclass(slots=True)

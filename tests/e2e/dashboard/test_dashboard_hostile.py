@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, expect
 from millstream import BlockingBroker
 from millstream.assignment import Announcement, announce_stream
 from millstream.broker import beside
-from millstream.dashboard.addresses import MOST_WORD, address, name_word
+from millstream.dashboard.render import MOST_WORD, address, name_word
 from millstream.errors import InvalidArgument
 from millstream.testing import RedisProcess
 from millstream.wire import Command, to_name

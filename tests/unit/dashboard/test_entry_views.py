@@ -7,7 +7,6 @@ import json
 import pytest
 
 from millstream import open_broker
-from millstream.dashboard.addresses import Query, address, local_address, name_word, word_name
 from millstream.dashboard.entries import (
     SHOWN_BYTES,
     indented,
@@ -18,9 +17,9 @@ from millstream.dashboard.entries import (
     show_payload,
     view,
 )
+from millstream.dashboard.feed import HELD, Follower, Shown
 from millstream.dashboard.pages.dead_letters import stream_of
-from millstream.dashboard.render import Renderer, curve, short
-from millstream.dashboard.tails import HELD, Follower, Shown
+from millstream.dashboard.render import Query, Renderer, address, curve, local_address, name_word, short, word_name
 from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.dashboard.sessions import FAILURES, LIFE_S, Sessions
+from millstream.dashboard.guard import FAILURES, LIFE_S, Sessions
 
 
 class Now:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from starlette.concurrency import run_in_threadpool
 
 from millstream.assignment import Assignment, assignments, balancer_stream, force_release
-from millstream.dashboard.addresses import Query, address, name_word
-from millstream.dashboard.render import clock, time_of
+from millstream.dashboard.render import Query, address, clock, name_word, time_of
 from millstream.dashboard.shared import Action, Outcome, Question, Shared, Values, WebPage
 from millstream.errors import NoSuchStream
 from millstream.observe import duration

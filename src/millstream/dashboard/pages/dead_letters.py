@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.broker import beside
-from millstream.dashboard.addresses import MOST_WORD, Query, address, name_word
 from millstream.dashboard.entries import view
-from millstream.dashboard.render import clock, time_of
+from millstream.dashboard.render import MOST_WORD, Query, address, clock, name_word, time_of
 from millstream.dashboard.shared import Action, Outcome, Question, Shared, Values, WebPage
 from millstream.errors import InvalidArgument
 from millstream.messaging import DeadLetter, DeadLetters, FailureGroup, NoSuchDeadLetter, Replayed, Selection

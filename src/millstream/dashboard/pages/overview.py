@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream.dashboard.addresses import Query, address
-from millstream.dashboard.render import clock
+from millstream.dashboard.render import Query, address, clock
 from millstream.dashboard.shared import Shared, Values, WebPage
 from millstream.dashboard.survey import dead_letters_of
 from millstream.observe import Row

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from millstream.broker import survey as one_survey
-from millstream.dashboard.addresses import Query, address, name_word
 from millstream.dashboard.entries import EntryPage, parse_start, read_page, search, view
+from millstream.dashboard.render import Query, address, name_word
 from millstream.dashboard.shared import Shared, Values, WebPage
 from millstream.dashboard.survey import dead_letters_of
 from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, NoSuchStream, WrongKeyType
