@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,50 @@ class _Builder:
     files: list[Path] = field(default_factory=list)
 
 
+class TurnLock:
+    """A lock that goes to whoever waits longest. Python's own goes to whoever is quickest: a session that reads on
+    without a pause would take it again and again, and nothing would be planned before the log is read to its end."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._held = False
+        self.waiting: deque[threading.Lock] = deque()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        with self._guard:
+            if not self._held:
+                self._held = True
+                return True
+            if not blocking:
+                return False
+            turn = threading.Lock()
+            turn.acquire()
+            self.waiting.append(turn)
+        try:
+            turn.acquire()  # until it is handed over
+        except BaseException:  # interrupted: nobody else may wait for a turn that nobody takes
+            with self._guard:
+                given = turn not in self.waiting
+                if not given:
+                    self.waiting.remove(turn)
+            if given:
+                self.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        with self._guard:
+            if self.waiting:
+                self.waiting.popleft().release()
+            else:
+                self._held = False
+
+    __enter__ = acquire
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+
 class LogSpool:
     """Thread-safe. ``position`` is how far the log is known: every transaction that ends there or before is in here,
     or was finished before.
@@ -80,7 +125,7 @@ class LogSpool:
         self._count = count
         self._directory = directory
         self._max_bytes = max_bytes
-        self.lock = threading.Condition()
+        self.lock = threading.Condition(TurnLock())  # type: ignore[arg-type]  # it asks for no more than this
         self._relations: dict[str, dict[str, Any] | None] = {}
         self._stretches = _found(directory, start)
         self._sealed = sum(each.size for each in self._stretches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from millstream.cdc.segments import read_segment
 from millstream.cdc.spool import LogSpool
 from millstream.cdc.visibility import Snapshot, widened
 from millstream.errors import InvalidArgument
+from millstream.testing import wait_until
 
 
 def transaction(spool: LogSpool, end: int, changes: int = 1) -> None:
@@ -78,6 +80,25 @@ def test_behind_a_gap_everything_is_read_again(tmp_path: Path) -> None:
     again = LogSpool(tmp_path, 100, 1 << 20)
     assert again.position == 110
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_who_plans_gets_a_turn_though_the_session_reads_on_without_a_pause(tmp_path: Path) -> None:
+    spool = LogSpool(tmp_path, 100, 1 << 20)
+    turns: list[str] = []
+
+    def plan() -> None:
+        with spool.lock:
+            turns.append("planned")
+
+    planner = threading.Thread(target=plan)
+    with spool.lock:
+        planner.start()
+        wait_until(lambda: spool.lock._lock.waiting, what="the planner's wish")
+    for _ in range(3):
+        with spool.lock:
+            turns.append("read")
+    planner.join()
+    assert turns == ["planned", "read", "read", "read"]
 
 
 def test_a_damaged_file_is_a_gap(tmp_path: Path) -> None:
