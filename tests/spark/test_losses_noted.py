@@ -9,8 +9,8 @@ import pytest
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.broker import retention
 from millstream.model import TrimPolicy
-from millstream.spark.caps import cap
 from millstream.spark.data_loss import KEPT_MS, new_book, note, noted
+from millstream.spark.fan_out import cap
 from millstream.testing.topologies import say
 
 

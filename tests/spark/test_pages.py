@@ -12,7 +12,7 @@ from millstream.model import MIN_ID, EntryId, TrimPolicy
 from millstream.spark.data_loss import Gap
 from millstream.spark.offsets import Range
 from millstream.spark.options import source_options
-from millstream.spark.pages import read_range
+from millstream.spark.reader import read_range
 from millstream.spark.survey import RedisSurvey
 
 

@@ -17,7 +17,7 @@ from millstream.model import replicated
 from millstream.spark.errors import DataLost, InvalidOption
 from millstream.spark.fan_out import write_here
 from millstream.spark.options import source_options
-from millstream.spark.report import Delivered
+from millstream.spark.sink_options import Delivered
 from millstream.spark.source import DEFAULT_SCHEMA, RedisStreamsSource
 from millstream.testing import RedisProcess, valkey_server
 from millstream.testing.topologies import ask

@@ -229,7 +229,7 @@ def test_a_hard_cap_holds(spark, broker, save):
 
 def test_what_a_hard_cap_takes_from_a_group_unread_is_counted(broker):
     from millstream.model import TrimPolicy
-    from millstream.spark.caps import cap
+    from millstream.spark.fan_out import cap
 
     broker.xadd_many("out", [{"event": str(n)} for n in range(50)])
     broker.create_group("out", "slow", start="0", entries_read=0)

@@ -236,7 +236,7 @@ PASSING = (
     "Python worker failed to connect back",
 )
 _PASSING = re.compile(rf"\b({'|'.join(PASSING)})\b")
-_READING = re.compile(r"\bDataLost\b|millstream/(?:spark/(?:reader|pages)|cdc/[\w/]+)\.py")
+_READING = re.compile(r"\bDataLost\b|millstream/(?:spark/reader|cdc/[\w/]+)\.py")
 _FATAL = re.compile(rf"\b({'|'.join(FATAL)})\b")
 # Spark's conditions by their SQLSTATE: data that an expression cannot take (21, 22), a query that is wrong (42), or
 # raise_error and assert_true (P0). The same rows through the same query fail again.

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from millstream.spark.connection import Address as Address
     from millstream.spark.fan_out import write_here as write_here
     from millstream.spark.progress import backlog as backlog
-    from millstream.spark.report import Delivered as Delivered
-    from millstream.spark.report import read_report as read_report
+    from millstream.spark.sink_options import Delivered as Delivered
+    from millstream.spark.sink_options import read_report as read_report
     from millstream.spark.source import RedisStreamsSource as RedisStreamsSource
 
 _HOMES = {
     "Address": "connection",
-    "Delivered": "report",
+    "Delivered": "sink_options",
     "RedisStreamsSource": "source",
     "backlog": "progress",
-    "read_report": "report",
+    "read_report": "sink_options",
     "write_here": "fan_out",
 }
 """Entered when asked for: Spark imports this room in short-lived processes of every application."""

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class RowMapping:
     """How rows become entries. Pickles: made on the driver, used in the tasks."""
 
     content: str
@@ -55,7 +55,7 @@ class Mapping:
         return "value" if self.content == "value" else None
 
 
-def mapping_for(schema: pa.Schema, options: SinkOptions) -> Mapping:
+def mapping_for(schema: pa.Schema, options: SinkOptions) -> RowMapping:
     """Raises InvalidOption where this schema cannot be written with these options."""
     route = _route(schema, options.stream)
     mark = options.id_column or options.event_id_column
@@ -72,7 +72,7 @@ def mapping_for(schema: pa.Schema, options: SinkOptions) -> Mapping:
                 raise InvalidOption(
                     "content", f"column {name} {schema.field(name).type}", "simple columns; apply to_json to this one"
                 )
-    return Mapping(content, options.value_field.encode("utf-8", "surrogateescape"), columns, route, mark)
+    return RowMapping(content, options.value_field.encode("utf-8", "surrogateescape"), columns, route, mark)
 
 
 def _content(schema: pa.Schema, asked: str) -> str:
@@ -119,7 +119,7 @@ def is_text(kind: pa.DataType) -> bool:
     ) or pa.types.is_large_binary(kind)
 
 
-def pieces(mapping: Mapping, batch: pa.RecordBatch) -> Iterator[Piece]:
+def pieces(mapping: RowMapping, batch: pa.RecordBatch) -> Iterator[Piece]:
     """The batch's entries by stream; the order of rows is kept within each."""
     if not batch.num_rows:
         return
@@ -142,7 +142,7 @@ def refuse_oversize(piece: Piece, most: int) -> None:
         raise PayloadTooLarge(f"row for stream {piece.stream!r}", largest, most)
 
 
-def _rows(mapping: Mapping, batch: pa.RecordBatch) -> Sequence[Words]:
+def _rows(mapping: RowMapping, batch: pa.RecordBatch) -> Sequence[Words]:
     if mapping.content == "value":
         name = mapping.value_name
         values = _bytes(batch.column("value"))
@@ -214,7 +214,7 @@ def _marks(column: str, batch: pa.RecordBatch) -> list[bytes]:
     return marks
 
 
-def _places(mapping: Mapping, batch: pa.RecordBatch) -> dict[str, list[int]]:
+def _places(mapping: RowMapping, batch: pa.RecordBatch) -> dict[str, list[int]]:
     """Stream to the rows that go there."""
     parts: list[Any] = []
     for at, part in enumerate(mapping.route):

@@ -1,5 +1,7 @@
 """The places that a task's rows go to: what each is given, it delivers and counts. Several are fed at once, each by a
-thread, so that a slow one does not add its time to the others'."""
+thread, so that a slow one does not add its time to the others'. A hard cap on a stream may take entries that a group
+has not read, and counts them.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,16 @@ import queue
 import random
 import threading
 import time
-import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.broker import BlockingBroker
-from millstream.errors import DurabilityUnavailable
-from millstream.model import Backoff
-from millstream.spark.caps import cap
+from millstream.broker import BlockingBroker, beside, mapping, typed
+from millstream.errors import DurabilityUnavailable, InvalidArgument, NoSuchStream, PermissionDenied
+from millstream.model import Backoff, TrimPolicy
 from millstream.spark.connection import broker_at
 from millstream.spark.delivery import (
     AtLeastOnce,
@@ -30,10 +30,10 @@ from millstream.spark.delivery import (
     RowWriter,
     WriteIdentity,
 )
-from millstream.spark.entries import Mapping, Piece, is_text, mapping_for, pieces, refuse_oversize
+from millstream.spark.entries import Piece, RowMapping, is_text, mapping_for, pieces, refuse_oversize
 from millstream.spark.errors import InvalidOption, RowsMiscounted
-from millstream.spark.report import Delivered, total
-from millstream.spark.sink_options import SinkOptions, sink_options
+from millstream.spark.sink_options import Delivered, SinkOptions, sink_options, total
+from millstream.wire import Args, Batch, ErrorReply, to_bytes
 
 _UNCONFIRMED: Final = Backoff(initial_ms=25, max_ms=1000)
 
@@ -53,7 +53,7 @@ class Counts:
 class WriteTarget:
     """In a task, for one thread at a time. ``identity`` is None where the delivery needs none."""
 
-    def __init__(self, options: SinkOptions, mapping: Mapping, identity: WriteIdentity | None) -> None:
+    def __init__(self, options: SinkOptions, mapping: RowMapping, identity: WriteIdentity | None) -> None:
         self.options = options
         self.counts = Counts()
         self._mapping = mapping
@@ -95,7 +95,7 @@ class WriteTarget:
 
 
 def write_here(
-    options: typing.Mapping[str, str], schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, partition: str
+    options: Mapping[str, str], schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, partition: str
 ) -> Delivered:
     """What a task does, in this process: for rows that wait elsewhere than in Spark, such as a spool's.
 
@@ -116,7 +116,7 @@ def write_here(
 class Meter:
     """Measures batches as they pass. Pickles: made on the driver, used in the tasks."""
 
-    def __init__(self, schema: pa.Schema, mapping: Mapping, time_column: str | None) -> None:
+    def __init__(self, schema: pa.Schema, mapping: RowMapping, time_column: str | None) -> None:
         """Raises InvalidOption where ``timeColumn`` is no column of whole numbers."""
         self._time = time_column
         if self._time is not None:
@@ -197,3 +197,55 @@ class _Feeder(threading.Thread):
                     self.target.take(batch)
                 except BaseException as error:  # raised again in the task's own thread
                     self.error = error
+
+
+def cap(broker: BlockingBroker, stream: str, policy: TrimPolicy) -> int:
+    """Trims, and answers how many entries the slowest group lost unread. One atomic step; safe to repeat."""
+    key = to_bytes(stream)
+    look = (b"XINFO", b"STREAM", key)
+    try:
+        replies = _together(broker, key, [look, (b"XINFO", b"GROUPS", key), (b"XTRIM", key, *policy.words()), look])
+    except NoSuchStream:
+        return 0
+    before, groups, _, after = replies
+    lost = undelivered(mapping(before), [mapping(group) for group in groups], mapping(after))
+    if not lost:
+        return 0
+    _enter(broker, stream, lost)
+    return max(lost.values())
+
+
+def undelivered(before: dict[bytes, Any], groups: list[dict[bytes, Any]], after: dict[bytes, Any]) -> dict[bytes, int]:
+    """Group to the number of entries that left the stream between the two looks before it had read them."""
+    removed_before = before[b"entries-added"] - before[b"length"]
+    removed_after = after[b"entries-added"] - after[b"length"]
+    reads = {group[b"name"]: _read(group, before[b"entries-added"]) for group in groups}
+    lost = {name: removed_after - max(removed_before, read) for name, read in reads.items() if read is not None}
+    return {name: count for name, count in lost.items() if count > 0}
+
+
+def _read(group: dict[bytes, Any], added: int) -> int | None:
+    """A group that was made without ENTRIESREAD does not count what it reads, but the server may know its lag."""
+    if group[b"entries-read"] is not None:
+        return int(group[b"entries-read"])
+    return None if group[b"lag"] is None else added - int(group[b"lag"])
+
+
+def _enter(broker: BlockingBroker, stream: str, lost: Mapping[bytes, int]) -> None:
+    """After the trim, in a step of its own: a task that dies in between has trimmed and not counted."""
+    try:
+        book = beside(stream, "dropped")
+        # Sent again when its answer is lost: rather a loss that is counted twice than one that is not.
+        _together(broker, book, [(b"HINCRBY", book, group, b"%d" % count) for group, count in lost.items()])
+    except InvalidArgument:
+        pass  # a name that can have no companions: the driver's log still tells
+    except PermissionDenied as error:
+        log.warning("what the hard cap took from stream %r is only in this log: %s", stream, error)
+
+
+def _together(broker: BlockingBroker, key: bytes, commands: list[Args]) -> list[Any]:
+    replies = broker.link.call_many(Batch(commands, key, atomic=True, repeatable=True))
+    for reply in replies:
+        if isinstance(reply, ErrorReply):
+            raise typed(reply)
+    return list(replies)

@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 
 from millstream.model import MIN_ID, EntryId, StreamInfo
 from millstream.spark.data_loss import Gap, gap_after
-from millstream.spark.offsets import BEGINNING, Offset, StreamPosition, expected
+from millstream.spark.offsets import BEGINNING, Offset, StreamPosition, expected, shares, wanted_partitions
 from millstream.spark.options import SourceOptions, Start
-from millstream.spark.splits import shares, wanted_partitions
 from millstream.spark.survey import Survey
 
 OnGap = Callable[[str, Gap], None]

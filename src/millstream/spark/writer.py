@@ -19,8 +19,7 @@ from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for
 from millstream.spark.errors import TaskUnheard
 from millstream.spark.fan_out import Meter, WriteTarget, fan_out
-from millstream.spark.report import Delivered, total, write_report
-from millstream.spark.sink_options import SinkOptions
+from millstream.spark.sink_options import Delivered, SinkOptions, total, write_report
 
 log = logging.getLogger("millstream.spark")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from millstream.spark.caps import undelivered
 from millstream.spark.errors import TaskUnheard
+from millstream.spark.fan_out import undelivered
 from millstream.spark.writer import Written, told_to_driver
 
 

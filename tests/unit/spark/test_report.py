@@ -6,8 +6,7 @@ import pytest
 from millstream.spark.entries import mapping_for
 from millstream.spark.errors import InvalidOption
 from millstream.spark.fan_out import Meter
-from millstream.spark.report import Delivered, read_report, total, write_report
-from millstream.spark.sink_options import sink_options
+from millstream.spark.sink_options import Delivered, read_report, sink_options, total, write_report
 
 
 def measured(table: dict[str, pa.Array], **given: str) -> list[Delivered]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.model import MIN_ID, EntryId
-from millstream.spark.splits import PROBE_DEPTH, cuts, guesses, probe_points, shares, wanted_partitions
+from millstream.spark.offsets import PROBE_DEPTH, cuts, guesses, probe_points, shares, wanted_partitions
 
 
 def cut(stream: list[EntryId], parts: int, after: EntryId = MIN_ID) -> list[int]:
