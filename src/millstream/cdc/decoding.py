@@ -95,6 +95,13 @@ def lane_of(keys: pa.Array, lanes: int) -> Numbers:
     return found
 
 
+def number_texts(numbers: Numbers, before: str = "", behind: str = "") -> pa.Array:
+    """Numbers that repeat, such as a transaction's in all its changes, as texts: each is made once."""
+    coded = pa.array(numbers).dictionary_encode()
+    several = pc.binary_join_element_wise(before, coded.dictionary.cast(pa.string()), behind, "")
+    return several.take(coded.indices)
+
+
 def change_events(
     table: Described,
     how: Decoding,
@@ -108,8 +115,8 @@ def change_events(
 ) -> pa.RecordBatch:
     """Changes of one kind. Their ids are the same after every replay; ``half`` tells the second event of one change."""
     lsn, number = pa.array(places.lsn), pa.array(places.number)
-    parts = [f"{how.source}:", lsn.cast(pa.string()), ":", number.cast(pa.string())]
-    identity = pc.binary_join_element_wise(*parts, f".{half}" if half else "", "")
+    begun = number_texts(places.lsn, f"{how.source}:", ":")
+    identity = pc.binary_join_element_wise(begun, number.cast(pa.string()), f".{half}" if half else "", "")
     where = pa.StructArray.from_arrays([lsn, places.transaction, number], fields=list(POSITION))
     return _batch(table, how, op, (key, before, after), identity=identity, ts_ms=pa.array(places.ts_ms), position=where)
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from millstream.cdc.decoding import Decoding, LogPlaces, change_events, emptied_event, lane_of, row_events
 from millstream.cdc.errors import UnreadableMessage
 from millstream.cdc.frame import SCHEMA, in_order
-from millstream.cdc.json_columns import NULL, VALUE, Places, as_json, json_rows, texts
+from millstream.cdc.json_columns import NULL, VALUE, JsonColumn, Places, as_json, json_rows, texts
 from millstream.cdc.mariadb.binlog import BEGIN, BEGIN_FORM, DELETES, EMPTIED, ROWS, UPDATES, BinlogTable
 from millstream.cdc.mariadb.rows import Walked, count_rows, walk_rows
 from millstream.cdc.mariadb.values import column_texts, float_texts, kind_of
@@ -191,7 +191,7 @@ class _Side:
     def __init__(self, body: Bytes, table: BinlogTable, columns: Sequence[Places], how: Decoding) -> None:
         self._body, self.table, self._columns, self._how = body, table, columns, how
         self._texts: dict[int, pa.Array] = {}
-        self._values: dict[int, pa.Array] = {}
+        self._values: dict[int, JsonColumn] = {}
         self.key = self.row(table.key)
 
     def text(self, at: int) -> pa.Array:

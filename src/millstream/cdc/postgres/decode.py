@@ -14,12 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.decoding import Decoding, LogPlaces, change_events, emptied_event, lane_of, row_events
+from millstream.cdc.decoding import Decoding, LogPlaces, change_events, emptied_event, lane_of, number_texts, row_events
 from millstream.cdc.errors import UnreadableMessage
 from millstream.cdc.frame import SCHEMA, in_order
 from millstream.cdc.json_columns import (
     UNCHANGED,
     UNTOLD,
+    JsonColumn,
     Places,
     as_json,
     escaped,
@@ -205,7 +206,7 @@ def _piece(
     messages = rows.messages
     places = LogPlaces(
         transactions.lsn[messages],
-        pa.array(transactions.xid[messages]).cast(pa.string()),
+        number_texts(transactions.xid[messages]),
         transactions.number[messages] - 1,
         transactions.ts_ms[messages],
     )
@@ -251,7 +252,7 @@ def _object(
         mask = unsent if unsent.any() else None
         if mask is not None and how.unchanged is not None:
             stand_in = quoted(escaped(pa.array([how.unchanged])))[0]
-            value = pc.if_else(pa.array(places.states == UNCHANGED), stand_in, value)
+            value = JsonColumn(pc.if_else(pa.array(places.states == UNCHANGED), stand_in, value.whole()))
             untold = places.states == UNTOLD
             mask = untold if untold.any() else None
         if mask is not None and mask.all():
