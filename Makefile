@@ -23,6 +23,7 @@ demo: setup  ## the whole product in under two minutes; URL=redis://... runs it 
 
 test: setup  ## everything, with a few trials of each fault
 	@bash scripts/spark42.sh
+	@$(PY) scripts/spark_classes.py
 	@$(PY) -m pytest -q -n 3 --no-loadscope-reorder tests
 
 quick: setup lint  ## while you work: the linters, unit tests, conformance on the embedded broker; under 3 minutes

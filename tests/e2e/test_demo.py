@@ -48,11 +48,6 @@ def test_the_demo_on_an_embedded_broker_can_be_counted_again(tmp_path: Path) -> 
     assert again.started_again >= 1
 
 
-def test_the_demo_on_redis(tmp_path: Path, redis_server: RedisProcess) -> None:
-    produced, handled = demo(tmp_path / "run", "--url", redis_server.url)
-    assert produced == handled + 1
-
-
 @pytest.mark.at_length
 def test_the_demo_on_redis_goes_on_on_a_terminal_until_ctrl_c(tmp_path: Path, redis_server: RedisProcess) -> None:
     data = tmp_path / "run"
@@ -86,7 +81,7 @@ def test_the_demo_on_redis_goes_on_on_a_terminal_until_ctrl_c(tmp_path: Path, re
     assert "Traceback" not in said.getvalue()
 
 
-def test_the_demo_on_a_real_postgres(tmp_path: Path) -> None:
-    produced, handled = demo(tmp_path / "run", "--source", "postgres")
+def test_the_demo_on_redis_and_a_real_postgres(tmp_path: Path, redis_server: RedisProcess) -> None:
+    produced, handled = demo(tmp_path / "run", "--url", redis_server.url, "--source", "postgres")
     assert produced == 1001, "every row and every change, once, and the poison"
     assert handled == 1000

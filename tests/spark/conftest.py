@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a run: local[2], quiet, its workers with this interpreter."""
+"""One Spark session for all tests of a process: local[2], quiet, its workers with this interpreter."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
@@ -24,6 +26,8 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.ui.showConsoleProgress", "false")
+        # As pipelines set it: Spark's own choice starts stat(1) and chmod(1) several times for each batch.
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

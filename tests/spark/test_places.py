@@ -1,4 +1,4 @@
-"""The same application in every place: spark-submit, Connect, pipelines, a cluster, Spark 4.2, `millstream serve`."""
+"""The same application in every place: spark-submit, Connect, pipelines, a cluster, Spark 4.2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 from millstream import open_blocking_broker
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.testing import RedisProcess, free_port, wait_until
-from millstream.testing.servers import ServeProcess
 from millstream.testing.topologies import ClusterSetup
 from millstream.wire.commands import Command
 
@@ -81,12 +80,6 @@ def test_spark_submit_finds_the_source_without_a_register_call(redis_url, tmp_pa
 def test_spark_connect(redis_url, tmp_path):
     fill(redis_url)
     check(redis_url, run([sys.executable, str(APP), asked(redis_url, tmp_path, remote="local[2]")], tmp_path))
-
-
-def test_millstream_serve(tmp_path):
-    with ServeProcess() as server:
-        fill(server.url)
-        check(server.url, run([sys.executable, str(APP), asked(server.url, tmp_path, master="local[2]")], tmp_path))
 
 
 def spark_42() -> str:

@@ -1,4 +1,5 @@
-"""Every way to a server, through Spark: TLS, an ACL user with few rights, Sentinel. Cluster is in test_places."""
+"""Every way to a server, through Spark: TLS, an ACL user with few rights, Sentinel, `millstream serve`. Cluster is in
+test_places."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.testing import RedisProcess, SentinelSetup, free_port, wait_until
+from millstream.testing.servers import ServeProcess
 from millstream.testing.topologies import ask, say
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -83,6 +85,11 @@ def test_tls(spark, tls, tmp_path):
         check(spark, broker, way, tmp_path / "checkpoint")
     with pytest.raises(PySparkException, match=r"option url.*ssl_ca_certs"):
         read(spark, {"url": f"{tls}/stranger.pem"})
+
+
+def test_millstream_serve(spark, tmp_path):
+    with ServeProcess() as server, open_blocking_broker(server.url) as broker:
+        check(spark, broker, {"url": server.url}, tmp_path / "checkpoint")
 
 
 def test_an_acl_user_with_the_rights_that_the_page_names(spark, redis_server, tmp_path):
