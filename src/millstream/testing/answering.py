@@ -65,7 +65,6 @@ def refusal(text: str, *, after_s: float = 0.0, cut: bool = False) -> ProxyAnswe
 
 
 ANSWER_LOST = ProxyAnswer(forward=True, cut=True)
-CUT = ProxyAnswer(cut=True)
 
 Choice = Callable[[Request], ProxyAnswer | None]
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from millstream.broker.context import Limits
 from millstream.broker.embedded import Embedded
@@ -26,45 +26,59 @@ TICK_MARGIN_S = 0.002
 """The engine's clock counts whole milliseconds: a tick that comes a little late finds the wait over."""
 
 
-class EngineLink:
-    """Thread-safe, for any number of loops. A forked child is told to open its own."""
+class _EngineClient(NamedTuple):
+    """An embedded broker, a link's session there for what does not wait, and the shortest way to ask it."""
+
+    embedded: Embedded
+    session: Session
+    now: Callable[[Args], Any]
+
+    def send(self, batch: Batch) -> list[Any]:
+        replies = self.embedded.execute_many(self.session, batch.commands, atomic=batch.atomic)
+        if batch.after is not None:
+            replies.append(self.embedded.execute(self.session, batch.after))
+        return batch.read(replies)
+
+
+class _LinkToEngine:
+    """What both links are made of: thread-safe, opened on first use. A forked child is told to open its own."""
 
     def __init__(self, address: LocalAddress, clock: Clock, limits: Limits, observer: Observer) -> None:
         self._handle = Handle(address, clock)
         self.features = Features(embedded=True, survives_restart=self._handle.durable)
         self._limits = limits
         self._observer = observer
-        self._embedded: Embedded | None = None
-        self._session: Session | None = None
+        self._client: _EngineClient | None = None
         self.now: Callable[[Args], Any] | None = None
+
+    def _take(self, embedded: Embedded, session: Session) -> _EngineClient:
+        self.now = embedded.answering(session)
+        self._client = _EngineClient(embedded, session, self.now)
+        return self._client
+
+
+class EngineLink(_LinkToEngine):
+    """For any number of loops."""
+
+    def __init__(self, address: LocalAddress, clock: Clock, limits: Limits, observer: Observer) -> None:
+        super().__init__(address, clock, limits, observer)
         self._waiting: set[_Waiter] = set()
 
     async def call(self, command: Command) -> Any:
-        embedded = self._embedded or await self._open()
+        client = self._client or await self._open()
         if command.block_ms is not None:
-            return await self._wait(embedded, command)
-        assert self._session is not None
-        return embedded.answering(self._session)(command.args)
+            return await self._wait(client.embedded, command)
+        return client.now(command.args)
 
     async def call_many(self, batch: Batch) -> list[Any]:
-        embedded = self._embedded
-        if embedded is None:
-            embedded = await self._open()
-        session = self._session
-        assert session is not None
-        replies = embedded.execute_many(session, batch.commands, atomic=batch.atomic)
-        if batch.after is not None:
-            replies.append(embedded.execute(session, batch.after))
-        return batch.read(replies)
+        return (self._client or await self._open()).send(batch)
 
-    async def _open(self) -> Embedded:
+    async def _open(self) -> _EngineClient:
         # Reading a journal takes a while: not on the loop's time.
-        opened = await asyncio.to_thread(self._handle.open) if self._handle.durable else self._handle.open()
+        found = await asyncio.to_thread(self._handle.open) if self._handle.durable else self._handle.open()
         if self._handle.closed:
             raise BrokerClosed("this broker was closed while it was being opened.")
-        self._embedded, self._session = opened
-        self.now = opened[0].answering(opened[1])
-        return opened[0]
+        return self._take(*found)
 
     async def _wait(self, embedded: Embedded, command: Command) -> Any:
         """Cancelled, it leaves nothing behind; what was handed to it in the same moment is pending, as on Redis."""
@@ -94,10 +108,10 @@ class EngineLink:
         return EngineListener(self, patterns, self._limits, self._observer)
 
     async def opened(self) -> Embedded:
-        return self._embedded or await self._open()
+        return (self._client or await self._open()).embedded
 
     async def close(self) -> None:
-        self._embedded = self._session = self.now = None
+        self._client = self.now = None
         for waiter in list(self._waiting):
             waiter.give_up(BrokerClosed("this broker was closed while the call was waiting."))
         self._handle.close()
@@ -138,24 +152,47 @@ class _Waiter:
             pass  # that loop was closed, and with it whoever waited
 
 
+class _Subscription:
+    """What both listeners are made of: a session that has subscribed, from first use until it is dropped."""
+
+    def __init__(self, patterns: Sequence[bytes], deliver: Callable[[Any], None]) -> None:
+        self._patterns = patterns
+        self._deliver = deliver
+        self._embedded: Embedded | None = None
+        self._session: Session | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._session is not None
+
+    def begin(self, embedded: Embedded) -> None:
+        self._embedded, self._session = embedded, embedded.session(self._deliver)
+        reply = embedded.execute(self._session, (b"PSUBSCRIBE", *self._patterns))
+        if type(reply) is ErrorReply:
+            raise typed(reply)
+
+    def drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and self._embedded is not None and not self._embedded.closed:
+            self._embedded.drop(session)
+
+
 class EngineListener:
     """Subscribes on first use."""
 
     def __init__(self, link: EngineLink, patterns: Sequence[bytes], limits: Limits, observer: Observer) -> None:
         self._link = link
-        self._patterns = patterns
         self._observer = observer
         self._messages: deque[tuple[bytes, bytes]] = deque(maxlen=limits.listen_backlog)
         self._waiter: _Waiter | None = None
-        self._embedded: Embedded | None = None
-        self._session: Session | None = None
+        self._subscription = _Subscription(patterns, self._deliver)
 
     async def __aenter__(self) -> EngineListener:
         await self._subscribe()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._drop()
+        self._subscription.drop()
 
     async def __aiter__(self) -> AsyncIterator[tuple[bytes, bytes]]:
         try:
@@ -171,16 +208,11 @@ class EngineListener:
                 finally:
                     self._link._waiting.discard(waiter)
         finally:
-            self._drop()
+            self._subscription.drop()
 
     async def _subscribe(self) -> None:
-        if self._session is not None:
-            return
-        self._embedded = await self._link.opened()
-        self._session = self._embedded.session(self._deliver)
-        reply = self._embedded.execute(self._session, (b"PSUBSCRIBE", *self._patterns))
-        if type(reply) is ErrorReply:
-            raise typed(reply)
+        if not self._subscription.begun:
+            self._subscription.begin(await self._link.opened())
 
     def _deliver(self, reply: Any) -> None:
         message = message_of(reply)
@@ -192,53 +224,28 @@ class EngineListener:
         if self._waiter is not None:
             self._waiter.deliver(None)
 
-    def _drop(self) -> None:
-        session, self._session = self._session, None
-        if session is not None and self._embedded is not None and not self._embedded.closed:
-            self._embedded.drop(session)
 
-
-TICK_MARGIN_S = 0.002
-
-
-class BlockingEngineLink:
-    """Thread-safe. A forked child is told to open its own."""
+class BlockingEngineLink(_LinkToEngine):
+    """For threads."""
 
     def __init__(self, address: LocalAddress, clock: Clock, limits: Limits, observer: Observer) -> None:
-        self._handle = Handle(address, clock)
-        self.features = Features(embedded=True, survives_restart=self._handle.durable)
-        self._limits = limits
-        self._observer = observer
-        self._embedded: Embedded | None = None
-        self._session: Session | None = None
-        self.now: Callable[[Args], Any] | None = None
+        super().__init__(address, clock, limits, observer)
         self.waiting: set[SimpleQueue[Any]] = set()
 
     def call(self, command: Command) -> Any:
-        embedded = self._embedded
-        if embedded is None:
-            embedded = self.opened()
+        client = self._client or self._open()
         if command.block_ms is not None:
-            return self._wait(embedded, command)
-        reply = embedded.execute(self._session, command.args)  # type: ignore[arg-type]  # set together with embedded
-        if type(reply) is ErrorReply:
-            raise typed(reply)
-        return reply
+            return self._wait(client.embedded, command)
+        return client.now(command.args)
 
     def call_many(self, batch: Batch) -> list[Any]:
-        embedded = self.opened()
-        session = self._session
-        assert session is not None
-        replies = embedded.execute_many(session, batch.commands, atomic=batch.atomic)
-        if batch.after is not None:
-            replies.append(embedded.execute(session, batch.after))
-        return batch.read(replies)
+        return (self._client or self._open()).send(batch)
+
+    def _open(self) -> _EngineClient:
+        return self._take(*self._handle.open())
 
     def opened(self) -> Embedded:
-        if self._embedded is None:
-            self._embedded, self._session = opened = self._handle.open()
-            self.now = opened[0].answering(opened[1])
-        return self._embedded
+        return (self._client or self._open()).embedded
 
     def _wait(self, embedded: Embedded, command: Command) -> Any:
         answers: SimpleQueue[Any] = SimpleQueue()
@@ -262,7 +269,7 @@ class BlockingEngineLink:
         return BlockingEngineListener(self, patterns, self._limits, self._observer)
 
     def close(self) -> None:
-        self._embedded = self._session = self.now = None
+        self._client = self.now = None
         for answers in list(self.waiting):
             answers.put(BrokerClosed("this broker was closed while the call was waiting."))
         self._handle.close()
@@ -283,19 +290,17 @@ class BlockingEngineListener:
 
     def __init__(self, link: BlockingEngineLink, patterns: Sequence[bytes], limits: Limits, observer: Observer) -> None:
         self._link = link
-        self._patterns = patterns
         self._backlog = limits.listen_backlog
         self._observer = observer
         self._messages: SimpleQueue[Any] = SimpleQueue()
-        self._embedded: Embedded | None = None
-        self._session: Session | None = None
+        self._subscription = _Subscription(patterns, self._deliver)
 
     def __enter__(self) -> BlockingEngineListener:
         self._subscribe()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._drop()
+        self._subscription.drop()
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         self._subscribe()
@@ -308,16 +313,11 @@ class BlockingEngineListener:
                 yield reply
         finally:
             self._link.waiting.discard(self._messages)
-            self._drop()
+            self._subscription.drop()
 
     def _subscribe(self) -> None:
-        if self._session is not None:
-            return
-        self._embedded = self._link.opened()
-        self._session = self._embedded.session(self._deliver)
-        reply = self._embedded.execute(self._session, (b"PSUBSCRIBE", *self._patterns))
-        if type(reply) is ErrorReply:
-            raise typed(reply)
+        if not self._subscription.begun:
+            self._subscription.begin(self._link.opened())
 
     def _deliver(self, reply: Any) -> None:
         message = message_of(reply)
@@ -327,8 +327,3 @@ class BlockingEngineListener:
             self._messages.get_nowait()
             self._observer("broker.listener_overflow", dropped=1)
         self._messages.put(message)
-
-    def _drop(self) -> None:
-        session, self._session = self._session, None
-        if session is not None and self._embedded is not None and not self._embedded.closed:
-            self._embedded.drop(session)

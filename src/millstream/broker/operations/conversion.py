@@ -59,7 +59,10 @@ def add_fields(words: list[bytes], fields: Fields, most: int) -> list[bytes]:
     size = 0
     try:
         for name, value in fields.items():
-            field = name.encode() if type(name) is str and name.isascii() else _field_name(name)
+            if type(name) is bytes:
+                field = name
+            else:
+                field = name.encode() if type(name) is str and name.isascii() else _field_name(name)
             word = value if type(value) is bytes else field_value(field, value)
             words += (field, word)
             size += len(field) + len(word)

@@ -65,25 +65,11 @@ def xpending_range(
     return [one._replace(fields=mapping(look[0][1]) if look else None) for one, look in zip(found, looks, strict=True)]
 
 
-def _claim_words(
-    stream: Name,
-    group: Name,
-    consumer: Name,
-    ids: Sequence[Id] | Id,
-    *,
-    min_idle_ms: int,
-    idle_ms: int | None,
-    time_ms: int | None,
-    retry_count: int | None,
-    force: bool,
-    last_id: Id | None,
-) -> Args:
+def _claim_options(
+    idle_ms: int | None, time_ms: int | None, retry_count: int | None, last_id: Id | None, *, force: bool
+) -> list[bytes]:
     if idle_ms is not None and time_ms is not None:
         raise InvalidArgument("time_ms", time_ms, "either idle_ms or time_ms")
-    many = [ids] if isinstance(ids, (EntryId, str, bytes)) else sequence(ids, "ids", "ids")
-    given = [id_word(one, "ids") for one in many]
-    if not given:
-        raise InvalidArgument("ids", ids, "at least one id")
     options: list[bytes] = []
     for word, number, argument in (
         (b"IDLE", idle_ms, "idle_ms"),
@@ -96,6 +82,16 @@ def _claim_words(
         options.append(b"FORCE")
     if last_id is not None:
         options += (b"LASTID", id_word(last_id, "last_id"))
+    return options
+
+
+def _claim_words(
+    stream: Name, group: Name, consumer: Name, ids: Sequence[Id] | Id, min_idle_ms: int, options: list[bytes]
+) -> Args:
+    many = [ids] if isinstance(ids, (EntryId, str, bytes)) else sequence(ids, "ids", "ids")
+    given = [id_word(one, "ids") for one in many]
+    if not given:
+        raise InvalidArgument("ids", ids, "at least one id")
     return (
         *(b"XCLAIM", name_word(stream, "stream"), name_word(group, "group"), name_word(consumer, "consumer")),
         *(count_word(min_idle_ms, "min_idle_ms", least=0), *given, *options),
@@ -116,18 +112,8 @@ def xclaim(
     force: bool = False,
     last_id: Id | None = None,
 ) -> Conversation[list[Delivery]]:
-    words = _claim_words(
-        stream,
-        group,
-        consumer,
-        ids,
-        min_idle_ms=min_idle_ms,
-        idle_ms=idle_ms,
-        time_ms=time_ms,
-        retry_count=retry_count,
-        force=force,
-        last_id=last_id,
-    )
+    options = _claim_options(idle_ms, time_ms, retry_count, last_id, force=force)
+    words = _claim_words(stream, group, consumer, ids, min_idle_ms, options)
     reply = yield Command(words, words[1])
     return deliveries([item for item in reply if item])
 
@@ -146,18 +132,8 @@ def xclaim_ids(
     force: bool = False,
     last_id: Id | None = None,
 ) -> Conversation[list[EntryId]]:
-    words = _claim_words(
-        stream,
-        group,
-        consumer,
-        ids,
-        min_idle_ms=min_idle_ms,
-        idle_ms=idle_ms,
-        time_ms=time_ms,
-        retry_count=retry_count,
-        force=force,
-        last_id=last_id,
-    )
+    options = _claim_options(idle_ms, time_ms, retry_count, last_id, force=force)
+    words = _claim_words(stream, group, consumer, ids, min_idle_ms, options)
     reply = yield Command((*words, b"JUSTID"), words[1])
     return entry_ids(reply)
 

@@ -195,8 +195,6 @@ class Loaded:
     """The byte after the last whole frame: where writing goes on."""
     chain: int
     database: int
-    commands: int
-    torn_bytes: int
 
 
 def load(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | None = None) -> Loaded:
@@ -206,10 +204,9 @@ def load(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | 
     """
     size = files.size(path) if up_to is None else up_to
     if not size:
-        return Loaded(0, FIRST_CHAIN, 0, 0, 0)
+        return Loaded(0, FIRST_CHAIN, 0)
     session = engine.session(trusted=True)
     recording, engine.recording, engine.loading = engine.recording, False, True
-    commands = 0
     try:
         with files.read(path) as file:
             reader = FrameReader(file, path, size)
@@ -219,7 +216,6 @@ def load(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | 
                     if type(reply) is ErrorReply:
                         shown = b" ".join(words[:3]).decode("utf-8", "backslashreplace")
                         raise reader.corrupt(offset, f"{shown!r} was refused with {reply.text!r}")
-                    commands += 1
     finally:
         engine.recording, engine.loading = recording, False
         database = session.db.index
@@ -233,7 +229,7 @@ def load(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | 
             reader.end,
             size - reader.end,
         )
-    return Loaded(reader.end, reader.chain, database, commands, size - reader.end)
+    return Loaded(reader.end, reader.chain, database)
 
 
 def _commands(reader: FrameReader, offset: int, payload: bytes) -> Iterator[list[bytes]]:
