@@ -16,16 +16,17 @@ from messaging_chapters.chapter import QUICK, Told
 
 from millstream import open_broker
 from millstream.broker.keys import slot_of
-from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging import Message, OutputTopic, PartitionedTopic, Publisher, Subscriber, partition_streams
 from millstream.testing import ClusterSetup, eventually
 from millstream.wire.commands import Command
 
 
+@pytest.mark.parametrize("publish_to", [None, "bills", PartitionedTopic("bills", 3)])
 async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb_nobody_else(
-    broker_url: str, caplog: pytest.LogCaptureFixture
+    broker_url: str, caplog: pytest.LogCaptureFixture, publish_to: OutputTopic | None
 ) -> None:
     """The second takes what the first has in hand for its own lost messages: they are handled again, but none is buried
-    before it was handled. The first finds out, and says what to do."""
+    before it was handled. The first finds out when it acknowledges, with outputs or without, and says what to do."""
     caplog.set_level("ERROR")
     told = Told()
     handled: Counter[bytes] = Counter()
@@ -40,7 +41,7 @@ async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb
     ):
 
         def reader(broker: Any, who: str, name: str) -> tuple[Subscriber, Any]:
-            async def handle(message: Message) -> None:
+            async def handle(message: Message) -> Message | None:
                 by[who] += 1
                 if message.payload != b"s0":
                     await asyncio.sleep(0.005)
@@ -50,18 +51,19 @@ async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb
                     taken.set()
                     await found_out.wait()
                 handled[message.payload] += 1
+                return Message(message.payload, {"key": message.payload.decode()}) if publish_to else None
 
             subscriber = Subscriber(broker, group="g", consumer=name, **{**QUICK, "max_in_flight": 5})
             return subscriber, handle
 
         first, second = reader(told.beside(one), "first", "pod"), reader(two, "second", "pod")
         other = reader(three, "other", "mine")
-        tasks = [asyncio.create_task(first[0].consume("shared", first[1]))]
+        tasks = [asyncio.create_task(first[0].consume("shared", first[1], publish_to=publish_to))]
         tasks.append(asyncio.create_task(other[0].consume("alone", other[1])))
         await publisher.publish("shared", *(Message(b"s%d" % n) for n in range(100)))
         await publisher.publish("alone", *(Message(b"a%d" % n) for n in range(20)))
         await eventually(lambda: by["first"] > 5, what="the first to be at work", timeout_s=60)
-        tasks.append(asyncio.create_task(second[0].consume("shared", second[1])))
+        tasks.append(asyncio.create_task(second[0].consume("shared", second[1], publish_to=publish_to)))
         await publisher.publish("shared", *(Message(b"s%d" % n) for n in range(100, 200)))
         await eventually(lambda: "messaging.consumer_shared" in told, what="the first to find out", timeout_s=60)
         found_out.set()
@@ -75,6 +77,9 @@ async def test_two_processes_that_share_a_consumer_name_lose_nothing_and_disturb
             await subscriber.close()
         await asyncio.gather(*tasks)
         assert by["other"] == 20, "nobody took what another name had"
+        bills = ["bills", *partition_streams("bills", 3)]
+        stored = [one.xlen(stream) for stream in bills]
+        assert sum(await asyncio.gather(*stored)) == (200 if publish_to else 0), "what is handled twice is put out once"
     errors = [one.getMessage() for one in caplog.records if "under the consumer name" in one.getMessage()]
     assert 1 <= len(errors) <= 2, "once for each of the two"
     assert "'pod'" in errors[0]

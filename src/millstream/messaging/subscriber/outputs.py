@@ -104,6 +104,9 @@ async def _store_some(
         if refused:
             topic.tell("messaging.ack_refused", entries=len(refused))
             await not_held(topic, refused, generation)
+            for times, ids in ids_by_count(refused).items():
+                if await consumer.has_namesake(topic, ids, times):
+                    refused = []  # it is at work on them: looking again, we would take them from it, and it from us
     else:
         # The output first: the other way round a crash in between would lose it.
         for message in messages:
