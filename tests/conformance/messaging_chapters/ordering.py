@@ -11,6 +11,8 @@ from messaging_chapters.recovery import abandon
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.messaging import Message, Publisher
+from millstream.testing.faulty import Fault, FaultyLink
+from millstream.wire.commands import Batch, Command
 
 
 def keyed(key: str, number: int) -> Message:
@@ -55,6 +57,33 @@ class OrderingChapter(Chapter):
         slow = [(message.payload, message.times_delivered) for message in seen.messages if message.key == "slow"]
         assert slow == [(b"0", 1), (b"0", 2), (b"0", 3), (b"0", 4), (b"1", 1), (b"2", 1)]
         assert [message.key for message in seen.messages].index("slow", 1) > 2, "the other key went on meanwhile"
+
+    async def test_a_retry_whose_answer_was_lost_still_holds_its_key_back(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """Before a retry starts it is counted. Counted, and said again because no answer came, it is refused: that
+        does not make it another's."""
+        await publisher.publish(topic, *(keyed("k", n) for n in range(4)))
+        lost: list[Command | Batch] = []
+
+        def lose_the_first_count(request: Command | Batch) -> Fault | None:
+            if lost or not isinstance(request, Command) or b"start" not in request.args:
+                return None
+            lost.append(request)
+            return Fault.answer_lost()
+
+        async def fails(message: Message) -> None:
+            if message.payload == b"1" and message.times_delivered == 1:
+                raise ValueError("once")
+
+        seen = Seen(fails)
+        cut = Broker(FaultyLink(broker.link, lose_the_first_count), broker.context)
+        async with running(cut, topic, seen, ordered_by_key=True):
+            await seen.have(5)
+            await nothing_pending(broker, topic)
+        assert lost
+        started = [(message.payload, message.times_delivered) for message in seen.messages]
+        assert started == [(b"0", 1), (b"1", 1), (b"1", 2), (b"2", 1), (b"3", 1)]
 
     async def test_a_buried_message_lets_its_key_go_on(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         await publisher.publish(topic, *(keyed("k", n) for n in range(3)))

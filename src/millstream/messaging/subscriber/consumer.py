@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle, xpending_range
+from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.subscriber.group import pending_here
 from millstream.messaging.subscriber.heartbeat import Heartbeat
 from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.reader import Reader
@@ -160,17 +161,10 @@ class SharedConsumer:
         if not refused or topic.broker.context.guard is not None:  # behind a lease a stream has one reader
             return False
         try:
-            held = await topic.broker.run(
-                xpending_range,
-                *(topic.name, topic.group),
-                start=min(refused),
-                end=max(refused),
-                count=len(refused) + 100,  # others of ours may lie between them
-                consumer=topic.consumer,
-            )
+            held = await pending_here(topic, refused)
         except MillstreamError:
             held = []  # whatever it is, the next read or sign of life meets it
-        if not any(one.id in refused and one.times_delivered > times for one in held):
+        if not any(one.times_delivered > times for one in held):
             return self._told_namesake  # once there was one, it may have settled them, too
         topic.tell("messaging.consumer_shared")
         if not self._told_namesake:

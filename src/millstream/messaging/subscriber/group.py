@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from millstream.broker import Settled, create_consumer, groups, settle, stream_info
+from millstream.broker import Settled, create_consumer, groups, settle, stream_info, xpending_range
 from millstream.errors import ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.book import ids_by_count
 from millstream.messaging.subscriber.topic import Topic
-from millstream.model import MIN_ID, ConsumerInfo, EntryId
+from millstream.model import MIN_ID, ConsumerInfo, EntryId, PendingEntry
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,22 @@ async def not_held(topic: Topic, messages: Sequence[Message], generation: int) -
         settled = await topic.run(settle.heartbeat, ids, times_delivered=times)
         if settled.refused:
             await lost(topic, settled, generation)
+
+
+async def pending_here(topic: Topic, ids: Collection[EntryId]) -> list[PendingEntry]:
+    """Those of the ids that are pending under our name, and how often they were delivered."""
+    if not ids:
+        return []
+    between = len(ids) + len(topic.book.entries) + 100  # others of ours may lie between them
+    held = await topic.broker.run(
+        xpending_range,
+        *(topic.name, topic.group),
+        start=min(ids),
+        end=max(ids),
+        count=between,
+        consumer=topic.consumer,
+    )
+    return [one for one in held if one.id in ids]
 
 
 async def _made_again(topic: Topic) -> bool:

@@ -22,7 +22,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.partitions import outputs_by_stream
 from millstream.messaging.subscriber.book import ids_by_count, messages_by_count
-from millstream.messaging.subscriber.group import lost, not_held, restore
+from millstream.messaging.subscriber.group import lost, not_held, pending_here, restore
 from millstream.messaging.subscriber.intake import release, start_again
 from millstream.messaging.subscriber.outputs import store_outputs
 from millstream.messaging.subscriber.topic import Topic
@@ -280,7 +280,20 @@ class Settler:
         start_again(topic, counted, times + 1, topic.valid_until(asked_at))
         if refused:
             await self._not_ours(topic, answer, generation)
-            release(self._consumer, topic, refused, refused=refused)
+            rest = [message for message in messages if message.id in refused]
+            await self._insist(topic, self._start_counted, rest)
+
+    async def _start_counted(self, topic: Topic, messages: Sequence[Message]) -> None:
+        """A count is refused, too, where it was made before and its answer was lost: then they are ours, one further.
+        Let go of and looked for, they would be passed by what comes after them in their key."""
+        asked_at, times = time.monotonic(), messages[0].times_delivered
+        mine = [one for one in messages if one.id is not None and topic.book.entries.get(one.id) is one]
+        held = await pending_here(topic, [one.id for one in mine if one.id is not None])
+        idle_ms = {one.id: one.idle_ms for one in held if one.times_delivered == times + 1}
+        since = asked_at - max(idle_ms.values(), default=0) / 1000
+        start_again(topic, [one for one in mine if one.id in idle_ms], times + 1, topic.valid_until(since))
+        if left := [one.id for one in mine if one.id is not None and one.id not in idle_ms]:
+            release(self._consumer, topic, left, refused=left)
 
     async def _not_ours(self, topic: Topic, settled: Settled, generation: int) -> None:
         """Nothing is undone where the group cannot be seen to now: the next sign of life meets it too."""
