@@ -19,8 +19,18 @@ from typing import Any, Final
 from millstream.broker.failures import typed
 from millstream.broker.persistence import Persistence
 from millstream.broker.steps.twins import register_twins
-from millstream.engine import BLOCKED, Engine, Flag, Session, reject
-from millstream.engine.journal import POLICIES, DiskFiles, Files, JournalUnwritable, Policy
+from millstream.engine import (
+    BLOCKED,
+    POLICIES,
+    DiskFiles,
+    Engine,
+    Files,
+    Flag,
+    JournalUnwritable,
+    Policy,
+    Session,
+    reject,
+)
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, ServerError
 from millstream.model import Clock, SystemClock
 from millstream.wire import Args, ErrorReply, Push, Reply

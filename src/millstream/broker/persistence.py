@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.engine import Effect, Engine, snapshot
-from millstream.engine.journal import (
+from millstream.engine import (
     JOURNAL_NAME,
     POLICIES,
     REWRITE_NAME,
     DirectoryLock,
+    Effect,
+    Engine,
     Files,
     Journal,
     JournalUnwritable,
@@ -24,7 +25,8 @@ from millstream.engine.journal import (
     Replacement,
     Rewrite,
     RewriteFailed,
-    load,
+    load_journal,
+    snapshot,
 )
 from millstream.errors import JournalCorrupt, JournalNotWritten, MillstreamError
 from millstream.model import Clock
@@ -88,7 +90,7 @@ class Persistence:
 
     def _load(self) -> None:
         began = time.perf_counter()
-        loaded = load(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
+        loaded = load_journal(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
         try:
             self.journal.open(end=loaded.end, chain=loaded.chain, database=loaded.database)
         except (OSError, JournalUnwritable) as error:
@@ -219,14 +221,14 @@ class Persistence:
         """DEBUG LOADAOF. Runs under the lock. A journal that cannot be read leaves the engine as it is."""
         self._write_units()
         try:
-            load(Engine(), self.journal.path, self._files, now_ms=self._clock.now_ms())
+            load_journal(Engine(), self.journal.path, self._files, now_ms=self._clock.now_ms())
         except (JournalCorrupt, OSError) as error:
             logger.error("the journal was not loaded again: %s", error)
             raise ErrorReply("ERR Error trying to load the AOF files, check server logs.") from error
         for database in self._engine.databases:
             database.values.clear()
             database.expires.clear()
-        load(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
+        load_journal(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
         self._engine.memory.recount()
 
     def _write_units(self) -> None:

@@ -197,7 +197,7 @@ class Loaded:
     database: int
 
 
-def load(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | None = None) -> Loaded:
+def load_journal(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | None = None) -> Loaded:
     """Executes the journal, or its first ``up_to`` bytes, on an engine that must be empty.
 
     A torn tail is left out, with a warning. JournalCorrupt for anything else; the engine is then not to be used.

@@ -19,7 +19,7 @@ from typing import Final
 from millstream.engine.effects import Effect, snapshot
 from millstream.engine.engine import Engine
 from millstream.engine.journal.files import DiskFiles, Files, took_some
-from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, FrameReader, Packer, load, seal
+from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, FrameReader, Packer, load_journal, seal
 from millstream.engine.journal.journal import REWRITE_NAME, Journal, JournalUnwritable
 from millstream.errors import JournalCorrupt
 from millstream.wire import pack
@@ -95,7 +95,7 @@ class Replacement:
 def compact(source: Path, up_to: int, target: Path, files: Files, *, now_ms: int) -> tuple[int, int]:
     """Writes the state after the first ``up_to`` bytes of ``source`` to ``target``. Returns its size and chain."""
     engine = Engine()
-    loaded = load(engine, source, files, now_ms=now_ms, up_to=up_to)
+    loaded = load_journal(engine, source, files, now_ms=now_ms, up_to=up_to)
     if loaded.end != up_to:
         raise JournalCorrupt(
             f"the journal {source} ends before byte {up_to}, up to which it was written: somebody has cut it.",
