@@ -237,6 +237,8 @@ def reset(file: File, yes: Yes = False, output: Output = OutputKind.table) -> No
         if yes or typer.confirm("Remove that, too?"):
             left.remove()
             typer.secho("removed", fg="green", err=True)
+        else:
+            typer.echo(f"kept; {left.later}", err=True)
 
 
 @app.command()

@@ -203,9 +203,16 @@ def publish(connection: Connection, wanted: Wanted, found: DatabaseFacts) -> Non
 
 
 def drop(login: Login, slot: str) -> bool:
-    """Gives the slot up, and with it all log that the server keeps for it. Whether there was one."""
+    """Gives the slot up, and with it all log that the server keeps for it. Whether there was one. Raises SourceRefused
+    where somebody reads it."""
     with login.connect() as connection:
         if catalog.slot_of(connection, slot) is None:
             return False
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        try:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        except psycopg.errors.ObjectInUse as error:
+            raise SourceRefused(
+                f"slot {slot!r} is in use: {error}. Stop the pipeline that reads it, and then run there: "
+                f"SELECT pg_drop_replication_slot('{slot}');"
+            ) from error
         return True

@@ -84,7 +84,8 @@ class PostgresSource(DatabaseSource):
         if found is None:
             return None
         what = f"slot {name} at {self.login().shown} stays, and makes the server keep {found.held_bytes:,} bytes of log"
-        return Leftover(what, lambda: self._remove(name))
+        later = f"to drop it later, run there: SELECT pg_drop_replication_slot('{name}');"
+        return Leftover(what, lambda: self._remove(name), later)
 
     def _remove(self, slot: str) -> None:
         from millstream.cdc import drop

@@ -38,10 +38,12 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something in the source that only this pipeline needs: what it is, and how to be rid of it."""
+    """Something in the source that only this pipeline needs: what it is, how to be rid of it now, and ``later``, for
+    whoever keeps it: a reset finds it by the checkpoint, which is gone then."""
 
     what: str
     remove: Callable[[], None]
+    later: str
 
 
 class SourceConfig(Part):
