@@ -25,6 +25,7 @@ from millstream.broker import beside
 from millstream.errors import PermissionDenied, WrongKeyType
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber import consumer as shared
+from millstream.messaging.subscriber import reader, shard
 from millstream.messaging.subscriber.reader import SHARD_SIZE
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.testing.topologies import ask
@@ -131,6 +132,32 @@ async def test_a_hot_stream_starves_no_quiet_one(broker: Broker) -> None:
             await acknowledged(broker, ["hot", *quiet])
     print(f"the worst wait of a quiet topic beside a hot one: {1000 * max(waits.values()):.1f} ms")
     assert set(handled.values()) == {1, hot_total}
+
+
+async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What handlers have not begun only lies in memory: one round of reads brings no more than it may."""
+    monkeypatch.setattr(reader, "AHEAD", 100)
+    monkeypatch.setattr(shard, "MOST", 100)
+    topics = [f"t{n}" for n in range(20)]
+    most = 0
+
+    async def handle(message: Message) -> None:
+        nonlocal most
+        (running,) = shared._consumers[asyncio.get_running_loop()].values()
+        most = max(most, sum(len(topic.book.ready) for topic in running.topics.values()))
+
+    seen = Seen(handle)
+    async with Publisher(broker) as publisher:
+        for topic in topics:
+            await publisher.publish(topic, *numbered(100))
+        async with reading(broker, topics, seen, count=100, max_in_flight=100):
+            await seen.have(2_000, timeout_s=120)
+            await acknowledged(broker, topics)
+    assert Counter(seen.payloads) == {b"%d" % n: 20 for n in range(100)}
+    # Two rounds (before the first was begun the second may have come), and what reads that wait have brought.
+    assert most <= 3 * 100
 
 
 async def test_one_broken_stream_of_each_kind_stops_no_other(broker: Broker) -> None:

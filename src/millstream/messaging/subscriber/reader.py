@@ -33,6 +33,11 @@ many; and ten thousand streams need 25 connections."""
 WAITING_SLOTS = 16
 """On a cluster a read covers one slot: up to so many wait on a connection each, above that they are polled."""
 IN_ONE_GO = 500
+AHEAD = 4_000
+"""Messages that one round of reads may bring, and that may be ready before the next: what handlers have not begun only
+lies in memory. Each of them is a few objects that the collector of garbage looks at again and again."""
+AT_LEAST = 50
+"""Messages of a busy topic that are worth a read of their own, where there are as many busy ones as that."""
 
 
 class Reader:
@@ -132,9 +137,15 @@ class Reader:
     async def run_busy(self) -> None:
         """Hot topics, without waiting, in one pipeline a round. Each gets its part of the room that is left."""
         room = self.consumer.room
+        pause_s = 0.001
         for topic in list(self._hot):
             self._cool(topic)
         while True:
+            if sum(len(topic.book.ready) for topic in self._hot) >= AHEAD:
+                await asyncio.sleep(pause_s)
+                pause_s = min(0.05, pause_s * 2)
+                continue
+            pause_s = 0.001
             topics = [topic for topic in self._hot if topic.book.room() > 0][:IN_ONE_GO]
             for topic in self._hot:
                 topic.left_out = topic.book.room() <= 0
@@ -147,7 +158,8 @@ class Reader:
                 except TimeoutError:
                     pass
                 continue
-            topics = topics[:free]
+            free = min(free, AHEAD)
+            topics = topics[: max(1, free // AT_LEAST)]
             for topic in topics:  # whoever was asked comes last in the next round
                 del self._hot[topic]
                 self._hot[topic] = None

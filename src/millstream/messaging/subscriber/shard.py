@@ -37,6 +37,8 @@ UNWAKEABLE_BLOCK_MS = 250
 """A read that nobody can wake (no permission for CLIENT UNBLOCK) waits no longer than this."""
 SCARCE_MS = 20
 """How long a read waits, and its shard after it, where there is less room than topics: they take turns."""
+MOST = 4_000
+"""Messages that one read of many topics may bring: those of which there are more become hot."""
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
 
 
@@ -203,7 +205,7 @@ class Shard:
             count = topics[0].read_count(free)
         else:
             # Half of the room at most for reads that wait: the other half is for topics that are known to be busy.
-            count = max(1, min(count, free // 2 // max(len(choice), everybody)))
+            count = max(1, min(count, free // 2 // max(len(choice), everybody), MOST // len(choice)))
         if self.polls:
             await self._poll(choice, count)
         else:
