@@ -221,7 +221,8 @@ class Sweeper:
                     self.visit(topic, REST_FACTOR * (time.monotonic() - asked_at) * 1000)
 
     def _page(self, topic: Topic) -> Conversation[recovery.Swept]:
-        room = topic.sweep_room()
+        # A half at most of what may be on probation: while the server looks for one half, handlers have the other.
+        room = min(topic.sweep_room(), max(1, topic.book.probation_limit // 2))
         return topic.talk(
             recovery.sweep,
             min_idle_ms=topic.settings.claim_min_idle_ms,
