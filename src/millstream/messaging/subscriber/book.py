@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from millstream.messaging.message import Message
 from millstream.messaging.settings import KeyOf
@@ -30,6 +30,9 @@ TRUST_AFTER = 64
 """So many suspects start one at a time. A process that has outlived them takes two at a time, then four, ..."""
 MARGIN = 3
 """A suspect starts beside others only while it has so many starts left: one beside a killer, one alone, one spare."""
+
+_NONE: frozenset[EntryId] = frozenset()
+"""One for all books: most are never given anything to put there."""
 
 
 class Book:
@@ -72,12 +75,12 @@ class Book:
         """All that is held."""
         self.ready: deque[Message] = deque()
         """What may be started now, in order."""
-        self.doubtful: list[Message] = []
+        self.doubtful: Sequence[Message] = ()
         """What may have been taken over by others meanwhile."""
-        self.lost: set[EntryId] = set()
+        self.lost: frozenset[EntryId] = _NONE
         """What others took over while a handler here was at work on it. It stays in the book until that ends: so it is
         never joined by a second one in the same process."""
-        self.expired: set[EntryId] = set()
+        self.expired: frozenset[EntryId] = _NONE
         """What was held for too long: let go, while a handler here is still at work on it."""
         self.delayed: dict[EntryId, tuple[Message, bool]] = {}
         """What waits for a retry inside this process, because it holds its key back; whether that start is charged."""
@@ -96,13 +99,13 @@ class Book:
         self._lanes: dict[str, deque[Message]] = {}
         """Key to its messages in order; the first is the one that may be started."""
         self._keys: dict[EntryId, str] = {}
-        self._suspects: set[EntryId] = set()
+        self._suspects: dict[EntryId, None] = {}
         """Those that go through probation: until they are charged, nothing was counted for them."""
         self._waiting: list[tuple[int, EntryId, Message]] = []
         """On probation. The fewest starts go first: whoever was merely near passes before a killer tries again."""
         self._seen: dict[EntryId, tuple[Message, float]] = {}
         """Since when each is held, as far as signs of life have found it: most are gone before the first."""
-        self._running: set[EntryId] = set()
+        self._running: dict[EntryId, None] = {}
         self._alone = False
         """One of those under way must not be joined by others."""
         self._passed = 0
@@ -114,7 +117,7 @@ class Book:
         may_start = self._enter_lane(message) if self._key_of is not None else True
         self.hold(message)
         if suspect:
-            self._suspects.add(message.id)  # type: ignore[arg-type]  # received: it has an id
+            self._suspects[message.id] = None  # type: ignore[index]  # received: it has an id
         if may_start:
             self._start(message)
 
@@ -141,14 +144,16 @@ class Book:
             return False
         message.times_delivered = times
         message.valid_until = valid_until
-        self.lost.discard(entry_id)
+        if self.lost:
+            self.lost -= {entry_id}
         return True
 
     def once_more(self, fresh: Message, weight: int) -> None:
         """One more start of an entry that is held: charged, or free of charge."""
         assert fresh.id is not None
-        self._suspects.discard(fresh.id)
-        self.expired.discard(fresh.id)
+        self._suspects.pop(fresh.id, None)
+        if self.expired:
+            self.expired -= {fresh.id}
         self._seen.pop(fresh.id, None)
         fresh.weight = weight
         self.entries[fresh.id] = fresh
@@ -166,7 +171,7 @@ class Book:
             if self._running and (alone or self._alone or len(self._running) >= self._window()):
                 break
             heapq.heappop(self._waiting)
-            self._running.add(entry_id)
+            self._running[entry_id] = None
             self._alone = alone
             (exhausted if times >= self._max_deliveries else starts).append(message)
         return starts, exhausted
@@ -189,21 +194,23 @@ class Book:
         ids = list(ids)
         self._drop(ids)
         if self._suspects:
-            self._suspects.difference_update(ids)
+            for entry_id in ids:
+                self._suspects.pop(entry_id, None)
         if self.lost:
-            self.lost.difference_update(ids)
+            self.lost = self.lost.difference(ids)
         if self.expired:
-            self.expired.difference_update(ids)
+            self.expired = self.expired.difference(ids)
         if self._keys:
             for entry_id in ids:
                 following = self._leave_lane(entry_id)
                 if following is not None and following.id in self.entries:  # else it leaves in the same go
                     self._start(following)
         if self._running:
-            passed = self._running.intersection(ids)
-            if passed:
-                self._running -= passed
-                self._passed += len(passed)
+            before = len(self._running)
+            for entry_id in ids:
+                self._running.pop(entry_id, None)
+            if len(self._running) < before:
+                self._passed += before - len(self._running)
                 self._alone = self._alone and bool(self._running)
         return bool(self._waiting)
 
@@ -225,7 +232,7 @@ class Book:
         self._drop(ids)
         for entry_id in ids:
             self._leave_lane(entry_id)
-        self._suspects -= ids
+            self._suspects.pop(entry_id, None)
         return unstarted
 
     def unstarted(self) -> list[Message]:
@@ -266,6 +273,10 @@ class Book:
             message = self.entries.get(entry_id)
             if message is not None:
                 message.valid_until = valid_until
+
+    def doubt(self, message: Message) -> None:
+        """It is not started before the broker was asked."""
+        self.doubtful = (*self.doubtful, message)
 
     def reconsider(self, now: float) -> None:
         """What was doubtful and is certain again may be started, before what came later."""

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.subscriber.gc_pause import GcPause
 from millstream.messaging.subscriber.group import pending_here
 from millstream.messaging.subscriber.heartbeat import Heartbeat
 from millstream.messaging.subscriber.intake import release
@@ -60,11 +61,13 @@ class SharedConsumer:
         self._settling: asyncio.Task[None] | None = None
         self._joins = Gathering(broker)
         self._told_namesake = False
+        self._gc_pause = GcPause()
 
     # --- topics come and go -------------------------------------------------------------------------------------------
 
     def add(self, topic: Topic) -> None:
-        """It belongs to this consumer from now on; ``enter`` makes it read."""
+        """It belongs to this consumer from now on; ``enter`` makes it read, ``entered`` is said whatever happens."""
+        self._gc_pause.begin()
         self._allow(topic.settings)
         topic.begin(self.name, self.room)
         now = monotonic_ms()
@@ -103,6 +106,10 @@ class SharedConsumer:
             topic.visit_at_ms = monotonic_ms() + interval_ms(topic)
             if joined.pending > 0 or not self._many:
                 self.sweeper.visit(topic)
+
+    def entered(self) -> None:
+        """A topic that was added has entered, or will not."""
+        self._gc_pause.end(len(self.topics))
 
     @property
     def _many(self) -> bool:

@@ -104,7 +104,7 @@ async def restore(topic: Topic, generation: int) -> None:
             *(topic.group, topic.name, what, point),
         )
         topic.tell("messaging.group_restored", what=what, point=str(point), dropped=len(dropped))
-        topic.room_freed.set()
+        topic.changed()
 
 
 async def retire_dead_consumers(topic: Topic, consumers: Sequence[ConsumerInfo]) -> None:

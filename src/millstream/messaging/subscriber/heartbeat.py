@@ -39,7 +39,7 @@ class Heartbeat:
 
     def doubt(self, topic: Topic, message: Message) -> None:
         """This message may be somebody else's by now: asked at once, and not started before."""
-        topic.book.doubtful.append(message)
+        topic.book.doubt(message)
         topic.beat_at_ms = 0.0
         self._nudge.set()
 

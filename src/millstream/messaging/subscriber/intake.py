@@ -105,7 +105,7 @@ def release(
         start_suspects(consumer, topic)
     if refused:
         consumer.reader.look_again(topic)
-    topic.room_freed.set()
+    topic.changed()
     if topic.left_out and topic.book.room() > 0:
         consumer.reader.room_freed(topic)
     if topic.no_room:

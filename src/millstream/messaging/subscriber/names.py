@@ -5,11 +5,10 @@ and handle them at the same time; so each subscription has a name of its own whi
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, count
 from typing import Protocol
-from weakref import WeakSet
+from weakref import ref
 
 from millstream.messaging.settings import default_consumer
 
@@ -24,27 +23,26 @@ class Reads(Protocol):
         """Has begun, has not ended, and its loop is not closed."""
 
 
-_reading: defaultdict[tuple[str, str | None], WeakSet[Reads]] = defaultdict(WeakSet)
-"""By topic and group: there may be thousands."""
+_reading: dict[tuple[str, str | None], list[ref[Reads]]] = {}
+"""By topic and group: there may be thousands. Weak: a subscription that nobody holds any more reads nothing."""
 os.register_at_fork(after_in_child=_reading.clear)  # what the parent reads, this process does not
 
 
 def begins(subscription: Reads) -> None:
-    _reading[subscription.topic, subscription.group].add(subscription)
+    _reading.setdefault((subscription.topic, subscription.group), []).append(ref(subscription))
 
 
 def ends(subscription: Reads) -> None:
     place = (subscription.topic, subscription.group)
-    if place in _reading:
-        _reading[place].discard(subscription)
-        if not _reading[place]:
-            del _reading[place]
+    left = [one for one in _reading.pop(place, ()) if one() is not None and one() is not subscription]
+    if left:
+        _reading[place] = left
 
 
 def others_of(subscription: Reads) -> list[Reads]:
     """Those of this process that read the same topic in the same group, on whatever broker."""
-    place = (subscription.topic, subscription.group)
-    return [one for one in list(_reading.get(place, ())) if one is not subscription and one.alive]
+    known = [one() for one in _reading.get((subscription.topic, subscription.group), ())]
+    return [one for one in known if one is not None and one is not subscription and one.alive]
 
 
 def own_name(others: Iterable[Reads]) -> str:

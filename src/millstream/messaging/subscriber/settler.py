@@ -112,12 +112,14 @@ class Settler:
         carried: list[tuple[Topic, list[Message]]] = []
         for topic in topics:
             outbox = topic.outbox
-            others, outbox.others = outbox.others, []
-            charges, outbox.charges = outbox.charges, []
-            for step in self._plan(topic, others):
-                self._begin(topic, step)
-            for same_count in messages_by_count(charges).values():
-                self._begin(topic, self._insist(topic, self._start, same_count))
+            if outbox.others:
+                others, outbox.others = outbox.others, []
+                for step in self._plan(topic, others):
+                    self._begin(topic, step)
+            if outbox.charges:
+                charges, outbox.charges = outbox.charges, []
+                for same_count in messages_by_count(charges).values():
+                    self._begin(topic, self._insist(topic, self._start, same_count))
             if outbox.acks:
                 carried.append((topic, outbox.acks.copy()))
                 outbox.acks.clear()  # the same list: workers append to it
@@ -173,10 +175,9 @@ class Settler:
             if not running and (topic.outbox.acks or topic.outbox.others or topic.outbox.charges):
                 await self.round([topic])
             elif topic.outbox.steps:
-                await asyncio.wait(topic.outbox.steps)
+                await asyncio.wait(list(topic.outbox.steps))
             else:
-                topic.outbox.quiet.clear()
-                await topic.outbox.quiet.wait()
+                await topic.change()
 
     def stop(self, topic: Topic) -> None:
         self._dirty.pop(topic, None)
@@ -186,8 +187,8 @@ class Settler:
     def _begin(self, topic: Topic, step: Coroutine[Any, Any, None]) -> None:
         """Beside the loop: a burial that a full server refuses for an hour must not hold acknowledgements up."""
         task = asyncio.get_running_loop().create_task(step, name=f"millstream settler of {topic.name}")
-        topic.outbox.steps.add(task)
-        task.add_done_callback(topic.outbox.steps.discard)
+        topic.outbox.steps[task] = None
+        task.add_done_callback(topic.outbox.steps.pop)
 
     async def _insist(
         self, topic: Topic, step: Step, messages: Sequence[Message], error: MillstreamError | None = None
@@ -396,7 +397,7 @@ def _ack_all(topic: Topic, ids_of: Mapping[int, list[EntryId]]) -> Any:
 
 def _look_quiet(topic: Topic) -> None:
     if topic.outbox.empty:
-        topic.outbox.quiet.set()
+        topic.changed()
 
 
 def _delay_of(topic: Topic, message: Message, retry: Retry) -> int:

@@ -36,6 +36,7 @@ class _OwnGroup:
         return "OWN_GROUP"
 
 
+BACKOFF: Final = Backoff()
 OWN_GROUP: Final = _OwnGroup()
 """The group that the subscriber was made with."""
 
@@ -98,7 +99,7 @@ class Subscriber:
             dlq=dlq,
             ack_policy=AckPolicy.parse(ack_policy),
             codec=self._codec.name,
-            backoff=backoff or Backoff(),
+            backoff=backoff or BACKOFF,
             key_of=key_function(ordered_by_key),
             dead_consumer_ms=dead_consumer_ms,
             grace_ms=grace_ms,

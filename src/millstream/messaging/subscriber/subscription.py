@@ -58,7 +58,8 @@ class Subscription:
         self._closing = False
         self._deadline = float("inf")
         self._ended = asyncio.Event()
-        self._work = asyncio.Event()
+        self._work: asyncio.Event | None = None
+        """Set when something is ready, for whoever goes through the messages by hand."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, consumer: str) -> None:
@@ -118,7 +119,7 @@ class Subscription:
         state = self._state
         state.handler, state.publish_to = handler, publish_to
         shared = self._start()
-        state.wake_workers = lambda: shared.workers.wake(state)
+        state.wake = shared.workers.wake
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
@@ -129,16 +130,17 @@ class Subscription:
 
     async def next_message(self) -> Message | None:
         """The next one to be settled by whoever receives it; None when closed. Starts reading with the first call."""
-        shared = self._shared
-        if shared is None:
-            self._state.wake_workers = self._work.set
+        shared, work = self._shared, self._work
+        if shared is None or work is None:
+            work = self._work = asyncio.Event()
+            self._state.wake = lambda _: work.set()
             shared = self._start()
-        message = await self._next(shared)
+        message = await self._next(shared, work)
         if message is None and self._failure is not None:
             raise self._failure
         return message
 
-    async def _next(self, shared: SharedConsumer) -> Message | None:
+    async def _next(self, shared: SharedConsumer, work: asyncio.Event) -> Message | None:
         state = self._state
         while not self._closing:
             while state.book.ready:
@@ -149,8 +151,8 @@ class Subscription:
                 first = state.settings.ack_policy is AckPolicy.ACK_FIRST
                 if not first or await shared.settler.ack_now(state, message):
                     return message
-            self._work.clear()
-            await self._work.wait()
+            work.clear()
+            await work.wait()
         return None
 
     # --- the beginning ----------------------------------------------------------------------------------------------
@@ -160,7 +162,12 @@ class Subscription:
         self._shared = shared = consumer_of(self._broker, state.group, state.consumer)
         shared.add(state)
         self._entering = asyncio.create_task(self._enter(shared), name=f"millstream reader of {self.topic}")
+        self._entering.add_done_callback(lambda _: self._entered(shared))
         return shared
+
+    def _entered(self, shared: SharedConsumer) -> None:
+        self._entering = None
+        shared.entered()
 
     async def _enter(self, shared: SharedConsumer) -> None:
         """Tries until the topic is read, or an error cannot pass."""
@@ -209,21 +216,23 @@ class Subscription:
         self._deadline = min(self._deadline, time.monotonic() + timeout_s)
         state, shared = self._state, self._shared
         if self._closing:
-            state.room_freed.set()
+            state.changed()
             await self._ended.wait()
             return
         self._closing = True
         state.closing = True
-        self._work.set()
+        if self._work is not None:
+            self._work.set()
         if shared is None:
             ends(self)
             self._ended.set()
             return
         try:
             recovered = state.joined and not state.own.active
-            if self._entering is not None and self._entering is not asyncio.current_task():
-                self._entering.cancel()
-                await asyncio.wait([self._entering])
+            entering = self._entering
+            if entering is not None and entering is not asyncio.current_task():
+                entering.cancel()
+                await asyncio.wait([entering])
             asked = bool(state.asked)
             # A lease is given back after this: until its read has returned, that may still take entries.
             leased_s = (state.block_ms + state.settings.grace_ms) / 1000 + LAST_ANSWER_S
@@ -256,10 +265,9 @@ class Subscription:
             left = self._deadline - time.monotonic()
             if left <= 0 or not shared.settles:
                 return
-            state.room_freed.clear()
             try:
                 async with asyncio.timeout(left):
-                    await state.room_freed.wait()
+                    await state.change()
             except TimeoutError:
                 pass
 

@@ -53,11 +53,10 @@ class Outbox:
     """Workers append here themselves, and wake the settler before the first."""
     others: list[tuple[Message, Outcome]] = field(default_factory=list)
     charges: list[Message] = field(default_factory=list)
-    steps: set[asyncio.Task[None]] = field(default_factory=set)
+    steps: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """Those under way beside the settler's own round."""
     under_way: int = 0
     """Rounds that carry acknowledgements of this topic."""
-    quiet: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def empty(self) -> bool:
@@ -65,7 +64,11 @@ class Outbox:
 
 
 class Topic:
-    """``origin`` is whom its messages belong to; ``failed`` is told what ends its reading for good."""
+    """``origin`` is whom its messages belong to; ``failed`` is told what ends its reading for good.
+
+    There may be ten thousand, so each is made of few objects: the collector of garbage looks at every set, list and
+    event again and again, and handlers wait for it. An empty dict it does not look at.
+    """
 
     def __init__(
         self,
@@ -132,14 +135,13 @@ class Topic:
         self.beat_at_ms = 0.0
         self.told_stuck = False
         # --- the workers'
-        self.workers: set[asyncio.Task[None]] = set()
+        self.workers: dict[asyncio.Task[None], None] = {}
         """Tasks that are at work on it now."""
         self.called = False
         """A worker was called and has not come yet: one call is enough."""
-        self.worker_left = asyncio.Event()
-        self.room_freed = asyncio.Event()
-        self.wake_workers: Callable[[], None] = _nobody
+        self.wake: Callable[[Topic], None] = _nobody
         """Something is ready to be started."""
+        self._changed: asyncio.Event | None = None
 
     def begin(self, consumer: str, room: Room) -> None:
         """It is read from now on, under this name, within what all topics of the process may hold."""
@@ -167,6 +169,21 @@ class Topic:
         if not self.joined or self.closing or self.book.stuck:
             return False
         return monotonic_ms() - progress_ms <= patience_ms
+
+    def wake_workers(self) -> None:
+        self.wake(self)
+
+    def changed(self) -> None:
+        """A worker has left, or messages, or what was said about them is done: whoever closes it looks again."""
+        if self._changed is not None:
+            self._changed.set()
+
+    async def change(self) -> None:
+        """Waits for that."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        self._changed.clear()
+        await self._changed.wait()
 
     def talk(self, operation: Callable[..., Conversation[Any]], *args: Any, **options: Any) -> Conversation[Any]:
         """An operation on this stream, for this group and consumer, behind the guard that it may have."""
@@ -242,5 +259,5 @@ class Topic:
             log.exception("the observer failed on %s", name)
 
 
-def _nobody() -> None:
+def _nobody(topic: Topic) -> None:
     pass

@@ -72,17 +72,15 @@ class Workers:
         nothing more is started."""
         while topic.workers and (left := time_left()) > 0:
             # In steps: a second, less patient close may shorten the time.
-            topic.worker_left.clear()
             try:
                 async with asyncio.timeout(min(left, 0.25)):
-                    await topic.worker_left.wait()
+                    await topic.change()
             except TimeoutError:
                 pass
         for task in list(topic.workers):
             task.cancel()
         while topic.workers:
-            topic.worker_left.clear()
-            await topic.worker_left.wait()
+            await topic.change()
 
     def end(self) -> None:
         """Nobody will call any more."""
@@ -97,12 +95,12 @@ class Workers:
         while True:
             topic.called = False
             if topic.book.ready and not topic.closing:
-                topic.workers.add(task)
+                topic.workers[task] = None
                 try:
                     await self._drain(topic)
                 finally:
-                    topic.workers.discard(task)
-                    topic.worker_left.set()
+                    topic.workers.pop(task, None)
+                    topic.changed()
             if len(self._parked) >= PARKED:
                 return
             parked = loop.create_future()

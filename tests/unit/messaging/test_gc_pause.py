@@ -1,0 +1,64 @@
+"""While hundreds of topics begin at once the collector of garbage rests; never for longer, and never for others."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from millstream.messaging.subscriber import gc_pause
+from millstream.messaging.subscriber.gc_pause import MANY, VERY_MANY, GcPause
+from millstream.testing import eventually
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    gc.enable()
+    yield
+    gc.enable()
+
+
+async def test_it_rests_from_many_topics_on_until_the_last_of_them_has_begun() -> None:
+    pause = GcPause()
+    for number in range(1, MANY + 1):
+        assert gc.isenabled(), number
+        pause.begin()
+    assert not gc.isenabled()
+    for number in range(MANY):
+        assert not gc.isenabled(), number
+        pause.end(MANY)
+    assert gc.isenabled()
+
+
+async def test_it_goes_through_everything_once_after_very_many() -> None:
+    collections = gc.get_stats()[2]["collections"]
+    pause = GcPause()
+    for _ in range(VERY_MANY):
+        pause.begin()
+    for _ in range(VERY_MANY):
+        pause.end(VERY_MANY)
+    assert gc.get_stats()[2]["collections"] == collections + 1
+
+
+async def test_it_rests_for_no_longer_than_a_moment_whatever_holds_the_topics_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc_pause, "LONGEST_S", 0.01)
+    pause = GcPause()
+    for _ in range(MANY):
+        pause.begin()
+    await eventually(gc.isenabled, what="the collector to go on", timeout_s=60)
+    for _ in range(MANY):
+        pause.end(MANY)
+    assert gc.isenabled()
+
+
+async def test_a_collector_that_its_program_has_switched_off_stays_off() -> None:
+    gc.disable()
+    pause = GcPause()
+    for _ in range(MANY):
+        pause.begin()
+    for _ in range(MANY):
+        pause.end(MANY)
+    assert not gc.isenabled()
