@@ -27,6 +27,8 @@ log = logging.getLogger("millstream.cdc")
 
 IDLE_BYTES = 16 << 20
 """How much log of other tables may lie behind the position before an empty batch moves it on."""
+LOOK_S = 0.05
+"""How often it is looked whether enough was read. Told at every message, the planner would take the session's time."""
 MOST_CHUNKS = 64
 FIRST = "first.json"
 """Where a query began, for as long as its segments directory lives."""
@@ -152,7 +154,7 @@ class Planner:
                     raise self._spool.error
                 if enough():
                     return
-                self._spool.lock.wait(0.1)
+                self._spool.lock.wait(LOOK_S)
             away_since = None if session.trouble is None else away_since or time.monotonic()
             if away_since is not None and time.monotonic() - away_since > self._options.deadline_s:
                 raise SourceUnreachable(str(session.trouble))

@@ -117,7 +117,6 @@ class BinlogSession(ChangeSession):
                 with spool.lock:
                     for event in events:
                         self._event(event)
-                    spool.lock.notify_all()
             else:
                 self._must_have_heard(_SILENT_S)
 

@@ -164,7 +164,6 @@ class ReplicationSession(ChangeSession):
             for _ in range(_BURST):
                 length, data = get(1)
                 if length <= 0:
-                    spool.lock.notify_all()
                     if length < 0:
                         raise self._explained(connection.why_ended())
                     return False, answer
@@ -189,7 +188,6 @@ class ReplicationSession(ChangeSession):
                     answer = answer or bool(wanted)
                     if self._begin is None:
                         spool.reach(position)
-            spool.lock.notify_all()
         return True, answer
 
     def _commit(self, data: memoryview) -> None:
