@@ -19,9 +19,9 @@ def tables(database: Database) -> tuple[str, ...]:
     return TABLES if isinstance(database, PostgresDatabase) else MARIADB_TABLES
 
 
-def writers(database: Database, seed: int, *, truncate: bool = True) -> Writers | MariadbWriters:
+def writers(database: Database, seed: int, **how: Any) -> Writers | MariadbWriters:
     made = Writers if isinstance(database, PostgresDatabase) else MariadbWriters
-    return made(database, seed, truncate=truncate)
+    return made(database, seed, **how)
 
 
 def rows_of(database: Database, table: str) -> list[dict[str, Any]]:

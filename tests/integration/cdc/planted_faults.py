@@ -1,10 +1,13 @@
 """The faults that this source is built to avoid, to be planted: the ledger must see them.
 
-Each function takes what plants: ``monkeypatch.setattr``.
+Each function takes what plants: ``monkeypatch.setattr``, or ``setattr`` in a process of its own (``as_code``).
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,12 @@ Plant = Callable[[Any, str, Any], None]
 ACKNOWLEDGED = "acknowledged"
 
 
+def as_code(fault: Callable[..., None], *arguments: str) -> str:
+    """For the start of another Python process."""
+    told = ", ".join(["setattr", *map(repr, arguments)])
+    return f"import planted_faults\nplanted_faults.{fault.__name__}({told})\n"
+
+
 def cut_by_lsn(plant: Plant, segments: str) -> None:
     """Postgres: a chunk saw whatever the log had when it was read."""
 
@@ -41,7 +50,7 @@ def cut_by_lsn(plant: Plant, segments: str) -> None:
     plant(SeenTable, "judge", before_the_chunk)
 
 
-def cut_by_master_status(plant: Plant, meanwhile: Callable[[], Any]) -> None:
+def cut_by_master_status(plant: Plant, meanwhile: Callable[[], Any] = lambda: time.sleep(0.3)) -> None:
     """MariaDB: the place of a chunk is where the log ends, asked beside the chunk's transaction and not by it.
 
     ``meanwhile`` happens between the two questions."""
@@ -86,3 +95,18 @@ def no_look_at_the_gap(plant: Plant) -> None:
         "check_position",
         lambda c, login, server, position, mark: honest(c, login, server, position, None),
     )
+
+
+def dies_when_it_has_planned(plant: Plant) -> None:
+    """The whole pipeline, once, as soon as it has planned a batch of changes."""
+    honest = Planner.next_offset
+
+    def last(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
+        end = honest(self, finished, max_changes)
+        died = self._directory / "died"
+        if end is not None and end.position > finished.position and not died.exists():
+            died.touch()
+            os.killpg(os.getsid(0), signal.SIGKILL)
+        return end
+
+    plant(Planner, "next_offset", last)

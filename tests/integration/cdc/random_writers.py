@@ -27,12 +27,15 @@ LETTERS = "aAbBcCéÉzZ_9"
 
 
 class Writers:
-    """``ddl``: columns and whole tables come and go, too."""
+    """``pause_s``: between two transactions of a writer, so that whoever follows can keep up."""
 
-    def __init__(self, database: PostgresDatabase, seed: int, *, count: int = 3, truncate: bool = True) -> None:
+    def __init__(
+        self, database: PostgresDatabase, seed: int, *, count: int = 3, truncate: bool = True, pause_s: float = 0
+    ) -> None:
         self._database = database
         self._stop = threading.Event()
         self._truncate = truncate
+        self._pause_s = pause_s
         self.transactions = 0
         self.errors: list[BaseException] = []
         self._threads = [
@@ -58,6 +61,7 @@ class Writers:
                 with self._database.connect(autocommit=False) as connection:
                     while not self._stop.is_set():
                         self._transaction(connection, chance, number)
+                        self._stop.wait(self._pause_s)
             except psycopg.OperationalError:
                 time.sleep(0.1)  # the server is being killed; what was not confirmed may have happened or not
             except BaseException as error:
@@ -131,6 +135,7 @@ class MariadbWriters(Writers):
                 with connection, connection.cursor() as cursor:
                     while not self._stop.is_set():
                         self._one(connection, cursor, chance, number)
+                        self._stop.wait(self._pause_s)
             except (pymysql.err.OperationalError, pymysql.err.InterfaceError):
                 time.sleep(0.1)  # the server is being killed; what was not confirmed may have happened or not
             except BaseException as error:
