@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millstream import open_blocking_broker
-from millstream.testing import DeliveryLedger, RedisProcess, wait_until
+from millstream.testing import DeliveryLedger, LoadingRedis, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -146,10 +146,11 @@ def test_two_drivers_on_one_checkpoint(redis_url, drivers, tmp_path):
     assert balance(redis_url) == (0, 0)
 
 
-def test_redis_killed_and_restarted_while_a_query_runs(drivers, tmp_path):
+def test_redis_killed_and_loading_while_a_query_runs(drivers, tmp_path):
     chance = random.Random(SEED)
     print(f"SEED={SEED}")
-    with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as server:
+    with LoadingRedis() as server:
+        server.fill()
         fill(server.url)
         asked = {"url": server.url, "source": {**SOURCE, "maxOffsetsPerTrigger": "100"}, "sink": {"stream": "out"}}
         driver = drivers("copy", **asked, checkpoint=str(tmp_path / "c"), available_now=True)
@@ -157,7 +158,8 @@ def test_redis_killed_and_restarted_while_a_query_runs(drivers, tmp_path):
             mark = length(server.url) + chance.randrange(1, ROWS // (2 * TRIALS))
             wait_until(lambda mark=mark: length(server.url) >= mark, what=f"{mark} rows", timeout_s=120)
             server.kill()
-            server.start()
+            server.restart_loading()  # driver and tasks are told LOADING when they come back
+            server.loaded()
         driver.finish()
         assert balance(server.url) == (0, 0), f"(lost, doubled), SEED={SEED}"
 

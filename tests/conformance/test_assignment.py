@@ -31,10 +31,11 @@ from millstream.assignment.member import AssignmentMember
 from millstream.assignment.settings import Settings
 from millstream.broker import leases
 from millstream.broker.keys import beside
+from millstream.broker.steps.script import script
 from millstream.errors import InvalidArgument, StaleOwner, WrongKeyType
 from millstream.model import Clock, SystemClock
-from millstream.testing import eventually
-from millstream.wire.commands import Command
+from millstream.testing import Fault, FaultyLink, eventually
+from millstream.wire.commands import Batch, Command
 
 QUICK = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
 """For members that die, and those beside them: a busy machine does not hold seven heartbeats up."""
@@ -424,6 +425,42 @@ async def test_a_member_beats_on_while_a_step_of_its_takes_long(broker_url: str)
             }
         await slow.close()
         await task
+
+
+@pytest.mark.parametrize("step", ["member_beat", "lease_take", "XREADGROUP"])
+async def test_a_member_goes_on_after_what_nobody_foresaw(broker_url: str, step: str) -> None:
+    """Whichever of its steps meets it: it is told, and the member places, beats and renews as before."""
+    word = script(step).sha if step != "XREADGROUP" else step.encode()
+    struck: list[Command | Batch] = []
+    told: Counter[str] = Counter()
+
+    def strike(request: Command | Batch) -> Fault | None:
+        commands = [request.args] if isinstance(request, Command) else request.commands
+        if any(word in args[:2] for args in commands) and len(struck) < 3:
+            struck.append(request)
+            return Fault(before=AttributeError("planted"))
+        return None
+
+    async with open_broker(broker_url) as broker:
+        client = AssignmentClient(
+            Broker(FaultyLink(broker.link, strike), broker.context),
+            "svc",
+            member="struck",
+            settings=STEADY,
+            observer=lambda name, /, **_: told.update([name]),
+        )
+        task = asyncio.create_task(drained(client))
+        await client.announce("s1")
+        await eventually(lambda: "s1" in client.owned, what="it to place after all", timeout_s=60)
+        await eventually(lambda: len(struck) == 3, what="it to be struck three times", timeout_s=60)
+        await client.announce("s2")
+        await eventually(lambda: {"s1", "s2"} <= client.owned.keys(), what="it to go on", timeout_s=60)
+        seen = told["assignment.renewed"]
+        await eventually(lambda: told["assignment.renewed"] > seen, what="it to renew", timeout_s=60)
+        assert told["assignment.step_failed"] > 0
+        assert client.ready
+        await client.close()
+        await asyncio.wait_for(task, 60)
 
 
 async def test_dead_consumers_that_hold_nothing_are_removed_and_those_that_hold_something_are_not(

@@ -74,6 +74,33 @@ class SurvivingChapter(Chapter):
             await eventually(lambda: subscriber.ready, what="it to be ready")
         assert any(UNFORESEEN in str(facts.get("error")) for _, facts in told.facts)
 
+    async def test_signs_of_life_go_on_after_what_nobody_foresaw(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """Or else others would take over what a handler is still at work on."""
+        beats: list[bool] = []
+
+        def strike(request: Command | Batch) -> Fault | None:
+            commands = [request.args] if isinstance(request, Command) else request.commands
+            if not any(b"touch" in args for args in commands):
+                return None
+            beats.append(len(beats) < 3)
+            return Fault(before=AttributeError(UNFORESEEN)) if beats[-1] else None
+
+        async def outlasts_three_strikes(message: Message) -> None:
+            await eventually(lambda: beats.count(False) >= 3, what="signs of life after the strikes", timeout_s=60)
+
+        told = Told()
+        seen = Seen(outlasts_three_strikes)
+        await publish_one(publisher, topic, b"long")
+        struck = told.beside(broker, FaultyLink(broker.link, strike))
+        async with running(struck, topic, seen, claim_min_idle_ms=3_000) as subscriber:
+            await seen.have(1)
+            await nothing_pending(broker, topic)
+            assert subscriber.ready
+        assert seen.payloads == [b"long"], "it was not taken over meanwhile"
+        assert any(UNFORESEEN in str(facts.get("error")) for _, facts in told.facts)
+
     async def test_a_router_outlives_what_nobody_foresaw_even_before_its_first_read(
         self, broker: Broker, publisher: Publisher, topic: str
     ) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from millstream import BlockingBroker, open_blocking_broker, open_broker
+from millstream import BlockingBroker, Publisher, open_blocking_broker, open_broker
 from millstream.broker import delayed
 from millstream.broker.steps.once import OnceAt
 from millstream.errors import DurabilityUnavailable
+from millstream.messaging import Message
 from millstream.model import Durability, replicated
-from millstream.testing import RedisProcess, valkey_server, wait_until
+from millstream.testing import CuttingProxy, RedisProcess, eventually, valkey_server, wait_until
 from millstream.testing.topologies import ask
 
 
@@ -111,6 +114,37 @@ def test_a_repeated_write_is_confirmed_only_by_replicas_that_have_it(
         replica.signal(signal.SIGCONT)
     with open_blocking_broker(primary.url) as broker:
         write(broker, replicated(1, timeout_ms=30_000))
+
+
+async def test_a_publisher_that_is_cut_off_while_it_waits_is_told_nothing_that_no_replica_has(
+    pair: tuple[RedisProcess, RedisProcess],
+) -> None:
+    """It gives its batch again on a new connection, where such a server would wait for nothing."""
+    primary, replica = pair
+    async with (
+        CuttingProxy(primary.port) as proxy,
+        open_broker(proxy.url) as broker,
+        Publisher(broker, durability=replicated(1, timeout_ms=3_000)) as publisher,
+    ):
+        replica.signal(signal.SIGSTOP)
+        try:
+            publishing = asyncio.create_task(publisher.publish("s", *(Message(b"%d" % n) for n in range(3))))
+            await eventually(lambda: blocked(primary) == 1, what="it to wait for the replica", timeout_s=60)
+            proxy.cut_all()
+            with pytest.raises(DurabilityUnavailable):
+                await publishing
+        finally:
+            replica.signal(signal.SIGCONT)
+        assert ask(primary, "XLEN", "s") == 4, "stored once, and not confirmed"
+        await publisher.publish("s", Message(b"after"))
+    ask(replica, "REPLICAOF", "NO", "ONE")
+    assert ask(replica, "XLEN", "s") == 5
+
+
+def blocked(server: RedisProcess) -> int:
+    found = re.search(rb"blocked_clients:([0-9]+)", ask(server, "INFO", "clients"))
+    assert found is not None
+    return int(found[1])
 
 
 @pytest.mark.parametrize("name", REPEATABLE)

@@ -32,6 +32,25 @@ async def test_a_failover_is_survived(sentinel: SentinelSetup) -> None:
         assert len(await broker.xreadgroup("orders", "g", "c", count=100)) == 21
 
 
+async def test_a_crash_is_survived_by_what_a_majority_has_confirmed() -> None:
+    """Two of three nodes: the sentinels promote the replica that has most, whichever of them was behind."""
+    with SentinelSetup(replicas=2) as setup:
+        ask(setup.primary, "CONFIG", "SET", "min-replicas-to-write", "1")
+        behind = setup.replicas[1]
+        async with open_broker(setup.url, deadline_ms=60_000) as broker:
+            await broker.xadd("orders", {"n": 0}, durability=replicated(2, timeout_ms=30_000))
+            behind.signal(signal.SIGSTOP)
+            try:
+                for n in range(1, 20):
+                    await broker.xadd("orders", {"n": n}, durability=replicated(1, timeout_ms=30_000))
+                setup.primary.kill()
+            finally:
+                behind.signal(signal.SIGCONT)
+            await asyncio.to_thread(setup.failover)
+            found = [int(entry.fields[b"n"]) for entry in await broker.xrange("orders")]
+    assert found == list(range(20))
+
+
 async def test_a_demoted_primary_is_left(sentinel: SentinelSetup) -> None:
     """READONLY: the connection still stands, but its server is a replica now."""
     async with open_broker(sentinel.url, deadline_ms=60_000) as broker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import trustme
 
 from millstream import Publisher, open_blocking_broker, open_broker
 from millstream.errors import TLSFailed
-from millstream.messaging import Message
+from millstream.messaging import Message, Subscriber
 from millstream.testing import RedisProcess, free_port
 
 
@@ -112,3 +113,18 @@ async def test_a_publisher_does_not_wait_for_it_to_pass(files: Path, ports: dict
     async with open_broker(url) as broker, Publisher(broker, retry_ms=600_000) as publisher:
         with pytest.raises(TLSFailed):
             await publisher.publish("t", Message(b"x"))
+
+
+async def test_a_subscriber_does_not_wait_for_it_to_pass(files: Path, ports: dict[str, int]) -> None:
+    url = TROUBLES["wrong authority"][0].format(files=files, **ports)
+
+    async def handle(message: Message) -> None:
+        raise AssertionError("nobody was reached")
+
+    told: list[str] = []
+    async with open_broker(url, observer=lambda name, /, **_: told.append(name)) as broker:
+        subscriber = Subscriber(broker, group="g", group_start="0")
+        with pytest.raises(TLSFailed, match=r"stranger-ca\.pem"):
+            await asyncio.wait_for(subscriber.consume("t", handle), 60)
+    assert "messaging.subscription_failed" in told
+    assert "broker.retry" not in told

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
 from pyspark.sql import SparkSession
@@ -61,7 +62,11 @@ def test_no_output_error_dead_letter_or_spool_holds_what_is_masked(
             {"type": "python", "function": "test_masked_values:raises_with_the_row"},
             MASKS,
         ],
-        sinks=[redis_sink(redis_url), {**redis_sink(redis_url, "second", stream="second", required=False)}],
+        sinks=[
+            redis_sink(redis_url),
+            redis_sink(redis_url, "second", stream="second", required=False),
+            redis_sink("redis://127.0.0.1:1", "away", required=False),
+        ],
     )
     with caplog.at_level(logging.DEBUG, "millstream"):
         run_once(spark, made)
@@ -69,6 +74,10 @@ def test_no_output_error_dead_letter_or_spool_holds_what_is_masked(
     assert len(entries(client)) == 3
     assert {letter["stage"] for letter in letters} == {"source", "processors[1]"}
     assert all(letter["masked"] == "yes" for letter in letters)
+    spooled = list(tmp_path.rglob("away/*/*.parquet"))
+    rows = [value for file in spooled for row in pq.read_table(file).to_pylist() for value in row.values()]
+    assert len(entries(client, "second")) == sum("1.10" in str(value) for value in rows) + 2 == 3, "both were searched"
+    assert CANARY not in repr(rows)
     held = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
     for place in (everything(client, "out", "second", "orders.dlq"), caplog.text, held):
         assert CANARY not in place

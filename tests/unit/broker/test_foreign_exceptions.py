@@ -207,24 +207,26 @@ BLOCKING_TALKING: dict[str, Plant] = {
 @pytest.mark.parametrize("step", [*ASYNC_CONNECTING, *ASYNC_TALKING])
 async def test_what_happens_below_the_link_of_an_event_loop(port: int, step: str, route: str) -> None:
     for kind in FOREIGN:
-        with pytest.MonkeyPatch.context() as patch:
-            {**ASYNC_CONNECTING, **ASYNC_TALKING}[step](patch, make(kind))
-            async with open_broker(url(route, port), deadline_ms=0, limits=LIMITS) as broker:
+        async with open_broker(url(route, port), deadline_ms=0, limits=LIMITS) as broker:
+            with pytest.MonkeyPatch.context() as patch:
+                {**ASYNC_CONNECTING, **ASYNC_TALKING}[step](patch, make(kind))
                 with pytest.raises(MillstreamError) as caught:
                     await broker.xadd("s", {"n": 1})
-                judge(caught.value, kind, sent=step in ASYNC_TALKING)
+            judge(caught.value, kind, sent=step in ASYNC_TALKING)
+            assert await broker.xadd("s", {"n": 1}), "the connection, which would fail again, was discarded"
 
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("step", [*BLOCKING_CONNECTING, *BLOCKING_TALKING])
 def test_what_happens_below_the_link_of_a_thread(port: int, step: str, route: str) -> None:
     for kind in FOREIGN:
-        with pytest.MonkeyPatch.context() as patch:
-            {**BLOCKING_CONNECTING, **BLOCKING_TALKING}[step](patch, make(kind))
-            with open_blocking_broker(url(route, port), deadline_ms=0, limits=LIMITS) as broker:
+        with open_blocking_broker(url(route, port), deadline_ms=0, limits=LIMITS) as broker:
+            with pytest.MonkeyPatch.context() as patch:
+                {**BLOCKING_CONNECTING, **BLOCKING_TALKING}[step](patch, make(kind))
                 with pytest.raises(MillstreamError) as caught:
                     broker.xadd("s", {"n": 1})
-                judge(caught.value, kind, sent=step in BLOCKING_TALKING)
+            judge(caught.value, kind, sent=step in BLOCKING_TALKING)
+            assert broker.xadd("s", {"n": 1}), "the connection, which would fail again, was discarded"
 
 
 def judge(error: MillstreamError, kind: type[BaseException], *, sent: bool) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from millstream.model import Backoff
 from millstream.pipelines.errors import SpoolDamaged
-from millstream.pipelines.spool import Spool, rows_of
+from millstream.pipelines.run_context import RunContext
+from millstream.pipelines.spool import Deliverer, Spool, rows_of
+from millstream.spark import Delivered
+from millstream.testing import wait_until
 
 
 def fill(path: str) -> int:
@@ -132,3 +138,48 @@ def test_a_batch_that_lost_its_files_is_damaged_and_not_empty(spool: Spool) -> N
 def test_a_disk_that_others_need_too_is_full_before_its_last_byte(tmp_path: Path) -> None:
     assert not Spool(tmp_path / "a", 10**9, min_free=0).full()
     assert Spool(tmp_path / "b", 10**9, min_free=1 << 62).full()
+
+
+# --- the thread that delivers -----------------------------------------------------------------------------------------
+
+
+class Delivering:
+    """A deliverer over a sink of our own, which fails as it is told."""
+
+    def __init__(self, spool: Spool, *failures: Exception) -> None:
+        self.delivered: list[int] = []
+        self.facts: list[str] = []
+        self._failures = iter(failures)
+        config = SimpleNamespace(id="second")
+        plan = SimpleNamespace(
+            delivery="exactly_once",
+            pipeline=SimpleNamespace(name="orders", spec=SimpleNamespace(retry=SimpleNamespace(backoff=Backoff(1)))),
+        )
+        context = RunContext("app", observer=lambda name, **_: self.facts.append(name))
+        sink = SimpleNamespace(config=config, deliver=self.deliver)
+        session: Any = None
+        self.deliverer = Deliverer(session, cast("Any", plan), cast("Any", sink), spool, context)
+
+    def deliver(self, _session: Any, _path: Path, write: Any) -> Delivered:
+        failure = next(self._failures, None)
+        if failure is not None:
+            raise failure
+        self.delivered.append(write.version)
+        return Delivered(7, 100)
+
+
+def test_a_deliverer_outlives_what_nobody_foresaw(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.pipelines.spool.activate", lambda session: None)
+    running = Delivering(
+        spool, AttributeError("'NoneType' object has no attribute 'readline'"), KeyError("x"), OSError()
+    )
+    spool.put(1, fill)
+    running.deliverer.start()
+    try:
+        spool.put(2, fill)
+        wait_until(lambda: spool.count() == 0, what="both batches to be delivered")
+    finally:
+        running.deliverer.stop()
+    assert running.delivered == [1, 2]
+    assert running.facts.count("pipeline.sink_error") == 3
+    assert spool.delivered() == 2
