@@ -74,7 +74,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         Result(
             "assigned_10000",
             seconds,
-            f"s until all are read again (lease {SETTINGS.lease_ms} ms)",
+            f"s (until all are read again; lease {SETTINGS.lease_ms} ms)",
             goal=f"<= {limit:g}",
         ),
         Result("takeover_s", statistics.median(takeovers), "s (lease 2 s)", goal="<= 3"),

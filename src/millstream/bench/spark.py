@@ -83,7 +83,7 @@ class _Bench:
             Result("spark_read", reads[0], "entries/s", "redis-py xrange loop", reads[1], ">= 1.5 x"),
             Result("spark_copy", copies[0], "entries/s", "redis-py xrange + xadd", copies[1], ">= 3 x"),
             Result("spark_latency_p50_ms", latency, "ms", goal="<= 150"),
-            Result("spark_memory", big / small, "x the peak for a tenth", goal="<= 1.2"),
+            Result("spark_memory", big / small, "x (the peak for a tenth)", goal="<= 1.2"),
         ]
 
     def _fill(self, stream: str, count: int) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli import show
 from millstream.cli.exit_codes import FAILED
 from millstream.cli.show import Output, OutputKind, ShownColumn, flag, text
+
+if TYPE_CHECKING:
+    from millstream.bench import Result
 
 
 class Suite(StrEnum):
@@ -32,7 +36,7 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of ours and the peer in turn; the median counts.")] = 3,
     output: Output = OutputKind.table,
 ) -> None:
-    from millstream.bench import Result, machine
+    from millstream.bench import machine
 
     results: list[Result] = []
     for suite in suites or list(Suite):
@@ -47,11 +51,22 @@ def command(
         json.dump({"machine": machine(), "results": [result.as_json() for result in results]}, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    items = [{**result.as_json(), "reached": result.reached} for result in results]
+    show.table(*table_of(results))
+
+
+def table_of(results: Sequence[Result]) -> tuple[list[ShownColumn], list[dict[str, Any]]]:
+    """What stands in brackets behind a unit is a remark: it gives way first where there is no room."""
+    items = []
+    for result in results:
+        unit, _, remark = result.unit.partition(" (")
+        told = {"unit": unit, "remark": remark.removesuffix(")") or None, "reached": result.reached}
+        items.append({**result.as_json(), **told})
     figure = ShownColumn("value", "value", "not", True, False, _figure)
-    columns = [ShownColumn("name", "name", "not"), figure, text("unit"), replace(figure, key="ratio", title="ratio")]
-    columns += [ShownColumn("goal", "goal", "not"), flag("reached"), text("peer", spare=True)]
-    show.table([*columns, replace(figure, key="peer_value", title="peer's", spare=True)], items)
+    columns = [ShownColumn("name", "name", "not"), figure, ShownColumn("unit", "unit", "not")]
+    columns += [replace(figure, key="ratio", title="ratio"), ShownColumn("goal", "goal", "not"), flag("reached")]
+    columns += [text("peer", spare=True), replace(figure, key="peer_value", title="peer's", spare=True)]
+    remarks = [text("remark", spare=True)] if any(item["remark"] for item in items) else []
+    return [*columns, *remarks], items
 
 
 def _figure(value: float) -> str:

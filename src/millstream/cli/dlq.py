@@ -292,7 +292,7 @@ def _with_letters(url: str, stream: str, dlq: str | None, work: Callable[[DeadLe
     async def run(broker: Any) -> R:
         letters = DeadLetters(broker, stream, dlq=dlq or await _other_place(broker, stream))
         if not await broker.exists(stream) and not await broker.exists(letters.name):
-            raise no_stream(stream)
+            raise await broker.run(no_stream, stream)
         return await work(letters)
 
     return _with_broker(url, run)

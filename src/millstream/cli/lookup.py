@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import typer
 
-from millstream.broker import BlockingBroker, open_blocking_broker, survey
-from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.broker import BlockingBroker, Context, list_streams, open_blocking_broker, survey
+from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream, did_you_mean
 from millstream.model import GroupInfo
 from millstream.observe import named, printable
+from millstream.wire import Conversation
 
 _GLOB = frozenset("*?[\\")
 
@@ -33,22 +34,29 @@ def typed(*words: str) -> str:
     return "`" + printable(shlex.join(("millstream", *words))) + "`"
 
 
-def no_stream(stream: str) -> NoSuchStream:
-    return NoSuchStream(f"there is no stream {named(stream)}. {typed('streams', 'ls')} lists those that exist.")
+def no_stream(context: Context, stream: str) -> Conversation[NoSuchStream]:
+    """For ``broker.run``: the error, with the nearest of the names that are there, for most often a letter is wrong."""
+    try:
+        meant = did_you_mean(stream, (yield from list_streams(context, "*")))
+    except MillstreamError:
+        meant = ""  # who may not list streams is told what is missing all the same
+    return NoSuchStream(
+        f"there is no stream {named(stream)}{meant or '.'} {typed('streams', 'ls')} lists those that exist."
+    )
 
 
 def streams_found(broker: BlockingBroker, pattern: str) -> list[str]:
     """The streams of a glob. A plain name is no glob: it must be there."""
     names = broker.list_streams(pattern)
     if not names and not is_glob(pattern):
-        raise no_stream(pattern)
+        raise broker.run(no_stream, pattern)
     return names
 
 
 def need_stream(broker: BlockingBroker, stream: str) -> None:
     if not broker.run(survey, [stream], memory=False):
         broker.xlen(stream)  # where another kind of key has the name, this says so
-        raise no_stream(stream)
+        raise broker.run(no_stream, stream)
 
 
 def need_group(broker: BlockingBroker, stream: str, group: str) -> GroupInfo:

@@ -124,12 +124,15 @@ def main() -> None:
     try:
         build(words)(words)
     except MillstreamError as error:
+        from millstream.cli import show
         from millstream.cli.exit_codes import sentence
 
-        typer.secho(f"error: {sentence(error)}", fg="red", err=True)
+        show.error(f"error: {sentence(error)}")
         sys.exit(exit_code(error))
     except OSError as error:  # a full disk, a file that may not be read: the system's own words, without our insides
-        typer.secho(f"error: {harmless(str(error))}", fg="red", err=True)
+        from millstream.cli import show
+
+        show.error(f"error: {harmless(str(error))}")
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(130)

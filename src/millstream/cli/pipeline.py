@@ -210,7 +210,7 @@ def _farewell(runner: Runner, ended: list[Any], tally: Tally) -> None:
         if status.state == "failed" and error is not None:
             told = str(error) if isinstance(error, MillstreamError) else short(error, 2000)
             own = "\n".join(line for line in told.splitlines() if not re.match(r"\s*(at |\.\.\. \d+ more)", line))
-            typer.secho(f"  {type(error).__name__}: {harmless(own[:2000])}", fg="red", err=True)
+            show.error(f"  {type(error).__name__}: {harmless(own[:2000])}")
 
 
 @app.command()

@@ -116,7 +116,7 @@ def apply(
         async with open_broker(url, deadline_ms=DEADLINE_MS, observer=note) as broker:
             for name in streams or ():
                 if not is_glob(name) and not await broker.exists(name):
-                    raise no_stream(name)
+                    raise await broker.run(no_stream, name)
             reports = await Janitor(broker, policies, dead_after_ms=silent_ms).sweep()
             return [await _row(broker, report) for report in reports]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
 import typer
 from rich.cells import cell_len, chop_cells
@@ -203,9 +203,9 @@ def _fitting(text: str, width: int) -> str:
     return chop_cells(text[: width + 1], width)[0] if width and text else ""
 
 
-def screen_width() -> int | None:
+def screen_width(to: TextIO | None = None) -> int | None:
     """The terminal's columns; None where no terminal reads, and nothing may be cut."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if (to or sys.stdout).isatty() else None
 
 
 def table(columns: Sequence[ShownColumn], items: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
@@ -249,6 +249,21 @@ def hanging(label: str, line: str) -> list[str]:
         return [(label + line).rstrip()]
     broken = textwrap.wrap(line, max(20, width - indent), break_on_hyphens=False) or [""]
     return [label + broken[0], *(" " * indent + more for more in broken[1:])]
+
+
+def error(text: str) -> None:
+    """What went wrong, in red. On a terminal its lines are broken between words, and what goes on is indented."""
+    width, lines = screen_width(sys.stderr), text.split("\n")
+    if width is not None:
+        lines = [part for line in lines for part in _broken(line, width)]
+    typer.secho("\n".join(lines), fg="red", err=True)
+
+
+def _broken(line: str, width: int) -> list[str]:
+    under = " " * (len(line) - len(line.lstrip(" ")) + 2)
+    # A word that is longer than the screen is left to the terminal, from which it can be copied whole.
+    parts = textwrap.wrap(line, width, subsequent_indent=under, break_on_hyphens=False, break_long_words=False)
+    return parts or [""]
 
 
 def outcome(output: OutputKind, sentence: str, **known: Any) -> None:

@@ -190,7 +190,7 @@ def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL, output: Output 
         need_stream(broker, stream)
         found = broker.run(survey, [stream])
         if not found:
-            raise no_stream(stream)
+            raise broker.run(no_stream, stream)
         groups = ", ".join(printable(group.name) for group in found[0].groups) or "none"
         pending = sum(group.pending for group in found[0].groups)
         show.confirm(

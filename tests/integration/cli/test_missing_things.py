@@ -50,6 +50,8 @@ def broker(redis_url: str) -> BlockingBroker:
         ("streams ls missing", "millstream streams ls"),
         ("streams describe missing", "millstream streams ls"),
         ("streams tail missing", "millstream streams ls"),
+        ("streams tail ordres", "did you mean 'orders'?"),
+        ("groups ls Orders", "did you mean 'orders'?"),
         ("streams del missing 1-1 --yes", "millstream streams ls"),
         ("streams del orders 1-1 --yes", "Nothing was changed"),
         ("streams trim missing --max-len 1 --yes", "millstream streams ls"),
