@@ -5,9 +5,6 @@ for us? Each finding says how bad it is and what to do. Streams have a file of t
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 import sys
 import time
 from enum import StrEnum
@@ -88,7 +85,7 @@ def examine_binlog(found: BinlogStatus) -> list[Finding]:
 def examine_machine() -> list[Finding]:
     return [
         spark_python(os.environ.get("PYSPARK_PYTHON"), sys.executable),
-        java(_java_version()),
+        java(),
         spark(_version("pyspark")),
     ]
 
@@ -111,19 +108,14 @@ def spark_python(configured: str | None, running: str) -> Finding:
     return Finding(Severity.ok, "PYSPARK_PYTHON", "names this interpreter")
 
 
-def java(version: int | None) -> Finding:
-    if version is None:
-        return Finding(
-            Severity.warning,
-            "Java",
-            "not found",
-            "Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless",
-        )
-    if version < 17:
-        return Finding(
-            Severity.warning, "Java", str(version), "Spark needs 17 or newer: apt-get install openjdk-17-jre-headless"
-        )
-    return Finding(Severity.ok, "Java", str(version))
+def java() -> Finding:
+    """The one that Spark's own script would run."""
+    from millstream.pipelines import java_problem  # a room that most examinations do not need
+
+    problem = java_problem()
+    if problem is not None:
+        return Finding(Severity.warning, "Java", "Spark cannot run", problem)
+    return Finding(Severity.ok, "Java", "fit for Spark")
 
 
 def spark(version: str | None) -> Finding:
@@ -134,15 +126,6 @@ def spark(version: str | None) -> Finding:
     if not version.startswith(("4.2", "4.3")):
         return Finding(Severity.warning, "Spark", version, "4.2 and 4.3 are tested: pip install 'pyspark>=4.2,<4.4'")
     return Finding(Severity.ok, "Spark", version)
-
-
-def _java_version() -> int | None:
-    binary = shutil.which("java")
-    if binary is None:
-        return None
-    printed = subprocess.run([binary, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)', printed)
-    return int(found[1]) if found else None
 
 
 def _version(package: str) -> str | None:

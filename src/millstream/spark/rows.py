@@ -99,7 +99,6 @@ Page = Sequence[Any]
 ToBatch = Callable[[str, Page], pa.RecordBatch]
 """From a stream's name and a page of its raw entries to rows."""
 
-DEFAULT_DDL = "stream STRING, id STRING, timestamp TIMESTAMP, value BINARY, fields MAP<STRING, BINARY>"
 DEFAULT_COLUMNS = ("stream", "id", "timestamp", "value", "fields")
 _META = {"_stream": "stream", "_id": "id", "_timestamp": "timestamp"}
 """Columns of a user's schema that stand for the entry itself; all other names are names of fields."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.observe import Severity, examine_machine
 from millstream.pipelines.preflight import java_problem
 
 NEW = 'openjdk version "21.0.2" 2024-01-16'
@@ -69,3 +70,17 @@ def test_java_home_wins_as_it_does_for_spark(machine: Path, monkeypatch: pytest.
     assert "is 8. Let JAVA_HOME name another." in (java_problem() or "")
     install(machine / "jdk" / "bin" / "java", f"echo '{NEW}' >&2")
     assert java_problem() is None
+
+
+def test_the_doctor_looks_at_the_java_that_spark_would_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAVA_HOME comes before PATH: a fine Java there helps nobody who has named another."""
+    install(machine / "bin" / "java", f"echo '{NEW}' >&2")
+    install(machine / "old" / "bin" / "java", """echo 'openjdk version "11.0.2"' >&2""")
+
+    [fine] = [one for one in examine_machine() if one.what == "Java"]
+    monkeypatch.setenv("JAVA_HOME", str(machine / "old"))
+    [old] = [one for one in examine_machine() if one.what == "Java"]
+
+    assert fine.level is Severity.ok
+    assert old.level is Severity.warning
+    assert old.remedy == java_problem()

@@ -17,8 +17,8 @@ PROCESSORS = classes(
         "fields.Mask",
         "stateful.Deduplicate",
         "stateful.Aggregate",
-        "sql.Sql",
-        "python.Python",
+        "per_batch.Sql",
+        "per_batch.Python",
         "filter.RouteByRule",
     ),
 )

@@ -90,10 +90,6 @@ class Predicate(Part):
     def test(self) -> str:
         return next(iter(self.model_fields_set - {"field"}))
 
-    def holds(self, event: EventValues) -> bool:
-        """Whether the event passes; to ask of many events, take ``tester()`` once."""
-        return self.tester()(event)
-
     def tester(self) -> Tester:
         """The question whether an event passes. Where a path goes through a list, one element that passes is enough.
 
@@ -156,9 +152,6 @@ class Condition(Part):
             return holds(EventValues(dict(zip(names, values, strict=True)), tenant))
 
         return per_row(passes, "boolean", *(F.col(name) for name in names))
-
-    def holds(self, event: EventValues) -> bool:
-        return self.tester()(event)
 
     def tester(self) -> Tester:
         every, some = ([one.tester() for one in side] for side in (self.all, self.any))
