@@ -101,6 +101,11 @@ class Reader:
         if topic.shard is not None:
             topic.shard.changed(topic)
 
+    def holds(self, topic: Topic) -> None:
+        """Something came for the topic without a read: there is less room for the next one."""
+        if topic.shard is not None:
+            topic.shard.holds(topic)
+
     def room_freed(self, topic: Topic) -> None:
         """The topic had no room when the last read was made; now it has."""
         topic.left_out = False

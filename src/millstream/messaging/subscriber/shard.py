@@ -87,6 +87,10 @@ class Shard:
     def names(self, topic: Topic) -> bool:
         return topic.key in self._named
 
+    def holds(self, topic: Topic) -> None:
+        """Something came for the topic, whoever brought it: the next read asks for as much less."""
+        self._active.add(topic)
+
     def changed(self, topic: Topic) -> None:
         """The topic, or its room, is another than when the last read was made: one that waits is asked anew."""
         self._active.add(topic)
@@ -289,7 +293,7 @@ class Shard:
 
     def _received(self, topic: Topic, deliveries: Sequence[Delivery], asked_at: float) -> None:
         self._reader.received(topic, deliveries, asked_at)
-        self._active.add(topic)
+        self.holds(topic)
 
     async def _poll(self, choice: dict[bytes, Topic], count: int) -> None:
         asked_at = time.monotonic()

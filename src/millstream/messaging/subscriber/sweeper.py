@@ -240,6 +240,7 @@ class Sweeper:
             await self._decline(topic, swept.deliveries, uncharge=0)
         elif swept.deliveries:
             accept_taken(self._consumer, topic, swept.deliveries, topic.valid_until(asked_at))
+            self._consumer.reader.holds(topic)
 
     # --- what is due --------------------------------------------------------------------------------------------------
 
@@ -265,6 +266,7 @@ class Sweeper:
                 await self._decline(topic, due.deliveries, uncharge=1)
                 continue
             accept(topic, due.deliveries, topic.valid_until(asked_at))
+            self._consumer.reader.holds(topic)
             if due.next_ms is not None:
                 self.visit(topic, due.next_ms)
 
