@@ -20,6 +20,9 @@ class _Jumping(selectors.DefaultSelector):
         super().__init__()
         self.now = 1_000.0
 
+    def time(self) -> float:
+        return self.now
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
@@ -33,7 +36,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     """As ``asyncio.run``, for what uses neither sockets nor threads. ``time.monotonic`` is the loop's own clock."""
     selector = _Jumping()
     with (
-        mock.patch.object(time, "monotonic", lambda: selector.now),
+        mock.patch.object(time, "monotonic", selector.time),
         asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
     ):
         return runner.run(main)
