@@ -23,6 +23,9 @@ class _Jumping(selectors.DefaultSelector):
     def time(self) -> float:
         return self.now
 
+    def time_ns(self) -> int:
+        return round(self.now * 1e9)
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
@@ -33,10 +36,11 @@ class _Jumping(selectors.DefaultSelector):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``, for what uses neither sockets nor threads. ``time.monotonic`` is the loop's own clock."""
+    """As ``asyncio.run``, for what uses neither sockets nor threads. ``time.monotonic`` is the loop's clock."""
     selector = _Jumping()
     with (
         mock.patch.object(time, "monotonic", selector.time),
+        mock.patch.object(time, "monotonic_ns", selector.time_ns),
         asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
     ):
         return runner.run(main)

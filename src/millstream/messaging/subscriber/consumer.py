@@ -103,9 +103,8 @@ class SharedConsumer:
             # Whatever is left of the own entries the reader sees to, before its first read.
             self.reader.add(topic)
             topic.progress_ms = monotonic_ms()
-            topic.visit_at_ms = monotonic_ms() + interval_ms(topic)
-            if joined.pending > 0 or not self._many:
-                self.sweeper.visit(topic)
+            topic.visit_at_ms = float("inf")
+            self.sweeper.visit(topic, 0.0 if joined.pending > 0 or not self._many else interval_ms(topic))
 
     def entered(self) -> None:
         """A topic that was added has entered, or will not."""

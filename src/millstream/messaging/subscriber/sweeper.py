@@ -37,6 +37,8 @@ class Sweeper:
     def __init__(self, consumer: SharedConsumer) -> None:
         self._consumer = consumer
         self._nudge = asyncio.Event()
+        self._next_ms = 0.0
+        """When it looks next, as far as it knows."""
         self._answered = asyncio.Event()
 
     def visit(self, topic: Topic, in_ms: float = 0.0) -> None:
@@ -44,17 +46,18 @@ class Sweeper:
         at = monotonic_ms() + in_ms
         if at < topic.visit_at_ms:
             topic.visit_at_ms = at
-            self._nudge.set()
+            if at < self._next_ms:
+                self._nudge.set()
 
     async def run(self) -> None:
         while True:
             self._nudge.clear()
             topics = self._consumer.topics.values()
             now = monotonic_ms()
-            next_ms = min((one.visit_at_ms for one in topics if one.joined), default=now + 60_000)
-            if next_ms > now:
+            self._next_ms = min((one.visit_at_ms for one in topics if one.joined), default=now + 60_000)
+            if self._next_ms > now:
                 try:
-                    async with asyncio.timeout((next_ms - now) / 1000):
+                    async with asyncio.timeout((self._next_ms - now) / 1000):
                         await self._nudge.wait()
                 except TimeoutError:
                     pass
