@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import defaultdict
 
-from messaging_chapters.chapter import Chapter, Seen, nothing_pending, running
+from messaging_chapters.chapter import QUICK, Chapter, Seen, nothing_pending, running
 from messaging_chapters.recovery import abandon
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
-from millstream.messaging import Message, Publisher
+from millstream.messaging import Message, Publisher, Subscriber
 from millstream.testing.faulty import Fault, FaultyLink
 from millstream.wire.commands import Batch, Command
 
@@ -108,6 +109,42 @@ class OrderingChapter(Chapter):
             await seen.have(4)
             await nothing_pending(broker, topic)
         assert seen.payloads == [b"0", b"1", b"2", b"3"]
+
+    async def test_recovered_entries_come_before_new_ones_also_where_there_is_no_room_for_all_of_them(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """A process that died held more keys than its heir takes on probation at a time."""
+        await publisher.publish(topic, *(keyed(f"k{n % 13}", n) for n in range(100)))
+        await abandon(broker, topic, "me", count=40)
+        seen = Seen()
+        async with running(broker, topic, seen, consumer="me", ordered_by_key=True, max_in_flight=20, count=10):
+            await seen.have(100)
+            await nothing_pending(broker, topic)
+        for key in range(13):
+            assert [n for n in map(int, seen.payloads) if n % 13 == key] == list(range(key, 100, 13))
+
+    async def test_a_stream_is_not_read_while_its_lease_is_not_certain(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """Others may own it by now: what this process took, their handlers would get after what follows."""
+        certain = False
+        seen, beside = Seen(), Seen()
+        options = {"group": "g", "consumer": "me", **QUICK}
+        leased, other = Subscriber(broker, **options), Subscriber(broker, **options)
+        leased.begin_only_until(lambda: math.inf if certain else 0.0)
+        await publisher.publish(topic, *(keyed("k", n) for n in range(5)))
+        reading = [leased.consume(topic, seen), other.consume(f"{topic}-other", beside)]
+        tasks = [asyncio.create_task(one) for one in reading]
+        for number in range(3):
+            await publisher.publish(f"{topic}-other", keyed("k", number))
+            await beside.have(number + 1)
+        assert (await broker.xpending(topic, "g")).count == 0, "the others are read, and this one is not"
+        certain = True
+        await seen.have(5)
+        await nothing_pending(broker, topic)
+        for subscriber in (leased, other):
+            await subscriber.close()
+        await asyncio.gather(*tasks)
 
     async def test_a_key_keeps_its_order_when_its_reader_closes_before_a_retry(
         self, broker: Broker, publisher: Publisher, topic: str

@@ -151,9 +151,11 @@ class Reader:
                 pause_s = min(0.05, pause_s * 2)
                 continue
             pause_s = 0.001
-            topics = [topic for topic in self._hot if topic.book.room() > 0][:IN_ONE_GO]
+            now = time.monotonic()
+            able = (one for one in self._hot if not one.catching_up and one.lease_is_certain(now))
+            topics = [topic for topic in able if topic.book.room() > 0][:IN_ONE_GO]
             for topic in self._hot:
-                topic.left_out = topic.book.room() <= 0
+                topic.left_out = topic.book.room() <= 0 or topic.catching_up
             free = room.free()
             if not topics or free <= 0:
                 self._warm.clear()
@@ -196,7 +198,7 @@ class Reader:
                 self._cool(topic)  # whatever it is, the shard's own read meets it
                 continue
             self.received(topic, answer, asked_at)
-            if len(answer) < count:
+            if len(answer) < count or topic.own.active:  # what lies under the own name is looked for by its shard
                 self._cool(topic)
         await asyncio.sleep(0)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -39,6 +40,10 @@ SCARCE_MS = 20
 """How long a read waits, and its shard after it, where there is less room than topics: they take turns."""
 MOST = 4_000
 """Messages that one read of many topics may bring: those of which there are more become hot."""
+CERTAIN_S = 0.25
+"""How often leases are looked at: each read would ask for hundreds, which change together and rarely."""
+UNCERTAIN_MS = 50.0
+"""How long the others are waited for where a lease is not certain: it may be in a moment."""
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
 
 
@@ -70,6 +75,9 @@ class Shard:
         """The read under way has come back: nobody need wake it any longer."""
         self._poll_ms = POLL_MS[0]
         self._node_key = b""
+        self._certain_of: dict[bytes, Topic] | None = None
+        self._certain_until = self._certain_at = 0.0
+        """Until when all topics of that choice are ours, and when that was seen."""
         self._troubled = False
         self._generation = 0
         """The first topic's, when its turn began."""
@@ -185,13 +193,16 @@ class Shard:
         self._changed.clear()
         if self._unsure:
             await self._recover()
-        choice = self._choose()
+            self.forget_choice()
+        chosen = self._choose()
+        choice, certain_ms = self._while_certain(chosen)
         free = self._consumer.room.free()
         if not choice or free <= 0:
             self._made_progress(topics)
-            await self._wait_for_change(50 if choice else min(topic.block_ms for topic in topics))
+            soon = chosen or any(topic.catching_up for topic in self._unsure)
+            await self._wait_for_change(50 if soon else min(topic.block_ms for topic in topics))
             return
-        block_ms, count = self._block_ms, min(self._most, self._least)
+        block_ms, count = int(min(self._block_ms, max(1.0, certain_ms))), min(self._most, self._least)
         if len(choice) > free:
             # Fewer than there are: those that were not asked come first in the next read, and that is soon.
             choice, block_ms = dict(list(choice.items())[:free]), SCARCE_MS
@@ -231,7 +242,7 @@ class Shard:
             self._choice = {}
             self._block_ms = self._most = 1 << 30
             for key, topic in self.topics.items():
-                topic.left_out = topic.book.room() <= 0
+                topic.left_out = topic.book.room() <= 0 or topic.catching_up
                 if not (topic.hot or topic.closing or topic.fetching or topic.left_out):
                     self._choice[key] = topic
                     self._block_ms = min(self._block_ms, topic.block_ms)
@@ -241,11 +252,23 @@ class Shard:
         )
         return self._choice
 
+    def _while_certain(self, choice: dict[bytes, Topic]) -> tuple[dict[bytes, Topic], float]:
+        """Those that nobody else can have taken, and for how many milliseconds: a read is not fenced, so it neither
+        begins nor waits past a lease. It would take what the next owner's handlers are to have before what follows."""
+        now = time.monotonic()
+        if choice is not self._certain_of or now > self._certain_until or now > self._certain_at + CERTAIN_S:
+            leases = [topic.certain_until() for topic in choice.values() if topic.certain_until is not None]
+            self._certain_until = min(leases, default=math.inf)
+            self._certain_of, self._certain_at = choice, now
+        if now < self._certain_until:
+            return choice, (self._certain_until - now) * 1000
+        return {key: topic for key, topic in choice.items() if topic.lease_is_certain(now)}, UNCERTAIN_MS
+
     async def _recover(self) -> None:
         """What lies under the own name, before anything new: a key's messages keep their order."""
         unsure = [topic for topic in self._unsure if topic.own.active and not topic.fetching]
         failed = await self._consumer.sweeper.recover(unsure)
-        # Without room, it is seen to when there is some: until then new entries are read.
+        # Without room, it is seen to when there is some. Until then new entries are read where keys have no order.
         self._unsure = {topic for topic in self._unsure if topic.own.active and topic.key in self.topics}
         for topic in self._unsure:
             topic.left_out = topic.left_out or topic.sweep_room() <= 0

@@ -193,6 +193,11 @@ class Topic:
         """The same, held now."""
         return await self.broker.run(operation, self.name, self.group, self.consumer, *args, **options)
 
+    @property
+    def catching_up(self) -> bool:
+        """Older entries than any read can bring lie under the own name, and keys keep their order: those first."""
+        return self.own.active and self.book.keeps_order
+
     # --- how long what was heard is certain ---------------------------------------------------------------------------
 
     def valid_until(self, asked_at: float) -> float:
