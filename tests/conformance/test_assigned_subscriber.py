@@ -235,6 +235,25 @@ async def test_a_stream_is_not_left_unread_by_what_nobody_foresaw(broker_url: st
         await asyncio.wait_for(task, 60)
 
 
+async def test_an_error_of_a_former_turn_costs_a_stream_that_came_back_nothing(broker_url: str) -> None:
+    """Giving up takes a moment, in which the stream may be lost and taken again: then another subscriber reads it."""
+    handled: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+
+    async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
+        await announce(broker, "svc", "s")
+        async with worker(broker_url, "a", handle) as running:
+            await eventually(lambda: running.streams == ["s"] and running.ready, what="it to be read")
+            now = running.client.owned["s"]
+            await running._give_up(now._replace(number=now.number - 1), RuntimeError("of the turn before"))
+            assert running.streams == ["s"]
+            assert running.client.owned["s"] == now
+            await publisher.publish("s", Message(b"x"))
+            await eventually(lambda: handled == [b"x"], what="it to be handled")
+
+
 async def test_what_a_former_owners_read_still_takes_is_inherited_too(broker_url: str) -> None:
     """It was sent before the stream changed hands, and waits on the server: a read is not fenced."""
     handled: list[bytes] = []

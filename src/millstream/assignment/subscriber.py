@@ -181,6 +181,9 @@ class AssignedSubscriber:
             log.error("cannot read %r, releasing it", token.stream, exc_info=error)
         # Not at once: where there is nobody else, it comes back to us.
         await asyncio.sleep(self.client.settings.renew_interval_ms / 1000)
+        running = self._running.get(token.stream)
+        if running is None or running[0].token != token or self.client.owned.get(token.stream) != token:
+            return  # it went, or came back meanwhile: what reads it now has nothing to do with this error
         # Off the list first: releasing stops what is on it, and would wait for this very task.
         self._running.pop(token.stream, None)
         try:
