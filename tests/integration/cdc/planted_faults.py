@@ -19,6 +19,8 @@ from millstream.cdc.mariadb.binlog import position_of
 from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.planner import Planner
 from millstream.cdc.postgres import catalog as postgres_catalog
+from millstream.cdc.postgres.database import Postgres
+from millstream.cdc.postgres.operation import slot_status
 from millstream.cdc.postgres.pgoutput import BEGIN, parse_begin
 from millstream.cdc.segments import Numbers, read_segment
 from millstream.cdc.visibility import SeenTable
@@ -72,7 +74,10 @@ def acknowledged_early(plant: Plant) -> None:
         end = honest(self, finished, max_changes)
         if end is not None and self._session is not None and end.position > finished.position:
             self._session.acknowledge(end.position)
-            wait_until(lambda: getattr(self._session, "_told", end.position) >= end.position)
+            if isinstance(self._database, Postgres):
+                # Asked of the server: what was sent to it and not yet read is lost with a process that is killed.
+                given = self._database.given
+                wait_until(lambda: slot_status(given.login, given.wanted.slot).confirmed >= end.position)
             (self._directory / ACKNOWLEDGED).write_text(f"{end.position}")
         return end
 
