@@ -344,6 +344,34 @@ async def limits_hold(broker: Broker, topics: list[str]) -> None:
             await acknowledged(broker, topics)
 
 
+async def test_bytes_are_bounded_for_all_topics_together(broker: Broker) -> None:
+    """A backlog in each of them, and nothing is known of what it weighs: each topic alone is within its own bound."""
+    topics = [f"t{n}" for n in range(30)]
+    go_on = asyncio.Event()
+    size, most = 1_000, 50_000
+
+    async def wait(message: Message) -> None:
+        await go_on.wait()
+
+    seen = Seen(wait)
+    options = {"max_in_flight": 10, "max_bytes_in_flight": 20_000, "process_max_bytes_in_flight": most}
+    held: list[int] = []
+    async with Publisher(broker) as publisher:
+        for topic in topics:
+            await publisher.publish(topic, *(Message(b"x" * size) for _ in range(20)))
+    async with reading(broker, topics, seen, **options):
+        await eventually(lambda: seen.under_way * size >= most // 2, what="the process to have its fill")
+        for _ in range(30):
+            await asyncio.sleep(0.01)
+            held.append(sum([(await broker.xpending(topic, "g")).count for topic in topics]) * size)
+        go_on.set()
+        await seen.have(600, timeout_s=120)
+        await acknowledged(broker, topics)
+    print(f"the most that was held: {max(held):,} of {most:,} bytes")
+    assert max(held) <= most
+    assert seen.most * size <= most
+
+
 async def test_a_read_that_only_fails_as_a_whole_is_told(cluster: ClusterSetup) -> None:
     """As behind a proxy that takes one key a command: each stream alone is fine."""
     topics = [f"whole:{random.randrange(10**9)}:{n}" for n in range(3)]

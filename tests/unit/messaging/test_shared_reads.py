@@ -111,7 +111,7 @@ def test_a_read_never_asks_for_more_than_there_is_room_for(
             return [(stream, entries(count)) for stream in streams if chance.random() < 0.5]
 
         consumer = SharedConsumer(Asked(None, answer), "g", "me", lambda: None)
-        consumer.room.max_messages, consumer.room.max_bytes = process_room, 1 << 40
+        consumer.room.max_messages, consumer.room.max_bytes, consumer.room.entry_bytes = process_room, 1 << 40, 1.0
         shard = Shard(consumer.reader, None, polls=False)
         for number, spec in enumerate(specs):
             topic = add_topic(consumer, shard, f"t{number}", count=spec["count"], max_in_flight=spec["max_in_flight"])
@@ -138,7 +138,7 @@ def test_what_a_sweep_took_over_leaves_less_room_for_the_next_read() -> None:
         async with open_broker("local://") as broker:
             asked = Asked(broker, lambda streams, count: [])
             consumer = SharedConsumer(asked, "g", "me", lambda: None)
-            consumer.room.max_messages, consumer.room.max_bytes = 1_000, 1 << 40
+            consumer.room.max_messages, consumer.room.max_bytes, consumer.room.entry_bytes = 1_000, 1 << 40, 1.0
             shard = Shard(consumer.reader, None, polls=False)
             busy, quiet = (add_topic(consumer, shard, name, max_in_flight=20, count=50) for name in ("busy", "quiet"))
             await shard._turn([busy, quiet])
@@ -158,7 +158,7 @@ def test_each_culprit_of_a_read_that_fails_as_a_whole_is_found_and_the_others_lo
         async with open_broker("local://") as broker:
             asked = Asked(broker)
             consumer = SharedConsumer(asked, "g", "me", lambda: None)
-            consumer.room.max_messages, consumer.room.max_bytes = 1_000, 1 << 40
+            consumer.room.max_messages, consumer.room.max_bytes, consumer.room.entry_bytes = 1_000, 1 << 40, 1.0
             shard = Shard(consumer.reader, None, polls=False)
             names = [f"t{number}" for number in range(40)]
             failures: list[BaseException] = []

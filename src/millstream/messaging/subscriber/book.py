@@ -134,7 +134,8 @@ class Book:
         room.messages += messages
         room.weight += size
         if messages:
-            room.entry_bytes += (size / messages - room.entry_bytes) * 0.1
+            mean = size / messages
+            room.entry_bytes += (mean - room.entry_bytes) * 0.1 if room.entry_bytes else mean
 
     def adopt(self, entry_id: EntryId, times: int, valid_until: float) -> bool:
         """An entry came to us again. True where a handler is at work on it, or will be: one at a time is enough, and

@@ -221,6 +221,8 @@ class Shard:
         else:
             # Half of the room at most for reads that wait: the other half is for topics that are known to be busy.
             count = max(1, min(count, free // 2 // max(len(choice), everybody), MOST // len(choice)))
+            if not self._consumer.room.entry_bytes:
+                count = 1  # nobody knows yet what messages weigh here: so many large ones would be far too much
         if self.polls:
             await self._poll(choice, count)
         else:
