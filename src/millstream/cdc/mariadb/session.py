@@ -7,6 +7,7 @@ as long as it is told to: what it has purged is an error, never a gap.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -107,18 +108,21 @@ class BinlogSession(ChangeSession):
             stream.close()
 
     def _read(self, stream: BinlogStream) -> None:
-        spool = self._spool
+        spool, arrived = self._spool, deque[bytes]()
         while not self._ending.is_set():
             if self._group is None and self._wait_for_room():
                 continue
-            events = stream.events(TICK_S)
-            if events:
+            if not arrived:
+                arrived.extend(stream.events(TICK_S))
+                if not arrived:
+                    self._must_have_heard(_SILENT_S)
+                    continue
                 self._heard()
-                with spool.lock:
-                    for event in events:
-                        self._event(event)
-            else:
-                self._must_have_heard(_SILENT_S)
+            with spool.lock:
+                while arrived:
+                    self._event(arrived.popleft())
+                    if self._group is None and spool.full():
+                        break  # what is received at once hardly ever ends with a transaction: so it is looked at here
 
     def _event(self, event: bytes) -> None:
         when, kind, server, size, end, flags = binlog.HEADER.unpack_from(event)

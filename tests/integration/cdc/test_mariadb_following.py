@@ -1,0 +1,150 @@
+"""What a follower of a real MariaDB does besides: tables that come, quiet logs, lanes, limits, columns left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from following import Follower
+from ledger_run import rows_of
+from random_writers import MARIADB_TABLES, MariadbWriters
+from strict_ledger import StrictLedger
+
+from millstream.cdc import planner
+from millstream.cdc.mariadb import connection, session
+from millstream.testing import MariadbDatabase, wait_until
+
+ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, note text)"
+
+
+@pytest.fixture
+def followed(mariadb: MariadbDatabase, tmp_path: Path) -> Iterator[Follower]:
+    mariadb.execute(ORDERS, "INSERT INTO orders VALUES (1, 'a')")
+    follower = Follower(mariadb, tmp_path / "segments", tables="orders")
+    assert [event["op"] for event in follower.drain()] == ["r"]
+    yield follower
+    follower.stop()
+
+
+def test_an_empty_batch_moves_on_when_other_tables_fill_the_log(
+    followed: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "IDLE_BYTES", 1 << 20)
+    followed.die()
+    before = followed.planned[-1]["position"]
+    followed.database.execute(
+        "CREATE TABLE other (id int PRIMARY KEY, body text)",
+        "INSERT INTO other SELECT seq, repeat('x', 1000) FROM seq_1_to_3000",
+    )
+    wait_until(followed.plan, what="an empty batch", timeout_s=60)
+    assert followed.read() == []
+    followed.commit()
+    assert followed.planned[-1]["position"] >= before + (1 << 20)
+    assert not followed.plan(), "and then it rests"
+    followed.die()
+    followed.database.execute("INSERT INTO orders VALUES (2, 'b')")
+    assert [event["op"] for event in followed.drain()] == ["c"], "and it goes on from there"
+
+
+def test_a_table_that_is_added_gets_its_rows_first(followed: Follower) -> None:
+    followed.database.execute("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1), (2), (3)")
+    followed.options["tables"] = "orders,items"
+    followed.die()
+    followed.database.execute("INSERT INTO orders VALUES (2, 'b')")
+    first = followed.drain()
+    assert [(event["table"], event["op"]) for event in first] == [("items", "r")] * 3 + [("orders", "c")]
+    followed.database.execute("DELETE FROM items WHERE id = 2")
+    assert [(event["table"], event["op"], event["key"]) for event in followed.drain()] == [("items", "d", '{"id":2}')]
+
+
+def test_a_snapshot_at_every_start_brings_the_rows_again_under_new_ids(followed: Follower) -> None:
+    followed.options["snapshot"] = "always"
+    followed.die()
+    first = followed.drain()
+    followed.die()
+    second = followed.drain()
+    assert [event["op"] for event in first + second] == ["r", "r"]
+    assert first[0]["id"] != second[0]["id"]
+
+
+def test_never_means_changes_alone_and_excluded_columns_are_in_neither(
+    mariadb: MariadbDatabase, tmp_path: Path
+) -> None:
+    mariadb.execute(ORDERS, "INSERT INTO orders VALUES (1, 'secret')")
+    exclude = f"{mariadb.name}.orders.note"
+    never = Follower(mariadb, tmp_path / "never", snapshot="never", exclude=exclude)
+    initial = Follower(mariadb, tmp_path / "initial", sourceName="other", exclude=exclude)
+    assert never.drain() == []
+    assert [event["after"] for event in initial.drain()] == ['{"id":1}']
+    mariadb.execute("INSERT INTO orders VALUES (2, 'secret')", "UPDATE orders SET note = 'other' WHERE id = 2")
+    for follower in (never, initial):
+        told = [(event["op"], event["before"], event["after"]) for event in follower.drain()]
+        assert told == [("c", None, '{"id":2}'), ("u", '{"id":2}', '{"id":2}')]
+        follower.stop()
+
+
+def test_lanes_keep_the_order_of_each_key(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    mariadb.execute(*MARIADB_TABLES)
+    follower = Follower(mariadb, tmp_path, lanes="3", chunkRows="7")
+    writers = MariadbWriters(mariadb, 11, truncate=False).start()
+    ledger = StrictLedger()
+    try:
+        while ledger.batch < 6 or sum(ledger.ids.values()) < 150:
+            rows = follower.batch(limit=50)
+            if rows is not None:
+                ledger.apply(rows)
+    finally:
+        writers.stop()
+    ledger.apply(follower.drain())
+    mariadb.execute("INSERT INTO words VALUES ('last', 1, NULL)")
+    follower.reader.prepareForTriggerAvailableNow()
+    assert follower.plan()
+    assert len(follower.reader.partitions(follower.planned[-2], follower.planned[-1])) == 3
+    ledger.apply(follower.read())
+    follower.stop()
+    ledger.compare("words", rows_of(mariadb, "words"), ("word",))
+    ledger.compare("pairs", rows_of(mariadb, "pairs"), follower.pair_key)
+    assert [fault for fault in ledger.verdict() if "split" not in fault] == []
+
+
+def test_a_transaction_larger_than_everything_is_one_batch_in_several_files(
+    mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(session, "HUGE", 1 << 15)
+    mariadb.execute(ORDERS)
+    follower = Follower(mariadb, tmp_path, maxBytes="20000", maxChangesPerTrigger="10")
+    assert follower.drain(10) == []
+    mariadb.execute("INSERT INTO orders SELECT seq, repeat('x', 50) FROM seq_1_to_3000")
+    follower.reader.prepareForTriggerAvailableNow()
+    assert follower.plan(10)
+    assert len(list(tmp_path.glob("0*.seg"))) > 2
+    rows = follower.read()
+    follower.die()
+    assert follower.read() == rows, "and so it is when it is read again"
+    follower.stop()
+    assert [json.loads(row["after"])["id"] for row in rows] == list(range(1, 3001))
+    assert [row["position"]["order"] for row in rows] == list(range(3000))
+
+
+def test_reading_ahead_stops_at_the_limit_and_goes_on_when_a_batch_is_finished(
+    mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SEGMENT_BYTES", 1 << 14)
+    monkeypatch.setattr(connection, "_RECEIVE", 1 << 14)
+    mariadb.execute(ORDERS)
+    follower = Follower(mariadb, tmp_path, maxBytes="100000")
+    follower.drain()
+    for first in range(0, 5000, 100):
+        mariadb.execute(f"INSERT INTO orders SELECT seq, repeat('x', 80) FROM seq_{first}_to_{first + 99}")
+    follower.reader.prepareForTriggerAvailableNow()
+    seen = 0
+    while (rows := follower.batch(500)) is not None:
+        seen += len(rows)
+        held = sum(path.stat().st_size for path in tmp_path.glob("0*.seg"))
+        # What was received at once is spooled to its end.
+        assert held < 100_000 + 4 * (1 << 14) + 40_000, "no more than the limit, a transaction, and what is written"
+    follower.stop()
+    assert seen == 5000
