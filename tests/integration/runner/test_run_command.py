@@ -113,6 +113,7 @@ def test_four_processes_share_the_work_while_they_are_killed_and_sigterm_comes_u
     assert re.search(r"all workers have ended; \d+ messages? handed back", told)
 
     running = run("--processes", "4")
+    wait_until(lambda: running.ready(4), timeout_s=60)  # there may be nothing left to do
     wait_until(lambda: len(billed(client)) >= 1_600, timeout_s=120)
     wait_until(lambda: client.xpending("orders", "billing")["pending"] == 0, timeout_s=60)
     assert running.end() == 0, running.text()
