@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SHARD_SIZE = 400
-"""Streams that one read waits for: each time it is woken the server looks at all of them, which takes 0.3 ms for so
-many; and ten thousand streams need 25 connections."""
+SHARD_SIZE = 340
+"""Streams that one read waits for: each time it is woken the server looks at all of them, which takes a quarter of a
+millisecond for so many; and ten thousand streams need 30 connections."""
 WAITING_SLOTS = 16
 """On a cluster a read covers one slot: up to so many wait on a connection each, above that they are polled."""
 IN_ONE_GO = 500

@@ -74,6 +74,8 @@ class Shard:
         self._returned = asyncio.Event()
         """The read under way has come back: nobody need wake it any longer."""
         self._poll_ms = POLL_MS[0]
+        self._found: set[bytes] = set()
+        """Topics that the read before brought something of."""
         self._node_key = b""
         self._certain_of: dict[bytes, Topic] | None = None
         self._certain_until = self._certain_at = 0.0
@@ -311,9 +313,12 @@ class Shard:
                 )
         finally:
             self._end(choice, count)
+        before, self._found = self._found, {key for key, _ in found}
         for key, deliveries in found:
             self._received(choice[key], deliveries, asked_at)
-            if len(deliveries) >= count and not alone and not choice[key].closing:
+            # Of one where one was asked for nobody knows whether there are more: a topic that comes twice has.
+            busy = len(deliveries) >= count and (count > 1 or key in before)
+            if busy and not alone and not choice[key].closing:
                 self._reader.heat(choice[key])
 
     def _received(self, topic: Topic, deliveries: Sequence[Delivery], asked_at: float) -> None:
