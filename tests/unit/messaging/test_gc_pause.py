@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 
 from millstream.messaging.subscriber import gc_pause
 from millstream.messaging.subscriber.gc_pause import MANY, VERY_MANY, GcPause
-from millstream.testing import eventually
+from millstream.testing import eventually, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +63,16 @@ async def test_a_collector_that_its_program_has_switched_off_stays_off() -> None
     for _ in range(MANY):
         pause.end(MANY)
     assert not gc.isenabled()
+
+
+def test_a_loop_that_is_closed_in_mid_start_leaves_the_collector_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc_pause, "LONGEST_S", 2.0)
+    pause = GcPause()
+
+    async def begins_and_never_ends() -> None:
+        for _ in range(MANY):
+            pause.begin()
+        assert not gc.isenabled()
+
+    asyncio.run(begins_and_never_ends())
+    wait_until(gc.isenabled, what="the collector to go on")

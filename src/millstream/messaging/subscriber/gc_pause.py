@@ -7,8 +7,8 @@ through afterwards it would go through in the middle of the first messages, whic
 
 from __future__ import annotations
 
-import asyncio
 import gc
+import threading
 
 MANY = 200
 """Topics that begin at a time: fewer are left to the collector."""
@@ -24,14 +24,17 @@ class GcPause:
     def __init__(self) -> None:
         self._beginning = 0
         self._begun = 0
-        self._timer: asyncio.TimerHandle | None = None
-        """Set while the collector rests because of us."""
+        self._timer: threading.Timer | None = None
+        """Set while the collector rests because of us. No timer of the loop's: one that is closed in mid-start would
+        never let the collector go on, and the process would only grow."""
 
     def begin(self) -> None:
         self._beginning += 1
         if self._beginning == MANY and self._timer is None and gc.isenabled():
             gc.disable()
-            self._timer = asyncio.get_running_loop().call_later(LONGEST_S, self._resume)
+            self._timer = threading.Timer(LONGEST_S, gc.enable)
+            self._timer.daemon = True
+            self._timer.start()
 
     def end(self, topics: int) -> None:
         """``topics``: how many there are in all."""
