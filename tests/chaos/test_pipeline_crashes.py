@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +16,7 @@ import redis
 
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.testing import RedisProcess, wait_until
+from pipeline_process import PipelineProcess
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
 
@@ -48,33 +46,6 @@ PLANS = {
 }
 
 
-class Running:
-    """``millstream pipeline run`` as a process group of its own: killing it takes its JVM and its workers along."""
-
-    def __init__(self, spec: Path, *words: str) -> None:
-        self._log = spec.with_suffix(".log").open("a+")
-        command = [sys.executable, "-m", "millstream", "pipeline", "run", str(spec), "--http-port", "0", *words]
-        path = os.pathsep.join(filter(None, sys.path))
-        environment = {**os.environ, "PYTHONPATH": path}
-        self.process = subprocess.Popen(
-            command, stdout=self._log, stderr=self._log, start_new_session=True, env=environment
-        )
-
-    def kill(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it had ended already
-        self.process.wait()
-        self._log.close()
-
-    def finish(self, timeout_s: float) -> None:
-        code = self.process.wait(timeout_s)
-        self._log.seek(0)
-        assert code == 0, self._log.read()[-3000:]
-        self._log.close()
-
-
 def balance(client: redis.Redis, streams: list[str]) -> tuple[int, int]:
     """Rows that are missing, and rows that are there more than once."""
     ids = [fields[b"id"] for stream in streams for _, fields in client.xrange(stream)]
@@ -101,7 +72,7 @@ def test_killed_at_random_moments(kind: str, tmp_path: Path) -> None:
 
         for trial in range(TRIALS):
             held = length()
-            running = Running(spec)
+            running = PipelineProcess(spec)
             try:
                 wait_until(lambda held=held: length() > held or length() == ROWS, what="progress", timeout_s=120)
                 time.sleep(dice.uniform(0, 1.5))  # the moment is what this test draws lots for
@@ -111,7 +82,7 @@ def test_killed_at_random_moments(kind: str, tmp_path: Path) -> None:
         # Whatever the clock says is due by now is drained; the rest comes as its time comes.
         drained = False
         while not drained or length() < ROWS or client.xlen("optional") < ROWS:
-            Running(spec, "--once").finish(240)
+            PipelineProcess(spec, "--once").finish(240)
             drained = True
         for streams in (["one"], ["two"], ["routed.orders", "routed.customers", "routed.payments"], ["optional"]):
             lost, doubled = balance(client, streams)
@@ -215,7 +186,7 @@ def test_killed_with_state_in_its_memory(
 
         for trial in range(TRIALS):
             held = committed()
-            running = Running(spec)
+            running = PipelineProcess(spec)
             try:
                 wait_until(
                     lambda held=held: committed() > held or committed() >= 2 * PAIRS // BATCH,
@@ -229,7 +200,7 @@ def test_killed_with_state_in_its_memory(
         # A window closes when a later event has moved the watermark; it leaves with the batch after that.
         for late in range(1, 4):
             client.xadd("in", event(0, START_MS + (2 * PAIRS + late * 100) * STEP_MS))
-            Running(spec, "--once").finish(240)
+            PipelineProcess(spec, "--once").finish(240)
             if all(found(client, stream) == wanted for stream in ("one", "two", "optional")):
                 break
         for stream in ("one", "two", "optional"):

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from random_writers import MariadbWriters
 from strict_ledger import StrictLedger
 
 from millstream.testing import MariadbProcess, PostgresProcess, RedisProcess, wait_until
+from pipeline_process import PipelineProcess
 
 KINDS = ("pipeline", "executor", "database", "redis")
 SPEC = """\
@@ -47,35 +47,15 @@ SOURCES = {
 PAIR_KEY = {"postgres": ("a", "b"), "mariadb": ("b", "a")}
 
 
-class Running:
-    """``millstream pipeline run`` as a process group of its own: killing it takes its JVMs and its workers along.
-
-    ``planted`` is Python that runs first in each of its Python processes, driver and workers: a fault.
-    """
+class Running(PipelineProcess):
+    """``planted`` is Python that runs first in each of its Python processes, driver and workers: a fault."""
 
     def __init__(self, spec: Path, *words: str, planted: str = "") -> None:
         place = spec.parent / "python"
         place.mkdir(exist_ok=True)
         (place / "sitecustomize.py").write_text(planted)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(place), *filter(None, sys.path)]),
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_HOME": str(_spark_home(spec.parent)),
-        }
-        self._log = spec.with_suffix(".log").open("a+")
-        command = [sys.executable, "-m", "millstream", "pipeline", "run", str(spec), "--http-port", "0", *words]
-        self.process = subprocess.Popen(
-            command, stdout=self._log, stderr=self._log, start_new_session=True, env=environment
-        )
-
-    def kill(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it had ended already
-        self.process.wait()
-        self._log.close()
+        home = str(_spark_home(spec.parent))
+        super().__init__(spec, *words, modules=place, PYSPARK_PYTHON=sys.executable, SPARK_HOME=home)
 
     def kill_executor(self) -> None:
         """Waits for one where Spark is about to start it."""
@@ -93,23 +73,6 @@ class Running:
             except OSError:
                 pass  # it has ended meanwhile
         return found
-
-    def finish(self) -> None:
-        try:
-            wait_until(self.ended, what="the end of what was written", timeout_s=600)
-            assert self.process.returncode == 0, self._last_words()
-        finally:
-            self.kill()
-
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def must_run(self) -> None:
-        assert not self.ended(), self._last_words()
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        return self._log.read()[-4000:]
 
 
 def _spark_home(scratch: Path) -> Path:
@@ -165,7 +128,7 @@ class KilledPipeline:
             finally:
                 during.stop()
                 running.kill()
-            Running(spec, "--once", planted=self.planted).finish()
+            Running(spec, "--once", planted=self.planted).finish(600)
             return self._read_strictly(database)
 
     def _await_progress(self, running: Running) -> None:

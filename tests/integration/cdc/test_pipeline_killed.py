@@ -50,7 +50,7 @@ def test_with_a_cut_by_the_logs_place_the_ledger_complains(source: str, tmp_path
 
 
 @pytest.mark.at_length
-# Of MariaDB the source itself refuses to go on then (SnapshotLost); its ledger meets this fault in test_planted_faults.
+# The source may refuse first (SnapshotLost), as it did of MariaDB; its ledger meets this fault in test_planted_faults.
 @pytest.mark.parametrize("source", ["postgres"], indirect=True)
 def test_with_positions_acknowledged_early_the_ledger_complains(source: str, tmp_path: Path) -> None:
     run = KilledPipeline(source, tmp_path, "early", kinds=("itself",))
