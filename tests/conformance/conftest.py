@@ -1,4 +1,8 @@
-"""The columns: where a broker may live, and through which of the two APIs it is called."""
+"""The columns: where a broker may live, and through which of the two APIs it is called.
+
+What is built on the contract (messaging, assignment) has one column more, a Cluster of three. `make test` runs a part
+of it; all of it is run by `make chaos`, or alone by ``TRIALS=1 pytest tests/conformance -k cluster``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from millstream.wire.commands import Command
 pytest.register_assert_rewrite("messaging_chapters")  # before any test module imports it
 
 COLUMNS = ("embedded", "server", "redis")
+CLUSTER = pytest.param("cluster", marks=pytest.mark.at_length)
 APIS = ("async", "blocking")
 
 
@@ -25,7 +30,8 @@ def url_in(request: pytest.FixtureRequest) -> Callable[[str], str]:
     def url_in(column: str) -> str:
         if column == "embedded":
             return f"local://{uuid4().hex}"
-        url: str = request.getfixturevalue("millstream_server" if column == "server" else "shared_redis").url
+        place = {"server": "millstream_server", "redis": "shared_redis", "cluster": "cluster"}[column]
+        url: str = request.getfixturevalue(place).url
         return url
 
     return url_in
@@ -44,10 +50,13 @@ async def broker(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -
         await unblocked.close()
 
 
-@pytest.fixture(params=COLUMNS)
+@pytest.fixture(params=[*COLUMNS, CLUSTER])
 async def broker_url(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -> AsyncIterator[str]:
     """An empty broker's address, for tests in which several processes or clients meet. Stays open to the end."""
     url = url_in(request.param)
-    async with open_broker(url) as broker:
-        await broker.link.call(Command((b"FLUSHALL",)))
+    nodes = [node.url for node in request.getfixturevalue("cluster").nodes] if request.param == "cluster" else []
+    async with open_broker(url):
+        for node in nodes or [url]:
+            async with open_broker(node) as one:
+                await one.link.call(Command((b"FLUSHALL",)))
         yield url

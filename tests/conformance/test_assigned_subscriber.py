@@ -276,6 +276,39 @@ async def test_what_a_former_owners_read_still_takes_is_inherited_too(broker_url
             await eventually(lambda: _pending(broker, "s", 0), what="both to be acknowledged")
 
 
+@pytest.mark.parametrize("streams", [("s",), ("s", "t")], ids=["read that waits", "read of busy streams"])
+async def test_what_a_former_owners_late_read_takes_comes_before_what_follows_it_in_its_key(
+    broker_url: str, streams: tuple[str, ...]
+) -> None:
+    """A member that is stopped between looking at its lease and sending its read sends it when it goes on, and takes
+    what lies between two reads of its heir: those are not to pass it."""
+    handled: list[bytes] = []
+    go_on = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        handled.append(message.payload)
+        await go_on.wait()
+
+    def of_one_key(*payloads: bytes) -> list[Message]:
+        return [Message(payload, {"key": "k"}) for payload in payloads]
+
+    options: dict[str, Any] = {"ordered_by_key": True, "max_in_flight": 1, "claim_min_idle_ms": 3_600_000}
+    async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
+        for stream in streams:
+            await announce(broker, "svc", stream)
+        async with worker(broker_url, "heir", handle, **options) as heir:
+            try:
+                await eventually(lambda: sorted(heir.streams) == list(streams) and heir.ready, what="all to be read")
+                await publisher.publish("s", *of_one_key(b"first", b"taken by the late read", b"next", b"last"))
+                await eventually(lambda: handled == [b"first"], what="the first to begin")
+                assert len(await broker.xreadgroup("s", "g", "former", count=1)) == 1
+            finally:
+                go_on.set()
+            await eventually(lambda: len(handled) == 4, what="all of them", timeout_s=60)
+            await eventually(lambda: _pending(broker, "s", 0), what="all to be acknowledged", timeout_s=60)
+        assert handled == [b"first", b"taken by the late read", b"next", b"last"]
+
+
 async def test_streams_that_are_lost_end_side_by_side_and_begin_again_after_that(broker_url: str) -> None:
     """A member that slept past its lease loses all its streams at once: one handler that will not end holds up none of
     the others, and a stream that comes back is not read by two."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.broker import slot_of, together, xreadgroup
+from millstream.broker import inherit_consumers, slot_of, together, xreadgroup
 from millstream.errors import MillstreamError
 from millstream.messaging.outage import Outage
 from millstream.messaging.subscriber.intake import accept
@@ -178,6 +178,7 @@ class Reader:
         reserved = sum(counts)
         self.consumer.room.reserved += reserved
         answers: list[list[Delivery] | MillstreamError] = []
+        passed: set[Topic] = set()
         for topic in topics:
             topic.fetching = True
         try:
@@ -185,6 +186,7 @@ class Reader:
                 together,
                 [topic.talk(xreadgroup, count=count) for topic, count in zip(topics, counts, strict=True)],
             )
+            passed = await self.look_before(zip(topics, answers, strict=True))
         finally:
             self.consumer.room.reserved -= reserved
             for topic in topics:
@@ -197,12 +199,35 @@ class Reader:
                 topic.own.restart()  # it may have been given entries that never arrived
                 self._cool(topic)  # whatever it is, the shard's own read meets it
                 continue
-            self.received(topic, answer, asked_at)
+            if topic not in passed:
+                self.received(topic, answer, asked_at)
             if len(answer) < count or topic.own.active:  # what lies under the own name is looked for by its shard
                 self._cool(topic)
         await asyncio.sleep(0)
 
     # --- what every read does -----------------------------------------------------------------------------------------
+
+    async def look_before(self, read: Iterable[tuple[Topic, Sequence[Delivery] | MillstreamError]]) -> set[Topic]:
+        """Those topics of which a read may have brought something that passed an older message of its key.
+
+        A read is not fenced: a former owner that was stopped just before it sent one takes, when it goes on, what lies
+        between two reads of its heir. The group hands out in order, so all that was passed is pending elsewhere when
+        ours has come back: it is taken over, and what lies under the own name is gone through in its order. Called
+        while the read still names its topics, or another one would begin.
+        """
+        owned = [
+            topic
+            for topic, brought in read
+            if topic.book.keeps_order and topic.broker.context.guard is not None and brought
+            if not isinstance(brought, MillstreamError)
+        ]
+        if not owned:
+            return set()
+        answers = await self.consumer.broker.run(together, [topic.talk(inherit_consumers) for topic in owned])
+        passed = {topic for topic, moved in zip(owned, answers, strict=True) if moved != 0}  # or nobody could tell
+        for topic in passed:
+            self.look_again(topic)
+        return passed
 
     def received(self, topic: Topic, deliveries: Sequence[Delivery], asked_at: float) -> None:
         topic.progress_ms = monotonic_ms()

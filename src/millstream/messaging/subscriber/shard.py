@@ -311,10 +311,13 @@ class Shard:
                     block_ms=block_ms,
                     on_wait=self._on_wait,
                 )
+            passed = await self._reader.look_before((choice[key], brought) for key, brought in found)
         finally:
             self._end(choice, count)
         before, self._found = self._found, {key for key, _ in found}
         for key, deliveries in found:
+            if choice[key] in passed:
+                continue
             self._received(choice[key], deliveries, asked_at)
             # Of one where one was asked for nobody knows whether there are more: a topic that comes twice has.
             busy = len(deliveries) >= count and (count > 1 or key in before)
@@ -389,11 +392,14 @@ class Shard:
     async def _ask_each(
         self, topics: Sequence[Topic], count: int
     ) -> list[tuple[Topic, list[Delivery] | MillstreamError]]:
+        """What each brought; nothing where it is to be gone through under the own name."""
         answers = await self._consumer.broker.run(
             together,
             [topic.talk(xreadgroup, count=count) for topic in topics],
         )
-        return list(zip(topics, answers, strict=True))
+        told = list(zip(topics, answers, strict=True))
+        passed = await self._reader.look_before(told)
+        return [(topic, [] if topic in passed else answer) for topic, answer in told]
 
     async def _judge(self, topic: Topic, error: MillstreamError, generation: int) -> None:
         if isinstance(error, BrokerClosed):
