@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from millstream.wire.replies import NIL_ARRAY, Double, ErrorReply, Map, Members, Push, Reply, Status, Verbatim
+from millstream.wire.commands import NIL_ARRAY, Double, ErrorReply, Map, Members, Push, Reply, Status, Verbatim
 
 MAX_NESTING: Final = 64
 

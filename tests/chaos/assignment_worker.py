@@ -7,7 +7,7 @@ import sys
 
 from millstream import Broker, open_broker
 from millstream.assignment import AssignmentClient, StreamAdded, StreamDisowned, Token
-from millstream.assignment.settings import Settings
+from millstream.assignment.membership import Settings
 from millstream.errors import BrokerUnavailable, StaleOwner
 
 SETTINGS = Settings(lease_ms=1_000, renew_interval_ms=300, sweep_interval_ms=100)

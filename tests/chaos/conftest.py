@@ -12,7 +12,7 @@ import pytest
 
 from chaos.crew import Crew
 from millstream.testing import RedisProcess
-from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.ledger import HandlingLedger
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.testing import eventually
-from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.ledger import HandlingLedger
 
 WORKER = Path(__file__).with_name("messaging_worker.py")
 TOPIC = "jobs"

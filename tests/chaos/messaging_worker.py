@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream import open_broker
 from millstream.messaging import Backoff, Message, Subscriber, run_until_signalled
-from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.ledger import HandlingLedger
 
 QUICK: dict[str, Any] = {
     "group": "g",

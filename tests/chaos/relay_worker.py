@@ -10,7 +10,7 @@ import sys
 
 from millstream import Router, open_broker
 from millstream.messaging import Message
-from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.ledger import HandlingLedger
 
 OUTPUTS = "outputs"
 CLAIM_MS = 6_000

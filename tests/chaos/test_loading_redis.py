@@ -25,7 +25,7 @@ from millstream import Broker, open_blocking_broker, open_broker
 from millstream.errors import MillstreamError
 from millstream.messaging import Message, Publisher
 from millstream.testing import LoadingRedis, eventually
-from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.ledger import HandlingLedger
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 KILLS = 15 if TRIALS > 2 else 3

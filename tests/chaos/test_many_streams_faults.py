@@ -20,7 +20,7 @@ from millstream import Broker, open_broker
 from millstream.errors import MillstreamError
 from millstream.messaging import Message, Publisher
 from millstream.testing import ClusterSetup, RedisProcess, eventually
-from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.ledger import HandlingLedger
 from millstream.testing.servers import ServeProcess
 from millstream.testing.topologies import ask
 

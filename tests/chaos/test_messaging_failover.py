@@ -20,7 +20,7 @@ from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.codecs import codec
 from millstream.model import Durability, replicated
 from millstream.testing import RedisProcess, SentinelSetup, eventually
-from millstream.testing.handling_ledger import HandlingLedger
+from millstream.testing.ledger import HandlingLedger
 from millstream.testing.topologies import ask
 
 TOPIC = "jobs"

@@ -24,8 +24,8 @@ from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.burial import original
 from millstream.messaging.codecs import codec
 from millstream.testing import RedisProcess, eventually
-from millstream.testing.handling_ledger import HandlingLedger, Verdict
-from millstream.testing.proxy import CuttingProxy
+from millstream.testing.faults import CuttingProxy
+from millstream.testing.ledger import HandlingLedger, Verdict
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 

@@ -28,7 +28,7 @@ from millstream.assignment.announcement import lock_key
 from millstream.assignment.client import announce
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.member import AssignmentMember
-from millstream.assignment.settings import Settings
+from millstream.assignment.membership import Settings
 from millstream.broker import leases
 from millstream.broker.keys import beside
 from millstream.broker.steps.script import script

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.engine import BLOCKED, Effect, Engine
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 START_MS = 1_700_000_000_000
 

@@ -8,7 +8,7 @@ from typing import Any
 from two_servers import RealConnection, Words, decoded
 
 from millstream.engine import BLOCKED, Engine
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 from millstream.wire.resp import encode
 
 AN_HOUR_MS = 3_600_000

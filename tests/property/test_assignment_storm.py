@@ -18,8 +18,8 @@ from millstream.assignment.announcement import Announcement
 from millstream.assignment.errors import NotTheOwner
 from millstream.assignment.leases import OwnerRecord, Token
 from millstream.assignment.member import AssignmentMember
+from millstream.assignment.membership import Settings
 from millstream.assignment.notifications import Notification
-from millstream.assignment.settings import Settings
 from millstream.broker import leases
 from millstream.errors import StaleOwner
 from millstream.model import ManualClock

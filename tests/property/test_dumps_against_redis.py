@@ -14,7 +14,7 @@ from two_servers import RealConnection
 from millstream.engine import Engine
 from millstream.engine.stream.dump import crc64
 from millstream.testing import RedisProcess
-from millstream.wire.replies import OK, ErrorReply
+from millstream.wire.commands import OK, ErrorReply
 
 NOW_MS = 1_794_789_200_000
 

@@ -13,7 +13,7 @@ from millstream.engine.effects import effects_of_key
 from millstream.engine.journal.journal import JOURNAL_NAME
 from millstream.errors import JournalCorrupt
 from millstream.model.clock import ManualClock
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 CASES = int(os.environ.get("CASES", "600"))
 

@@ -19,8 +19,7 @@ from millstream.broker.embedded import Embedded
 from millstream.broker.keys import beside
 from millstream.broker.steps.script import all_names, script
 from millstream.testing import RedisProcess
-from millstream.wire.commands import Args, Batch
-from millstream.wire.replies import NIL_ARRAY, ErrorReply
+from millstream.wire.commands import NIL_ARRAY, Args, Batch, ErrorReply
 
 STREAM = b"s"
 GROUPS = (b"g", b"h")

@@ -13,8 +13,7 @@ import pytest
 from millstream import open_blocking_broker
 from millstream.broker.embedded import Embedded
 from millstream.broker.steps.script import all_names, script
-from millstream.wire.commands import Args, Batch
-from millstream.wire.replies import NIL_ARRAY, ErrorReply
+from millstream.wire.commands import NIL_ARRAY, Args, Batch, ErrorReply
 
 SEEDS = range(int(os.environ.get("TRIALS", "10")))
 Side = Callable[[Args], Any]

@@ -17,7 +17,7 @@ from millstream.engine import Engine
 from millstream.engine.effects import effects_of_value
 from millstream.engine.stream import Stream
 from millstream.testing import RedisProcess
-from millstream.wire.replies import ErrorReply, Map
+from millstream.wire.commands import ErrorReply, Map
 
 EXAMPLES = int(os.environ.get("MILLSTREAM_FUZZ_EXAMPLES", "150"))
 PROFILE = settings(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream.engine import Engine
-from millstream.wire.replies import ErrorReply, Members, Push
+from millstream.wire.commands import ErrorReply, Members, Push
 from millstream.wire.resp import encode, pack
 from resp_decoder import Decoder
 

@@ -33,8 +33,7 @@ from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.testing import ClusterSetup, RedisProcess, ServedBroker
 from millstream.testing.topologies import ask
 from millstream.testing.waiting import wait_until
-from millstream.wire.commands import Batch
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import Batch, ErrorReply
 
 MARKERS = "{s}.once:w"
 

@@ -14,6 +14,7 @@ from millstream.assignment.errors import (
 )
 from millstream.assignment.leases import Token
 from millstream.assignment.member import AssignmentMember
+from millstream.assignment.membership import Settings
 from millstream.assignment.notifications import (
     Notification,
     Notifications,
@@ -23,10 +24,8 @@ from millstream.assignment.notifications import (
     StreamTerminated,
 )
 from millstream.assignment.operator import Assignment, announce_stream, assignments, force_release
-from millstream.assignment.partitioned import PartitionedSubscriber
 from millstream.assignment.partitions import PartitionedPublisher
-from millstream.assignment.settings import Settings
-from millstream.assignment.subscriber import AssignedSubscriber, assigned_subscriber
+from millstream.assignment.subscriber import AssignedSubscriber, PartitionedSubscriber, assigned_subscriber
 from millstream.messaging import partition_of, partition_streams
 
 __all__ = [

@@ -13,9 +13,9 @@ from millstream.assignment.announcement import Announcement, balancer_stream, is
 from millstream.assignment.errors import MemberClosed
 from millstream.assignment.leases import Token
 from millstream.assignment.member import AssignmentMember
+from millstream.assignment.membership import Settings, default_member
 from millstream.assignment.notifications import Notification, Notifications, StreamAdded, StreamDisowned, StreamExpired
 from millstream.assignment.ownership import BeforeRelease, release_at_once
-from millstream.assignment.settings import Settings, default_member
 from millstream.broker import Broker
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import Backoff, EntryId, Observer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from millstream.assignment.announcement import Announcement
-from millstream.assignment.placement import Member as Row
+from millstream.assignment.membership import Member as Row
 from millstream.broker import Guard, beside
 from millstream.errors import MillstreamError
 from millstream.model import EntryId, PendingEntry

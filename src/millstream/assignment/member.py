@@ -22,6 +22,8 @@ from millstream.assignment.leases import (
     is_free,
     without_fresh,
 )
+from millstream.assignment.membership import Member as Row
+from millstream.assignment.membership import Settings, living, targets
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
@@ -30,9 +32,6 @@ from millstream.assignment.notifications import (
     StreamTerminated,
 )
 from millstream.assignment.ownership import NOBODY, STEP, Ownership
-from millstream.assignment.placement import Member as Row
-from millstream.assignment.placement import living, targets
-from millstream.assignment.settings import Settings
 from millstream.broker import Broker, entries_at
 from millstream.broker import leases as lease_steps
 from millstream.errors import MillstreamError, NoSuchGroup

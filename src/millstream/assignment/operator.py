@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream
 from millstream.assignment.errors import MalformedAnnouncement
 from millstream.assignment.leases import OwnerRecord
+from millstream.assignment.membership import Member, living
 from millstream.assignment.ownership import NOBODY
-from millstream.assignment.placement import Member, living
 from millstream.broker import BlockingBroker, beside, leases
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import EntryId

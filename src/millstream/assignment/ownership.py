@@ -17,14 +17,13 @@ from millstream.assignment.leases import (
     View,
     lock_that_counts,
 )
+from millstream.assignment.membership import Member as Row
+from millstream.assignment.membership import Settings, living
 from millstream.assignment.notifications import (
     Notification,
     StreamAdded,
     StreamDisowned,
 )
-from millstream.assignment.placement import Member as Row
-from millstream.assignment.placement import living
-from millstream.assignment.settings import Settings
 from millstream.broker import Broker, entries_at
 from millstream.broker import leases as lease_steps
 from millstream.errors import ConsumerHasPending, InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream

@@ -2,6 +2,10 @@
 
 In: notifications of the member. Out: handlers that ran. A stream is read by its owner alone, so whatever others left
 pending on it is the new owner's at once, without waiting until it is idle.
+
+A router reads a partitioned topic through one member for each process and group, which owns some of the partitions.
+Every group has owners of its own. What is leased is therefore not the partition's stream but ``<stream>.for:<group>``
+beside it, a name that holds nothing; its token fences what is done on the stream, because they share a slot.
 """
 
 from __future__ import annotations
@@ -12,21 +16,24 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, NamedTuple
 
+from millstream.assignment.announcement import balancer_stream
 from millstream.assignment.client import AssignmentClient
 from millstream.assignment.leases import Token
+from millstream.assignment.membership import Settings
 from millstream.assignment.notifications import StreamAdded, StreamDisowned, StreamTerminated
-from millstream.assignment.partitions import announce_partitions
-from millstream.assignment.settings import Settings
-from millstream.broker import Broker, Gathering, inherit_consumers, together
+from millstream.assignment.partitions import announce_partitions, announce_streams
+from millstream.broker import Broker, BrokerProtocol, Gathering, beside, inherit_consumers, together
 from millstream.errors import InvalidArgument, MillstreamError, StaleOwner
-from millstream.messaging import Handler, OutputTopic, Subscriber, keep_running
-from millstream.model import Observer
+from millstream.messaging import Handler, OutputTopic, Subscriber, keep_running, partition_streams
+from millstream.model import EntryId, Observer
 from millstream.wire import Conversation
 
 log = logging.getLogger(__name__)
 
+PARTITION_SETTINGS = Settings(go_locks=False)
 INHERIT_AFTER_S = (1.0, 3.0)
 """After a stream was taken; and once more when the longest read of a former owner has come back."""
 IN_ONE_GO = 500
@@ -238,3 +245,80 @@ class AssignedSubscriber:
 def assigned_subscriber(broker: Broker, service: str, handler: Handler, **options: Any) -> AssignedSubscriber:
     """Handles the messages of every stream that this member of ``service`` owns. Options: see AssignedSubscriber."""
     return AssignedSubscriber(broker, service, handler, **options)
+
+
+class PartitionedSubscriber:
+    """Looks to a router like a Subscriber: ``consume`` until ``close``."""
+
+    def __init__(
+        self,
+        broker: BrokerProtocol,
+        *,
+        topic: str,
+        partitions: int,
+        group: str,
+        settings: Settings = PARTITION_SETTINGS,
+        **options: Any,
+    ) -> None:
+        if not isinstance(broker, Broker):
+            raise InvalidArgument("broker", broker, "one that open_broker made: owners of partitions need all of it")
+        self._broker = broker
+        self._topic = topic
+        self._group = group
+        self._service = f"{topic}.{group}"
+        self._leased = {
+            beside(stream, f"for:{group}").decode("utf-8", "surrogateescape"): stream
+            for stream in partition_streams(topic, partitions)
+        }
+        self._member = options.pop("consumer", None)
+        self._options = options
+        self._settings = settings
+        self.settings = Subscriber(broker, group=group, consumer=self._member, **options).settings
+        self._running: AssignedSubscriber | None = None
+        self._has_read = False
+        self._closed = False
+
+    @property
+    def streams(self) -> list[str]:
+        """The partitions that this process owns and reads now."""
+        return sorted(self._leased[one] for one in self._running.streams) if self._running is not None else []
+
+    @property
+    def ready(self) -> bool:
+        return not self._closed and self._running is not None and self._running.ready
+
+    @property
+    def has_read(self) -> bool:
+        """Whether the member ever joined: then what ended it may be mended, for it did work once."""
+        return self._has_read or (self._running is not None and self._running.client.joined)
+
+    async def consume(
+        self, topic: str, handler: Handler, *, publish_to: OutputTopic | None = None, start: str | EntryId | None = None
+    ) -> None:
+        """Runs the handler on every message of the partitions that come to this process, in the order of their keys."""
+        assert (topic, start) == (self._topic, None)
+        if self._closed:
+            return
+        await announce_streams(self._broker, balancer_stream(self._service), self._leased, {"topic": topic})
+        self._running = AssignedSubscriber(
+            self._broker,
+            self._service,
+            handler,
+            group=self._group,
+            publish_to=publish_to,
+            # Never the pod's name alone, nor the process's: under one name, two routers would take each other's leases.
+            member=self._member or f"{self.settings.consumer}-{token_hex(4)}",
+            settings=self._settings,
+            leased=self._leased,
+            **{"ordered_by_key": True, **self._options},
+        )
+        try:
+            await self._running.run()
+        finally:
+            self._has_read = self.has_read
+
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """Finishes what is in flight, up to ``timeout_ms``, hands back the rest, and then the partitions."""
+        self._closed = True
+        if self._running is not None:
+            await self._running.close(self.settings.close_timeout_ms if timeout_ms is None else timeout_ms)

@@ -5,8 +5,7 @@ Never transport: how messages travel is decided in ``messaging``.
 """
 
 from millstream.cqrs.bus import CommandBus, EventBus, command_topic, event_topic
-from millstream.cqrs.errors import DuplicateHandler
-from millstream.cqrs.handlers import CommandRouter, EventRouter
+from millstream.cqrs.handlers import CommandRouter, DuplicateHandler, EventRouter
 from millstream.messaging import CannotUnmarshal, Depends, HandlerRefused, Marshaler, PydanticMarshaler
 
 __all__ = [

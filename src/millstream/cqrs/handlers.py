@@ -6,8 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, Unpack, overload
 
-from millstream.cqrs.errors import DuplicateHandler
+from millstream.errors import MillstreamError
 from millstream.messaging import HandlerOptions, Middleware, Plan, callable_name, callable_place, plan_handler
+
+
+class DuplicateHandler(MillstreamError):
+    """Two handlers for one command, or two event handlers that would share one group. ``places`` names both."""
+
+    places: tuple[str, str]
+
+    def __init__(self, what: str, first: str, second: str, advice: str) -> None:
+        super().__init__(f"{what} has two handlers, {first} and {second}. {advice}", what=what, places=(first, second))
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -3,8 +3,7 @@
 No semantics here: what a command means is decided in the engine.
 """
 
-from millstream.server.connection import ServerLimits, make_room_for
+from millstream.server.connections import CannotListen, ServerLimits, listen, make_room_for, resolve
 from millstream.server.server import Server
-from millstream.server.sockets import CannotListen, listen, resolve
 
 __all__ = ["CannotListen", "Server", "ServerLimits", "listen", "make_room_for", "resolve"]

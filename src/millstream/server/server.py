@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.broker import BlockingBroker, BlockingEngineLink, Embedded
 from millstream.errors import BrokerClosed, InvalidArgument
-from millstream.server.connection import ServerLimits
+from millstream.server.connections import READ, Poller, ServerLimits, listen, listen_on_path, refuse_strangers, resolve
 from millstream.server.service import Service
-from millstream.server.sockets import READ, Poller, listen, listen_on_path, refuse_strangers, resolve
 
 if TYPE_CHECKING:
     from millstream.engine import Hooks

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from millstream.broker import Embedded, Turn
 from millstream.engine import BLOCKED
-from millstream.server.connection import Connection, ServerLimits, address_of
-from millstream.server.sockets import EDGE, HANGUP, READ, WRITE, Poller
+from millstream.server.connections import EDGE, HANGUP, READ, WRITE, Connection, Poller, ServerLimits, address_of
 from millstream.wire import BROWSERS, UNAUTHENTICATED, ErrorReply, Push, Reply, RequestLimits, encode
 
 logger = logging.getLogger("millstream.server")

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from millstream.testing.databases import PostgresProcess as PostgresProcess
     from millstream.testing.databases import mariadb_server as mariadb_server
     from millstream.testing.databases import postgres_binaries as postgres_binaries
-    from millstream.testing.faulty import Fault as Fault
-    from millstream.testing.faulty import FaultyBlockingLink as FaultyBlockingLink
-    from millstream.testing.faulty import FaultyLink as FaultyLink
-    from millstream.testing.handling_ledger import HandlingLedger as HandlingLedger
+    from millstream.testing.faults import CuttingProxy as CuttingProxy
+    from millstream.testing.faults import Fault as Fault
+    from millstream.testing.faults import FaultyBlockingLink as FaultyBlockingLink
+    from millstream.testing.faults import FaultyLink as FaultyLink
+    from millstream.testing.faults import FragileProxy as FragileProxy
     from millstream.testing.ledger import DeliveryLedger as DeliveryLedger
-    from millstream.testing.proxy import CuttingProxy as CuttingProxy
-    from millstream.testing.proxy import FragileProxy as FragileProxy
+    from millstream.testing.ledger import HandlingLedger as HandlingLedger
     from millstream.testing.servers import LoadingRedis as LoadingRedis
     from millstream.testing.servers import RedisProcess as RedisProcess
     from millstream.testing.servers import ServedBroker as ServedBroker
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "AnsweringProxy": "answering",
     "ClusterSetup": "topologies",
-    "CuttingProxy": "proxy",
+    "CuttingProxy": "faults",
     "DeliveryLedger": "ledger",
-    "Fault": "faulty",
-    "FaultyBlockingLink": "faulty",
-    "FaultyLink": "faulty",
-    "FragileProxy": "proxy",
-    "HandlingLedger": "handling_ledger",
+    "Fault": "faults",
+    "FaultyBlockingLink": "faults",
+    "FaultyLink": "faults",
+    "FragileProxy": "faults",
+    "HandlingLedger": "ledger",
     "LoadingRedis": "servers",
     "MariadbDatabase": "databases",
     "MariadbProcess": "databases",

@@ -4,30 +4,28 @@ Nothing here opens a socket, waits, or knows what a command means.
 """
 
 from millstream.wire.commands import (
-    Args,
-    Batch,
-    Command,
-    Conversation,
-    Reading,
-    as_they_are,
-    to_bytes,
-    to_name,
-)
-from millstream.wire.replies import (
     NIL_ARRAY,
     OK,
     PONG,
     QUEUED,
+    Args,
+    Batch,
+    Command,
+    Conversation,
     Double,
     ErrorReply,
     Map,
     Members,
     Pairs,
     Push,
+    Reading,
     Reply,
     Several,
     Status,
     Verbatim,
+    as_they_are,
+    to_bytes,
+    to_name,
 )
 from millstream.wire.requests import BROWSERS, UNAUTHENTICATED, RequestLimits, RequestParser
 from millstream.wire.resp import encode, format_double, pack

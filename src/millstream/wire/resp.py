@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import hiredis
 
-from millstream.wire.replies import (
+from millstream.wire.commands import (
     NIL_ARRAY,
     OK,
     PONG,

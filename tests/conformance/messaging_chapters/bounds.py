@@ -19,7 +19,7 @@ from millstream.broker.keys import beside
 from millstream.broker.steps.script import script
 from millstream.messaging import Ack, Message, Publisher
 from millstream.messaging.publisher import MAX_QUEUES
-from millstream.testing.faulty import FaultyLink
+from millstream.testing.faults import FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
 

@@ -14,7 +14,7 @@ import pytest
 from millstream.broker.broker import Broker
 from millstream.messaging import Backoff, Handler, Message, Publisher, Subscriber
 from millstream.model import EntryId
-from millstream.testing.faulty import FaultyLink
+from millstream.testing.faults import FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Command
 

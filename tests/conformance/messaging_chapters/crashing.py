@@ -12,7 +12,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.context import Context
 from millstream.broker.keys import beside
 from millstream.messaging import Message, Publisher, RetryLater, Subscriber, read_burial
-from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 
 

@@ -11,7 +11,7 @@ from messaging_chapters.chapter import Chapter, Seen, numbered, running
 from millstream.broker.broker import Broker
 from millstream.errors import InvalidArgument
 from millstream.messaging import Message, NothingToSettle, Publisher, Subscriber
-from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 

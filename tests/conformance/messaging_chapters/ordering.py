@@ -12,7 +12,7 @@ from messaging_chapters.recovery import abandon
 from millstream.broker.broker import Broker
 from millstream.broker.keys import beside
 from millstream.messaging import Message, Publisher, Subscriber
-from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyLink
 from millstream.wire.commands import Batch, Command
 
 

@@ -16,7 +16,7 @@ from millstream.errors import BrokerUnavailable, DurabilityUnavailable, InvalidA
 from millstream.messaging import Message, Publisher, PublisherClosed
 from millstream.messaging.codecs import codec
 from millstream.model.policies import replicated
-from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 

@@ -21,7 +21,7 @@ from millstream.broker.steps.script import script
 from millstream.errors import OutOfMemory
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber.topic import MAX_SCAN
-from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 

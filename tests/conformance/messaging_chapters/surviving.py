@@ -21,7 +21,7 @@ from millstream.broker.steps.script import script
 from millstream.errors import WrongKeyType
 from millstream.messaging import Message, Publisher, Router
 from millstream.messaging.subscriber import Subscriber
-from millstream.testing.faulty import Fault, FaultyLink
+from millstream.testing.faults import Fault, FaultyLink
 from millstream.testing.waiting import eventually
 from millstream.wire.commands import Batch, Command
 

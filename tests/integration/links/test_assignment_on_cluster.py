@@ -7,7 +7,7 @@ from collections import Counter
 
 from millstream import open_broker
 from millstream.assignment import AssignmentClient
-from millstream.assignment.settings import Settings
+from millstream.assignment.membership import Settings
 from millstream.broker.keys import slot_of
 from millstream.testing import ClusterSetup, eventually
 from millstream.testing.topologies import ask

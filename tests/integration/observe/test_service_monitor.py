@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from millstream import Broker, Message, Publisher, Router, Subscriber, open_broker
 from millstream.assignment import AssignmentClient, Settings, StreamAdded, assigned_subscriber
 from millstream.observe import ServiceMonitor
-from millstream.server.sockets import CannotListen
+from millstream.server import CannotListen
 from millstream.testing import RedisProcess, eventually, free_port
 
 QUICK = {"block_ms": 100, "grace_ms": 200, "claim_interval_ms": 100}

@@ -11,7 +11,7 @@ from millstream.broker.embedded import Embedded
 from millstream.broker.open import open_blocking_broker, open_broker
 from millstream.model.clock import SystemClock
 from millstream.testing.servers import ServeProcess
-from millstream.wire.replies import NIL_ARRAY
+from millstream.wire.commands import NIL_ARRAY
 
 SET_BACK_WHEN_TOLD = """
 import os, time

@@ -7,7 +7,7 @@ import redis
 
 from millstream.engine import Engine
 from millstream.testing import RedisProcess
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 ODD = (
     *("0", "-0", "00", "+1", "1", "-1", "0100", "0x10", "1e3", "1.5", "", " ", "1 ", " 1", "\t1", "1\n", "1\0", "1\0x"),

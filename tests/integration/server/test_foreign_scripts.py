@@ -7,7 +7,7 @@ from raw_client import Client
 
 from millstream.broker.embedded import Embedded
 from millstream.testing.servers import ServeProcess
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 WITHOUT_LUA = "import sys; sys.modules['lupa'] = None"
 

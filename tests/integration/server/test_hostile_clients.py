@@ -4,7 +4,7 @@ import pytest
 from raw_client import Client
 
 from millstream.testing.servers import ServeProcess
-from millstream.wire.replies import NIL_ARRAY
+from millstream.wire.commands import NIL_ARRAY
 from millstream.wire.resp import pack
 
 PING = pack([b"PING"])

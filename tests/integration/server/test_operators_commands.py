@@ -9,7 +9,7 @@ from raw_client import Client
 from millstream.broker.embedded import Embedded
 from millstream.testing import RedisProcess, wait_until
 from millstream.testing.servers import ServeProcess
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from millstream.engine.journal.frames import pack
 from millstream.engine.session import BLOCKED
 from millstream.errors import InvalidArgument
 from millstream.server import Server, ServerLimits
-from millstream.server.sockets import CannotListen
+from millstream.server.connections import CannotListen
 from millstream.testing.waiting import wait_until
-from millstream.wire.replies import NIL_ARRAY, ErrorReply
+from millstream.wire.commands import NIL_ARRAY, ErrorReply
 from simulated_disk import SimulatedDisk
 
 

@@ -10,7 +10,7 @@ import pytest
 from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream, is_lock, lock_key
 from millstream.assignment.errors import MalformedAnnouncement, StreamIsOwned
 from millstream.assignment.leases import OwnerRecord, Token
-from millstream.assignment.settings import Settings, default_member
+from millstream.assignment.membership import Settings, default_member
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId
 

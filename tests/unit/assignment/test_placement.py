@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.assignment.placement import Member, living, targets
+from millstream.assignment.membership import Member, living, targets
 
 tables = st.dictionaries(
     st.text(st.characters(codec="ascii", categories=["L"]), min_size=1, max_size=3),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from millstream.assignment import leases
 from millstream.assignment.leases import Page, is_free, lock_that_counts, without_fresh
-from millstream.assignment.placement import Member
+from millstream.assignment.membership import Member
 from millstream.errors import ServerError
 from millstream.model import EntryId, PendingEntry
 

@@ -8,7 +8,7 @@ import pytest
 
 from millstream import errors
 from millstream.broker.failures import TRANSIENT, code_of, typed
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 
 @pytest.mark.parametrize(

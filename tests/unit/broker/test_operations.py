@@ -14,8 +14,7 @@ from millstream.broker.steps.retention import call as retention
 from millstream.broker.steps.unique.call import append_unique
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
 from millstream.model import EntryId, ManualClock
-from millstream.wire.commands import Batch, Command, Conversation
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import Batch, Command, Conversation, ErrorReply
 
 
 def talk(conversation: Conversation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:

@@ -15,8 +15,7 @@ from millstream.broker.links.targets import Node, NodeName, Target
 from millstream.broker.steps.script import script
 from millstream.errors import BrokerUnavailable, OutOfMemory, ServerError
 from millstream.model import ManualClock, quiet
-from millstream.wire.commands import Batch, Command
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import Batch, Command, ErrorReply
 
 HERE, THERE, YONDER = Node("here", 1), Node("there", 2), Node("yonder", 3)
 OOM = ErrorReply("OOM command not allowed")

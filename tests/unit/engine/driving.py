@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream.engine import Block, Engine, Session
 from millstream.engine.registry import Flag, Spec
-from millstream.wire.replies import ErrorReply, Reply
+from millstream.wire.commands import ErrorReply, Reply
 
 START_MS = 1_700_000_000_000
 

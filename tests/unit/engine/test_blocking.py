@@ -6,7 +6,7 @@ import pytest
 from driving import START_MS, Driver, wait_for_list
 
 from millstream.engine import BLOCKED, Block
-from millstream.wire.replies import NIL_ARRAY, ErrorReply
+from millstream.wire.commands import NIL_ARRAY, ErrorReply
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driving import START_MS, Driver
 
-from millstream.wire.replies import NIL_ARRAY, Push
+from millstream.wire.commands import NIL_ARRAY, Push
 
 
 def test_a_key_lives_through_its_last_millisecond() -> None:

@@ -6,7 +6,7 @@ import pytest
 from driving import Driver
 
 from millstream.engine.glob import Glob, matches
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 
 @pytest.mark.parametrize(

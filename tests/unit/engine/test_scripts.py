@@ -10,7 +10,7 @@ from driving import Driver, wait_for_list
 
 from millstream.engine import BLOCKED
 from millstream.engine.commands.scripting import Call
-from millstream.wire.replies import NIL_ARRAY, ErrorReply
+from millstream.wire.commands import NIL_ARRAY, ErrorReply
 
 SOURCE = b"return redis.call('SET', KEYS[1], ARGV[1])"
 

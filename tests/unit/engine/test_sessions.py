@@ -6,7 +6,7 @@ import pytest
 from driving import Driver, wait_for_list
 
 from millstream.engine import Hooks, admission
-from millstream.wire.replies import OK, ErrorReply, Several, Status
+from millstream.wire.commands import OK, ErrorReply, Several, Status
 
 NOAUTH = "NOAUTH Authentication required."
 WRONGPASS = "WRONGPASS invalid username-password pair or user is disabled."

@@ -6,7 +6,7 @@ import pytest
 from driving import START_MS, Driver
 
 from millstream.engine.effects import snapshot
-from millstream.wire.replies import NIL_ARRAY, ErrorReply
+from millstream.wire.commands import NIL_ARRAY, ErrorReply
 
 INVALID_ID = "ERR Invalid stream ID specified as stream command argument"
 NOT_AN_INTEGER = "ERR value is not an integer or out of range"

@@ -15,7 +15,7 @@ from millstream.engine.stream.ids import (
     parse_start,
     read_id,
 )
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 
 def entry_id(ms: int, seq: int) -> int:

@@ -4,7 +4,7 @@ import threading
 
 from millstream.broker.embedded import Embedded
 from millstream.errors import BrokerClosed
-from millstream.wire.replies import OK
+from millstream.wire.commands import OK
 
 
 def test_what_was_answered_before_the_end_is_there_and_the_rest_is_refused(tmp_path):

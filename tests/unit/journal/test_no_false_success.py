@@ -11,7 +11,7 @@ from millstream.engine.journal.journal import JOURNAL_NAME, REWRITE_NAME, Journa
 from millstream.engine.journal.rewrite import Rewrite, RewriteFailed, compact
 from millstream.errors import DirectoryLocked, JournalCorrupt, JournalNotWritten, ServerError
 from millstream.model.clock import ManualClock
-from millstream.wire.replies import OK, ErrorReply
+from millstream.wire.commands import OK, ErrorReply
 from simulated_disk import SimulatedDisk
 
 

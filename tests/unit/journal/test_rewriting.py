@@ -10,7 +10,7 @@ from millstream.engine.effects import effects_of_key
 from millstream.engine.journal.files import DiskFiles
 from millstream.engine.journal.journal import JOURNAL_NAME, REWRITE_NAME
 from millstream.engine.journal.rewrite import Rewrite, RewriteFailed
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 
 
 def opened(directory, **options):

@@ -9,7 +9,7 @@ from millstream.engine.journal.journal import JOURNAL_NAME
 from millstream.engine.session import BLOCKED
 from millstream.errors import DurabilityUnavailable, JournalCorrupt, ServerError
 from millstream.model.clock import ManualClock
-from millstream.wire.replies import OK, ErrorReply
+from millstream.wire.commands import OK, ErrorReply
 from simulated_disk import SimulatedDisk
 
 

@@ -15,7 +15,7 @@ from millstream.observe.metrics import Exposition, together
 from millstream.observe.pipelines import PipelineMetrics, PipelineRoutes
 from millstream.pipelines.errors import PipelineUnknown, SinkUnknown
 from millstream.pipelines.status import PipelineStatus
-from millstream.server.sockets import CannotListen
+from millstream.server import CannotListen
 
 HERE = "http://127.0.0.1:9000"
 

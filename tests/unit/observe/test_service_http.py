@@ -11,7 +11,7 @@ import pytest
 from millstream.errors import InvalidArgument
 from millstream.observe import ServiceMonitor
 from millstream.observe.service_http import service_app
-from millstream.server.sockets import CannotListen
+from millstream.server import CannotListen
 
 
 def client(*, token: str | None = None, well: bool = True) -> httpx.AsyncClient:

@@ -13,7 +13,7 @@ from millstream.broker.steps.once import Digest
 from millstream.errors import OutOfMemory, ServerError, WrongKeyType
 from millstream.spark.bulk import Appends, UniformRows, verdict
 from millstream.spark.errors import RowsMiscounted
-from millstream.wire.replies import ErrorReply
+from millstream.wire.commands import ErrorReply
 from millstream.wire.resp import pack
 
 tables = st.integers(1, 4).flatmap(

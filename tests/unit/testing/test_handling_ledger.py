@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from millstream.testing import wait_until
-from millstream.testing.handling_ledger import HandlingLedger, Line, Verdict, judge
+from millstream.testing.ledger import HandlingLedger, Line, Verdict, judge
 
 
 def verdict(*events: tuple[float, int, str, str]) -> Verdict:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from millstream.wire.replies import (
+from millstream.wire.commands import (
     NIL_ARRAY,
     OK,
     Double,
