@@ -23,7 +23,7 @@ TRIALS = int(os.environ.get("TRIALS", "1"))
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(600 + 60 * TRIALS)]
 
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
-ROWS = 3000 if TRIALS >= 20 else 1500
+ROWS = 3000 if TRIALS >= 20 else 900
 SPEC = """\
 apiVersion: millstream/v1
 kind: Pipeline

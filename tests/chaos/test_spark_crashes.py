@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(900)]
 TRIALS = int(os.environ.get("TRIALS", "1"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
 DRIVER = Path(__file__).with_name("spark_driver.py")
-ROWS = 4000
-SOURCE = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "500", "minPartitions": "2"}
+ROWS = 4000 if TRIALS >= 5 else 1500
+SOURCE = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(ROWS // 8), "minPartitions": "2"}
 
 
 class Driver:
