@@ -23,7 +23,8 @@ TRIALS = int(os.environ.get("TRIALS", "1"))
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
 DRIVER = Path(__file__).with_name("spark_driver.py")
 ROWS = 4000 if TRIALS >= 5 else 1500
-SOURCE = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(ROWS // 8), "minPartitions": "2"}
+FROM_THE_START = {"subscribe": "in", "startingOffsets": "earliest"}
+SOURCE = {**FROM_THE_START, "maxOffsetsPerTrigger": str(ROWS // 8), "minPartitions": "2"}
 
 
 class Driver:
