@@ -27,7 +27,7 @@ CHAPTERS = {
     "streams": Chapter("streams:app", "Look at streams, add to them, trim and remove them."),
     "groups": Chapter("groups:app", "Look at consumer groups, make, move and remove them."),
     "consumers": Chapter("groups:consumers", "Look at consumers, and remove dead ones without losing their work."),
-    "pending": Chapter("pending:app", "See what was handed out and not acknowledged; claim or acknowledge it."),
+    "pending": Chapter("groups:pending", "See what was handed out and not acknowledged; claim or acknowledge it."),
     "dlq": Chapter("dlq:app", "Work on dead letters: list, group by error, replay, purge."),
     "retention": Chapter("retention:app", "Keep streams short without dropping what a group still needs."),
     "assignments": Chapter("assignments:app", "See who owns which stream; announce and release streams."),

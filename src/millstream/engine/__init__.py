@@ -5,7 +5,7 @@ No clock, no socket and no waiting here: a blocked reader is a value in a queue,
 """
 
 from millstream.engine.admission import reject
-from millstream.engine.commands.scripting import Call, Twin
+from millstream.engine.commands.transactions import Call, Twin
 from millstream.engine.effects import Effect, effects_of_key, snapshot
 from millstream.engine.engine import Engine, Hooks
 from millstream.engine.journal.files import DirectoryLock, DiskFiles, Files

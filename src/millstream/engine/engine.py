@@ -21,7 +21,7 @@ import millstream.engine.commands  # noqa: F401  # importing the handlers regist
 from millstream.engine import admission
 from millstream.engine.commands.monitoring import Monitoring
 from millstream.engine.commands.pubsub import PubSub
-from millstream.engine.commands.scripting import Twin, sha1_hex
+from millstream.engine.commands.transactions import Twin, sha1_hex
 from millstream.engine.config import Config
 from millstream.engine.effects import Effect
 from millstream.engine.expiry import ExpirySchedule

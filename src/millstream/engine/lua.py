@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream.wire import NIL_ARRAY, ErrorReply, Reply, Status
 
 if TYPE_CHECKING:
-    from millstream.engine.commands.scripting import Call
+    from millstream.engine.commands.transactions import Call
 
 MEMORY_BYTES: Final = 64 << 20
 TIME_MS: Final = 1000

@@ -9,7 +9,7 @@ import pytest
 from driving import Driver, wait_for_list
 
 from millstream.engine import BLOCKED
-from millstream.engine.commands.scripting import Call
+from millstream.engine.commands.transactions import Call
 from millstream.wire.commands import NIL_ARRAY, ErrorReply
 
 SOURCE = b"return redis.call('SET', KEYS[1], ARGV[1])"

@@ -11,7 +11,7 @@ from millstream.pipelines import SpecRefused, parse_pipeline
 from millstream.pipelines.plan import describe, make_plan
 from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.sources import Opening
-from millstream.pipelines.sources.postgres import PostgresSource
+from millstream.pipelines.sources.databases import PostgresSource
 
 SPEC = """\
 apiVersion: millstream/v1

@@ -10,7 +10,6 @@ from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Block, Session
 from millstream.engine.stream import Stream, reading
-from millstream.engine.stream.delivery import changed_unwatched, modified_quietly
 from millstream.engine.stream.ids import (
     ID_MAX,
     SEQ_BITS,
@@ -23,7 +22,7 @@ from millstream.engine.stream.ids import (
     plain_id,
 )
 from millstream.engine.stream.listpack import MAX_BYTES
-from millstream.engine.stream.reading import BLOCKED_COUNT, ReadOptions
+from millstream.engine.stream.reading import BLOCKED_COUNT, ReadOptions, changed_unwatched, modified_quietly
 from millstream.engine.stream.stream import EXHAUSTED, Trim
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Pairs, Reply
 

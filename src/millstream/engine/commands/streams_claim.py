@@ -11,9 +11,9 @@ from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int, parse_
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import Consumer, Group, Stream, reading
-from millstream.engine.stream.delivery import changed_unwatched, consumer_of, group_of, record_position, shown
 from millstream.engine.stream.group import Holding
 from millstream.engine.stream.ids import format_id, parse_end, parse_id, parse_start, read_id
+from millstream.engine.stream.reading import changed_unwatched, consumer_of, group_of, record_position, shown
 from millstream.wire import NIL_ARRAY, ErrorReply, Reply
 
 _ATTEMPTS: Final = 10

@@ -9,9 +9,15 @@ from millstream.engine.numbers import parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Block, Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
-from millstream.engine.stream.delivery import GroupDelivery, changed_unwatched, consumer_of, shown
 from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids, parse_loose_id
-from millstream.engine.stream.reading import BLOCKED_COUNT, ReadOptions
+from millstream.engine.stream.reading import (
+    BLOCKED_COUNT,
+    GroupDelivery,
+    ReadOptions,
+    changed_unwatched,
+    consumer_of,
+    shown,
+)
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
 
 _NO_KEY = (

@@ -9,9 +9,9 @@ from millstream.engine.numbers import parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import UNKNOWN_READS, Consumer, Group, Stream, reading
-from millstream.engine.stream.delivery import shown
 from millstream.engine.stream.group import lag
 from millstream.engine.stream.ids import ID_MAX, format_id
+from millstream.engine.stream.reading import shown
 from millstream.wire import ErrorReply, Map, Reply, Status
 
 _FULL_COUNT: Final = 10

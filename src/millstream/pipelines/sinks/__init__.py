@@ -9,8 +9,8 @@ SINKS = classes(
     __name__,
     (
         "redis.RedisSink",
-        "files.FilesSink",
-        "console.ConsoleSink",
+        "spark.FilesSink",
+        "spark.ConsoleSink",
         "spark.SparkSink",
     ),
 )

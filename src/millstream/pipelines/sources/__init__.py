@@ -9,9 +9,9 @@ SOURCES = classes(
     __name__,
     (
         "redis.RedisSource",
-        "postgres.PostgresSource",
-        "mariadb.MariadbSource",
-        "files.FilesSource",
+        "databases.PostgresSource",
+        "databases.MariadbSource",
+        "spark.FilesSource",
         "generator.GeneratorSource",
         "spark.SparkSource",
     ),
