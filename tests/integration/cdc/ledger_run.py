@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from following import DyingFollower, Follower
@@ -10,9 +11,13 @@ from random_writers import MARIADB_TABLES, TABLES, MariadbWriters, Writers
 from strict_ledger import StrictLedger
 
 from millstream.cdc.errors import SourceUnreachable
-from millstream.testing import MariadbDatabase, PostgresDatabase
+from millstream.testing import MariadbDatabase, PostgresDatabase, wait_until
 
 Database = PostgresDatabase | MariadbDatabase
+
+LIMIT = 50
+LEAD = 10
+"""Transactions: of five changes each, more or less."""
 
 
 def tables(database: Database) -> tuple[str, ...]:
@@ -33,27 +38,52 @@ def rows_of(database: Database, table: str) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def run(database: Database, follower: Follower, seed: int, *, batches: int = 20, whole: bool = True) -> StrictLedger:
+def run(
+    database: Database,
+    follower: Follower,
+    seed: int,
+    *,
+    whole: bool = True,
+    enough: Callable[[], bool] = lambda: True,
+) -> StrictLedger:
     """``whole``: makes the tables before, and finishes behind."""
     if whole:
         database.execute(*tables(database))
-    before = writers(database, seed, truncate=False).start()
-    time.sleep(0.5)
+    before = writers(database, seed, truncate=False, allowed=100).start()
+    wait_until(before.spent, what="rows for the snapshot", timeout_s=60)
     before.stop()
-    during = writers(database, seed + 1).start()
     ledger = StrictLedger()
-    try:
-        while ledger.batch < batches or sum(ledger.ids.values()) < 400:
-            rows = follower.batch(limit=20)
-            if rows is None:
-                time.sleep(0.01)
-            else:
-                ledger.apply(rows)
-    finally:
-        during.stop()
+    follow(follower, writers(database, seed + 1, allowed=LEAD), ledger, enough=enough)
     if whole:
         finish(database, follower, ledger)
     return ledger
+
+
+def follow(
+    follower: Follower,
+    during: Writers | MariadbWriters,
+    ledger: StrictLedger,
+    *,
+    batches: int = 30,
+    enough: Callable[[], bool] = lambda: True,
+) -> None:
+    """Until it is enough, and for so many batches at least.
+
+    Each of them allows the writers some transactions more, about as many as it takes. Writers who never wait outrun a
+    follower on a busy machine: the more it is behind, the dearer are its batches, so that it never ends.
+    """
+    during.start()
+    try:
+        while ledger.batch < batches or not enough():
+            rows = follower.batch(limit=LIMIT)
+            if rows is not None:
+                ledger.apply(rows)
+                during.go_on(LEAD)
+            elif during.spent():
+                during.go_on(1)  # those before may have changed nothing: but what they changed may be on its way, too
+            time.sleep(0.01)
+    finally:
+        during.stop()
 
 
 def finish(database: Database, follower: Follower, ledger: StrictLedger) -> None:

@@ -27,15 +27,28 @@ LETTERS = "aAbBcCéÉzZ_9"
 
 
 class Writers:
-    """``pause_s``: between two transactions of a writer, so that whoever follows can keep up."""
+    """``allowed``: how many transactions they may begin until ``go_on`` allows more, so that whoever follows is never
+    further behind than that, however slow it is; None: as many as they can.
+
+    ``pause_s``: between two transactions of a writer.
+    """
 
     def __init__(
-        self, database: PostgresDatabase, seed: int, *, count: int = 3, truncate: bool = True, pause_s: float = 0
+        self,
+        database: PostgresDatabase,
+        seed: int,
+        *,
+        count: int = 3,
+        truncate: bool = True,
+        pause_s: float = 0,
+        allowed: int | None = None,
     ) -> None:
         self._database = database
         self._stop = threading.Event()
         self._truncate = truncate
         self._pause_s = pause_s
+        self._turn = threading.Condition()
+        self._allowed, self._begun = allowed, 0
         self.transactions = 0
         self.errors: list[BaseException] = []
         self._threads = [
@@ -48,18 +61,41 @@ class Writers:
             thread.start()
         return self
 
+    def go_on(self, transactions: int) -> None:
+        """They may begin so many from now on; what they were allowed before and did not use is not added."""
+        with self._turn:
+            self._allowed = self._begun + transactions
+            self._turn.notify_all()
+
+    def spent(self) -> bool:
+        """Whether all are begun that were allowed. Raises what ended one of them: it takes no more."""
+        if self.errors:
+            raise self.errors[0]
+        with self._turn:
+            return self._begun == self._allowed
+
     def stop(self) -> None:
-        self._stop.set()
+        """When the transactions at hand are done."""
+        with self._turn:
+            self._stop.set()
+            self._turn.notify_all()
         for thread in self._threads:
             thread.join(60)
         if self.errors:
             raise self.errors[0]
 
+    def _may_begin(self) -> bool:
+        """Waits for its turn. False: they are to stop."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._stop.is_set() or self._allowed is None or self._begun < self._allowed)
+            self._begun += 1
+            return not self._stop.is_set()
+
     def _run(self, chance: random.Random, number: int) -> None:
         while not self._stop.is_set():
             try:
                 with self._database.connect(autocommit=False) as connection:
-                    while not self._stop.is_set():
+                    while self._may_begin():
                         self._transaction(connection, chance, number)
                         self._stop.wait(self._pause_s)
             except psycopg.OperationalError:
@@ -133,7 +169,7 @@ class MariadbWriters(Writers):
                 impatient = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1"
                 connection = self._database.connect(autocommit=False, init_command=impatient)
                 with connection, connection.cursor() as cursor:
-                    while not self._stop.is_set():
+                    while self._may_begin():
                         self._one(connection, cursor, chance, number)
                         self._stop.wait(self._pause_s)
             except (pymysql.err.OperationalError, pymysql.err.InterfaceError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from following import Follower
-from ledger_run import rows_of
+from ledger_run import LEAD, follow, rows_of
 from random_writers import MARIADB_TABLES, MariadbWriters
 from strict_ledger import StrictLedger
 
@@ -88,15 +88,8 @@ def test_never_means_changes_alone_and_excluded_columns_are_in_neither(
 def test_lanes_keep_the_order_of_each_key(mariadb: MariadbDatabase, tmp_path: Path) -> None:
     mariadb.execute(*MARIADB_TABLES)
     follower = Follower(mariadb, tmp_path, lanes="3", chunkRows="7")
-    writers = MariadbWriters(mariadb, 11, truncate=False).start()
     ledger = StrictLedger()
-    try:
-        while ledger.batch < 6 or sum(ledger.ids.values()) < 150:
-            rows = follower.batch(limit=50)
-            if rows is not None:
-                ledger.apply(rows)
-    finally:
-        writers.stop()
+    follow(follower, MariadbWriters(mariadb, 11, truncate=False, allowed=LEAD), ledger, batches=6)
     ledger.apply(follower.drain())
     mariadb.execute("INSERT INTO words VALUES ('last', 1, NULL)")
     follower.reader.prepareForTriggerAvailableNow()

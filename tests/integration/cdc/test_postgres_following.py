@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from following import Follower
-from ledger_run import rows_of
+from ledger_run import LEAD, follow, rows_of
 from random_writers import TABLES, Writers
 from strict_ledger import StrictLedger
 
@@ -160,15 +160,8 @@ def test_never_means_changes_alone_and_excluded_columns_are_in_neither(
 def test_lanes_keep_the_order_of_each_key(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute(*TABLES)
     follower = Follower(postgres, tmp_path, lanes="3", chunkRows="7")
-    writers = Writers(postgres, 11, truncate=False).start()
     ledger = StrictLedger()
-    try:
-        while ledger.batch < 12 or sum(ledger.ids.values()) < 300:
-            rows = follower.batch(limit=50)
-            if rows is not None:
-                ledger.apply(rows)
-    finally:
-        writers.stop()
+    follow(follower, Writers(postgres, 11, truncate=False, allowed=LEAD), ledger, batches=12)
     ledger.apply(follower.drain())
     partitions = follower.reader.partitions(follower.planned[-2], follower.planned[-1])
     follower.stop()

@@ -15,6 +15,7 @@ from random_writers import TABLES
 from millstream.testing import PostgresDatabase, PostgresProcess
 
 TRIALS = int(os.environ.get("TRIALS", "3"))
+KILLS = 2 + TRIALS
 SEED = int(os.environ.get("SEED", random.SystemRandom().randrange(10**6)))
 
 pytestmark = pytest.mark.timeout(120 + 60 * TRIALS)
@@ -32,20 +33,26 @@ def test_every_change_comes_exactly_once_and_fits_the_row_before_it(
     print(f"ledger: {events} ids, {transactions} transactions, {deaths} deaths, {len(ledger.verdict())} complaints")
     assert ledger.verdict() == []
     assert follower.deaths > 3
-    assert sum(ledger.ids.values()) > 300
+    assert sum(ledger.ids.values()) > 150
 
 
 @pytest.mark.chaos
 def test_the_database_is_killed_again_and_again(tmp_path: Path) -> None:
     print(f"SEED={SEED}")
-    chance = random.Random(f"{SEED}-killed")
+    chance, kills = random.Random(f"{SEED}-killed"), 0
     with PostgresProcess() as server:
         stop = threading.Event()
 
         def kill() -> None:
+            nonlocal kills
+            given = -1
             while not stop.wait(1 + 3 * chance.random()):
+                if follower.given == given:
+                    continue  # a server that is killed before anybody gets through to it shows nothing
+                given = follower.given
                 server.kill()
                 server.start()
+                kills += 1
 
         follower = StubbornFollower(server.main, tmp_path / "segments", chance=random.Random(SEED), chunkRows="7")
         killer = threading.Thread(target=kill)
@@ -53,9 +60,10 @@ def test_the_database_is_killed_again_and_again(tmp_path: Path) -> None:
         follower.start = follower.reader.initialOffset()
         killer.start()
         try:
-            ledger = run(server.main, follower, SEED, batches=10 + 2 * TRIALS, whole=False)
+            ledger = run(server.main, follower, SEED, whole=False, enough=lambda: kills >= KILLS)
         finally:
             stop.set()
             killer.join()
         finish(server.main, follower, ledger)
+        print(f"ledger: {sum(ledger.ids.values())} ids, {len(ledger.transactions)} transactions, {kills} kills")
         assert ledger.verdict() == []
