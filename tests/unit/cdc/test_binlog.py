@@ -6,12 +6,14 @@ import json
 import struct
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from millstream.cdc.decoding import Decoding
 from millstream.cdc.errors import UnreadableMessage
+from millstream.cdc.mariadb import decode
 from millstream.cdc.mariadb.binlog import (
     BEGIN_FORM,
     file_at,
@@ -22,8 +24,9 @@ from millstream.cdc.mariadb.binlog import (
     position_of,
 )
 from millstream.cdc.mariadb.decode import count_changes, decode_changes, mark_of
+from millstream.cdc.mariadb.rows import Walked
 from millstream.cdc.mariadb.statements import Meaning, meaning
-from millstream.cdc.segments import read_segment, write_segment
+from millstream.cdc.segments import Bytes, Numbers, read_segment, write_segment
 from millstream.cdc.spool import LogSpool
 
 CHARSETS = {63: "binary", 45: "utf8mb4", 46: "utf8mb4", 8: "latin1"}
@@ -172,6 +175,26 @@ def test_a_transaction_over_several_files_is_numbered_through_and_one_that_was_c
     spool.part({**opened, "lsn": 400})
     spool.abandon()
     assert sorted(tmp_path.glob("*open.seg")) == files[:1], "a part of what never happened is gone"
+
+
+def test_a_small_batch_of_a_large_file_walks_over_its_own_transactions_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each batch of a backlog costs as much as the file, which holds thousands of them."""
+    walk, walked = decode.walk_rows, []
+
+    def counted(body: Bytes, starts: Numbers, *rest: Any) -> Walked:
+        walked.extend(starts.tolist())
+        return walk(body, starts, *rest)
+
+    monkeypatch.setattr(decode, "walk_rows", counted)
+    messages = [part for lsn in range(100, 1100, 100) for part in (begin(lsn, lsn), INSERT, UPDATE)]
+    whole = decoded(tmp_path, messages)
+    assert len(whole) == 30  # the update changes the key
+    del walked[:]
+    batches = [decoded(tmp_path, messages, after=at, upto=at + 100) for at in range(0, 1200, 100)]
+    assert [event for batch in batches for event in batch] == whole
+    assert len(walked) == len(set(walked)) == 20
 
 
 def test_places_of_the_log_are_numbers_that_grow() -> None:

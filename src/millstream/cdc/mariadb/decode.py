@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ def _groups(body: Bytes, starts: Numbers, relations: dict[str, Any]) -> list[_Gr
 
 def decode_changes(segment: Segment, how: Decoding) -> pa.RecordBatch:
     """The changes of the transactions that end in ``(how.after, how.upto]``, in the order of the log."""
+    segment = _around(segment, how)
     body, starts, ends = segment.body, segment.starts, segment.ends
     groups = _groups(body, starts, segment.facts["relations"])
     walked = [walk_rows(body, starts[g.messages], ends[g.messages], g.messages, g.kind, g.table) for g in groups]
@@ -110,6 +112,18 @@ def decode_changes(segment: Segment, how: Decoding) -> pa.RecordBatch:
             places.append(np.full(len(told), first[at], dtype=np.int64))
             halves.append(np.arange(len(told), dtype=np.int64))
     return in_order(pieces, places, halves)
+
+
+def _around(segment: Segment, how: Decoding) -> Segment:
+    """Without the transactions before those that are wanted, and without those behind them: a backlog in small batches
+    would have the whole file walked over for each of them."""
+    starts = segment.starts
+    begun = np.flatnonzero(segment.body[starts] == BEGIN) if len(starts) else starts
+    lsn = byte_view(segment.body, "<i8")[starts[begun] + 1] if len(begun) else begun
+    first, last = np.searchsorted(lsn, (how.after, how.upto)).tolist()
+    bounds = np.append(begun, len(starts))
+    kept = slice(int(bounds[first]) if first else 0, int(bounds[last]))  # what was open before has no beginning here
+    return replace(segment, starts=starts[kept], ends=segment.ends[kept])
 
 
 def _at(rows: Walked, mine: Numbers) -> Walked:
