@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from millstream.cdc import snapshot
-from millstream.cdc.database import ChangeDatabase
+from millstream.cdc.database import ChangeDatabase, ChangeSession
 from millstream.cdc.errors import SourceUnreachable
 from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.segments import pin_json
-from millstream.cdc.session import ChangeSession
+from millstream.cdc.snapshot import SeenTable
 from millstream.cdc.spool import LogSpool
-from millstream.cdc.visibility import SeenTable
 
 log = logging.getLogger("millstream.cdc")
 

@@ -17,13 +17,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from millstream.cdc import snapshot
 from millstream.cdc.database import ChangeDatabase
-from millstream.cdc.decoding import Decoding, emptied_event
+from millstream.cdc.decoding import SCHEMA, Decoding, emptied_event
 from millstream.cdc.errors import SegmentDamaged
-from millstream.cdc.frame import SCHEMA
 from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.planner import ChunkBatch, LogBatch, Planner
 from millstream.cdc.segments import Segment, read_segment
-from millstream.cdc.visibility import Unseen
+from millstream.cdc.snapshot import Unseen
 
 _SLICE = 20_000
 """Rows in one Arrow batch at most: Spark holds several of them."""

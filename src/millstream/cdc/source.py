@@ -1,4 +1,4 @@
-"""The Spark formats of this room: options in, a reader out. Each database's ``options.py`` lists its options.
+"""The Spark formats of this room: options in, a reader out. Each database's ``database.py`` lists its options.
 
 Spark's workers load this module and no more, so that what it needs is imported where it is used.
 """
@@ -24,13 +24,12 @@ class PostgresChangesSource(DataSource):
         return POSTGRES_FORMAT
 
     def schema(self) -> str:
-        from millstream.cdc.frame import DDL
+        from millstream.cdc.decoding import DDL
 
         return DDL
 
     def streamReader(self, schema: StructType) -> ChangesReader:
-        from millstream.cdc.postgres.database import Postgres
-        from millstream.cdc.postgres.options import change_options
+        from millstream.cdc.postgres.database import Postgres, change_options
         from millstream.cdc.reader import ChangesReader
 
         return ChangesReader(Postgres(change_options(self.options)))
@@ -44,13 +43,12 @@ class MariadbChangesSource(DataSource):
         return MARIADB_FORMAT
 
     def schema(self) -> str:
-        from millstream.cdc.frame import DDL
+        from millstream.cdc.decoding import DDL
 
         return DDL
 
     def streamReader(self, schema: StructType) -> ChangesReader:
-        from millstream.cdc.mariadb.database import Mariadb
-        from millstream.cdc.mariadb.options import mariadb_options
+        from millstream.cdc.mariadb.database import Mariadb, mariadb_options
         from millstream.cdc.reader import ChangesReader
 
         return ChangesReader(Mariadb(mariadb_options(self.options)))

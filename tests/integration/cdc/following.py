@@ -11,10 +11,8 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from millstream.cdc.mariadb.database import Mariadb
-from millstream.cdc.mariadb.options import mariadb_options
-from millstream.cdc.postgres.database import Postgres
-from millstream.cdc.postgres.options import change_options
+from millstream.cdc.mariadb.database import Mariadb, mariadb_options
+from millstream.cdc.postgres.database import Postgres, change_options
 from millstream.cdc.reader import ChangesReader
 from millstream.testing import MariadbDatabase, PostgresDatabase
 

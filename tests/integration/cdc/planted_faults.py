@@ -19,11 +19,10 @@ from millstream.cdc.mariadb.binlog import position_of
 from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.planner import Planner
 from millstream.cdc.postgres import catalog as postgres_catalog
-from millstream.cdc.postgres.database import Postgres
-from millstream.cdc.postgres.operation import slot_status
+from millstream.cdc.postgres.database import Postgres, slot_status
 from millstream.cdc.postgres.pgoutput import BEGIN, parse_begin
 from millstream.cdc.segments import Numbers, read_segment
-from millstream.cdc.visibility import SeenTable
+from millstream.cdc.snapshot import SeenTable
 from millstream.testing import wait_until
 
 Plant = Callable[[Any, str, Any], None]

@@ -10,8 +10,7 @@ import pytest
 from following import Follower
 
 from millstream.cdc.errors import InvalidChangeOption, PositionLost, SourceRefused, SourceUnreachable
-from millstream.cdc.mariadb.database import Mariadb
-from millstream.cdc.mariadb.options import mariadb_options
+from millstream.cdc.mariadb.database import Mariadb, mariadb_options
 from millstream.testing import MariadbDatabase, MariadbProcess, mariadb_server, wait_until
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, note text)"

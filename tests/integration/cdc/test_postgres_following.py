@@ -18,7 +18,7 @@ from millstream.cdc import planner
 from millstream.cdc.options import DatabaseAddress
 from millstream.cdc.postgres import session
 from millstream.cdc.postgres.connection import Login
-from millstream.cdc.postgres.operation import acknowledge_end, slot_status
+from millstream.cdc.postgres.database import acknowledge_end, slot_status
 from millstream.testing import PostgresDatabase, wait_until
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, note text)"

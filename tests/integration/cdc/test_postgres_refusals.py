@@ -11,7 +11,7 @@ from following import Follower
 
 from millstream.cdc.errors import InvalidChangeOption, PositionLost, SnapshotLost, SourceRefused, SourceUnreachable
 from millstream.cdc.postgres.connection import ReplicationConnection
-from millstream.cdc.postgres.options import change_options
+from millstream.cdc.postgres.database import change_options
 from millstream.cdc.postgres.preparation import drop
 from millstream.testing import PostgresDatabase, PostgresProcess, wait_until
 

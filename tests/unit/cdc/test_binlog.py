@@ -16,7 +16,9 @@ from millstream.cdc.errors import UnreadableMessage
 from millstream.cdc.mariadb import decode
 from millstream.cdc.mariadb.binlog import (
     BEGIN_FORM,
+    Meaning,
     file_at,
+    meaning,
     parse_gtid,
     parse_query,
     parse_rotate,
@@ -25,7 +27,6 @@ from millstream.cdc.mariadb.binlog import (
 )
 from millstream.cdc.mariadb.decode import count_changes, decode_changes, mark_of
 from millstream.cdc.mariadb.rows import Walked
-from millstream.cdc.mariadb.statements import Meaning, meaning
 from millstream.cdc.segments import Bytes, Numbers, read_segment, write_segment
 from millstream.cdc.spool import LogSpool
 

@@ -12,8 +12,8 @@ import pytest
 from millstream.cdc.decoding import lane_of
 from millstream.cdc.offsets import ChangeOffset
 from millstream.cdc.segments import read_segment
+from millstream.cdc.snapshot import Snapshot, widened
 from millstream.cdc.spool import LogSpool
-from millstream.cdc.visibility import Snapshot, widened
 from millstream.errors import InvalidArgument
 from millstream.testing import wait_until
 

@@ -1,7 +1,11 @@
-"""MariaDB, as planner and reader see every database that is followed."""
+"""MariaDB, as planner and reader see every database that is followed; what a query of ``mariadb_changes`` may ask for,
+beside what every change source may (``cdc/options.py``); and what people and pipelines ask about a server's log, from
+outside of the query that reads it.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +14,18 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.cdc.decoding import Decoding
-from millstream.cdc.errors import SourceRefused
+from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
 from millstream.cdc.mariadb import catalog, preparation, snapshot
-from millstream.cdc.mariadb.binlog import BinlogTable
+from millstream.cdc.mariadb.binlog import BinlogTable, file_number
+from millstream.cdc.mariadb.connection import EXAMPLE, MariadbLogin, ask
 from millstream.cdc.mariadb.decode import count_changes, decode_changes, decode_rows, mark_of
-from millstream.cdc.mariadb.options import MariadbOptions
+from millstream.cdc.mariadb.preparation import look
 from millstream.cdc.mariadb.session import BinlogSession
 from millstream.cdc.offsets import ChangeOffset
-from millstream.cdc.options import FollowOptions
+from millstream.cdc.options import FollowOptions, address, known_options, number, read_options
 from millstream.cdc.segments import Numbers, Segment, read_segment
-from millstream.cdc.snapshot import ChunkPlan
+from millstream.cdc.snapshot import ChunkPlan, SeenTable
 from millstream.cdc.spool import Count, LogSpool
-from millstream.cdc.visibility import SeenTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +103,67 @@ class Mariadb:
         if "table" not in segment.facts:
             return None
         return decode_rows(segment, BinlogTable.from_json(segment.facts["table"]), how, name)
+
+
+@dataclass(frozen=True, slots=True)
+class MariadbOptions:
+    login: MariadbLogin
+    read: FollowOptions
+    server_id: int
+
+
+def mariadb_options(given: Mapping[str, str]) -> MariadbOptions:
+    """Raises InvalidChangeOption."""
+    values = known_options(given, ("serverId",))
+    read = read_options(values, "mariadb")
+    made = 1 << 31 | zlib.crc32(read.source.encode()) >> 1  # far from the small numbers that people give their servers
+    return MariadbOptions(
+        login=MariadbLogin(address(values, EXAMPLE)),
+        read=read,
+        server_id=number(values, "serverId", made, most=0xFFFFFFFF) or made,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogStatus:
+    """How the log stands beside a checkpoint. ``lost``: why what follows the checkpoint cannot be had; None: it can.
+    ``behind_bytes`` of log lie behind it, None where there is no checkpoint yet. ``keeps_s``: how long the server keeps
+    its files, 0: until somebody purges them. ``spare_files``: how many older files it still has."""
+
+    files: int
+    held_bytes: int
+    keeps_s: int
+    behind_bytes: int | None = None
+    spare_files: int = 0
+    lost: str | None = None
+
+
+def binlog_status(login: MariadbLogin, logged: dict[str, Any] | None) -> BinlogStatus:
+    """``logged``: where the last committed batch ended. Raises SourceUnreachable and SourceRefused."""
+    with login.connect() as connection:
+        files = catalog.log_files(connection)
+        [(keeps_s,)] = ask(connection, "SELECT CAST(@@GLOBAL.binlog_expire_logs_seconds AS UNSIGNED)")
+        held = sum(each.size for each in files)
+        if logged is None:
+            return BinlogStatus(len(files), held, int(keeps_s))
+        end = ChangeOffset.from_json(logged)
+        number, place = end.position >> 32, end.position & 0xFFFFFFFF
+        behind = sum(each.size for each in files if file_number(each.name) > number)
+        behind += sum(max(0, each.size - place) for each in files if file_number(each.name) == number)
+        spare = sum(1 for each in files if file_number(each.name) < number)
+        try:
+            catalog.check_position(connection, login, end.server, end.position, end.mark)
+        except PositionLost as error:
+            return BinlogStatus(len(files), held, int(keeps_s), behind, spare, str(error))
+        return BinlogStatus(len(files), held, int(keeps_s), behind, spare)
+
+
+def binlog_refusal(login: MariadbLogin, tables: Sequence[str]) -> str | None:
+    """Why the server cannot be followed as it is; None where it can, or may yet because it does not answer now."""
+    try:
+        look(login, tables)
+    except SourceRefused as error:
+        return str(error)
+    except SourceUnreachable:
+        return None
+    return None

@@ -16,9 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.decoding import Decoding, LogPlaces, change_events, emptied_event, lane_of, row_events
+from millstream.cdc.decoding import (
+    SCHEMA,
+    Decoding,
+    LogPlaces,
+    change_events,
+    emptied_event,
+    in_order,
+    lane_of,
+    row_events,
+)
 from millstream.cdc.errors import UnreadableMessage
-from millstream.cdc.frame import SCHEMA, in_order
 from millstream.cdc.json_columns import NULL, VALUE, JsonColumn, Places, as_json, json_rows, texts
 from millstream.cdc.mariadb.binlog import BEGIN, BEGIN_FORM, DELETES, EMPTIED, ROWS, UPDATES, BinlogTable
 from millstream.cdc.mariadb.rows import Walked, count_rows, walk_rows

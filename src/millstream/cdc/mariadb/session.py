@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from millstream.cdc.database import TICK_S, ChangeSession
 from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
 from millstream.cdc.mariadb import binlog, catalog, preparation
-from millstream.cdc.mariadb.binlog import BinlogTable, Gtid
+from millstream.cdc.mariadb.binlog import BinlogTable, Gtid, meaning
 from millstream.cdc.mariadb.connection import (
     HEARTBEAT_S,
     BinlogStream,
@@ -22,8 +23,6 @@ from millstream.cdc.mariadb.connection import (
     checked,
     has_checksum,
 )
-from millstream.cdc.mariadb.statements import meaning
-from millstream.cdc.session import TICK_S, ChangeSession
 from millstream.cdc.spool import LogSpool
 
 SEGMENT_BYTES = 8 << 20

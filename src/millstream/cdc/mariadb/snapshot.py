@@ -31,8 +31,7 @@ from millstream.cdc.mariadb.connection import (
 )
 from millstream.cdc.mariadb.preparation import column_problem
 from millstream.cdc.segments import Numbers, write_segment
-from millstream.cdc.snapshot import ChunkPlan
-from millstream.cdc.visibility import SeenTable
+from millstream.cdc.snapshot import ChunkPlan, SeenTable
 
 _TRIES = 50
 _CHANGED = frozenset((1412, 1054, 1146, 1213, 1205))

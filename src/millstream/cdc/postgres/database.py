@@ -1,27 +1,38 @@
-"""PostgreSQL, as planner and reader see every database that is followed."""
+"""PostgreSQL, as planner and reader see every database that is followed; what a query of ``postgres_changes`` may ask
+for, beside what every change source may (``cdc/options.py``); and what people and pipelines ask about a slot, and tell
+it, from outside of the query that reads it.
+"""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 from psycopg import conninfo
 
 from millstream.cdc.decoding import Decoding
+from millstream.cdc.errors import InvalidChangeOption, SourceRefused, SourceUnreachable
 from millstream.cdc.offsets import ChangeOffset
-from millstream.cdc.options import FollowOptions
+from millstream.cdc.options import FollowOptions, address, known_options, needed, read_options, truth
 from millstream.cdc.postgres import catalog, preparation, snapshot
+from millstream.cdc.postgres.connection import Login
 from millstream.cdc.postgres.decode import decode_changes, decode_rows
-from millstream.cdc.postgres.options import ChangeOptions
-from millstream.cdc.postgres.pgoutput import Relation
+from millstream.cdc.postgres.pgoutput import Relation, format_lsn
+from millstream.cdc.postgres.preparation import Wanted, look
 from millstream.cdc.postgres.session import ReplicationSession
 from millstream.cdc.segments import Numbers, Segment
-from millstream.cdc.snapshot import ChunkPlan
+from millstream.cdc.snapshot import ChunkPlan, SeenTable
 from millstream.cdc.spool import LogSpool
-from millstream.cdc.visibility import SeenTable
+
+_NAMES = ("slot", "publication", "create", "unchanged")
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_FREE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +119,77 @@ class Postgres:
             return None
         relation = Relation.from_json(segment.facts["relation"])
         return decode_rows(segment, relation, how, name, segment.facts["position"])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOptions:
+    login: Login
+    wanted: Wanted
+    read: FollowOptions
+    unchanged: str | None = None
+
+
+def change_options(given: Mapping[str, str]) -> ChangeOptions:
+    """Raises InvalidChangeOption."""
+    values = known_options(given, _NAMES)
+    slot = needed(values, "slot", "a name for the replication slot, such as millstream_orders")
+    if not _SLOT_NAME.fullmatch(slot):
+        raise InvalidChangeOption("slot", slot, "lower-case letters, digits and underscores, 63 at most")
+    read = read_options(values, slot)
+    publication = needed(values, "publication", "the publication's name")
+    return ChangeOptions(
+        login=Login(address(values, "postgresql://user@host:5432/database")),
+        wanted=Wanted(read.tables, slot, publication, truth(values, "create")),
+        read=read,
+        unchanged=values.get("unchanged"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """How a slot stands. ``held_bytes`` of log are kept for it; ``wal_status`` is reserved, extended, unreserved (about
+    to be lost) or lost."""
+
+    slot: str
+    active: bool
+    confirmed: int
+    held_bytes: int
+    wal_status: str
+
+
+def slot_status(login: Login, slot: str) -> SlotStatus | None:
+    """None where there is no such slot. Raises SourceUnreachable and SourceRefused."""
+    with login.connect() as connection:
+        found = catalog.slot_of(connection, slot)
+    if found is None:
+        return None
+    return SlotStatus(slot, found.active, found.confirmed or 0, found.held_bytes or 0, found.wal_status or "unknown")
+
+
+def refusal(login: Login, wanted: Wanted, *, begun: bool) -> str | None:
+    """Why the database cannot be followed as it is; None where it can, or may yet because it does not answer now."""
+    try:
+        look(login, wanted, begun=begun)
+    except SourceRefused as error:
+        return str(error)
+    except SourceUnreachable:
+        return None
+    return None
+
+
+def acknowledge_end(login: Login, slot: str, logged: dict[str, Any]) -> None:
+    """Tells the slot where the last committed batch ended, once its reader is gone: a run that has come to its end
+    plans no further batch, and so never says so itself. Raises SourceUnreachable and SourceRefused."""
+    end, until = ChangeOffset.from_json(logged), time.monotonic() + _FREE_S
+    with login.connect() as connection:
+        while True:
+            found = catalog.slot_of(connection, slot)
+            if found is None or found.confirmed is None or found.confirmed >= end.position:
+                return
+            try:
+                connection.execute("SELECT pg_replication_slot_advance(%s, %s)", (slot, format_lsn(end.position)))
+                return
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)

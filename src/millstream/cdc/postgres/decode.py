@@ -14,9 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.decoding import Decoding, LogPlaces, change_events, emptied_event, lane_of, number_texts, row_events
+from millstream.cdc.decoding import (
+    SCHEMA,
+    Decoding,
+    LogPlaces,
+    change_events,
+    emptied_event,
+    in_order,
+    lane_of,
+    number_texts,
+    row_events,
+)
 from millstream.cdc.errors import UnreadableMessage
-from millstream.cdc.frame import SCHEMA, in_order
 from millstream.cdc.json_columns import (
     UNCHANGED,
     UNTOLD,
@@ -34,10 +43,15 @@ from millstream.cdc.postgres.pgoutput import (
     TRUNCATE,
     UPDATE,
     Relation,
+    filled,
+    key_changed,
+    key_only,
     milliseconds,
     parse_truncate,
+    texts_at,
+    walk_copied_rows,
+    walk_tuples,
 )
-from millstream.cdc.postgres.tuples import filled, key_changed, key_only, texts_at, walk_copied_rows, walk_tuples
 from millstream.cdc.segments import Bytes, Numbers, Segment, byte_view
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\x00"

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import psycopg
 
+from millstream.cdc.database import TICK_S
 from millstream.cdc.errors import SourceRefused
 from millstream.cdc.postgres import catalog
 from millstream.cdc.postgres.catalog import Connection, FollowedTable, Slot
 from millstream.cdc.postgres.connection import Login, quoted
 from millstream.cdc.postgres.pgoutput import parse_lsn
-from millstream.cdc.session import TICK_S
 
 _OLDEST = 130_000
 

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 
+from millstream.cdc.database import TICK_S, ChangeSession
 from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
 from millstream.cdc.postgres import catalog
 from millstream.cdc.postgres.connection import Login, ReplicationConnection, ReplicationError, literal, quoted
@@ -30,7 +31,6 @@ from millstream.cdc.postgres.pgoutput import (
     parse_relation,
     parse_truncate,
 )
-from millstream.cdc.session import TICK_S, ChangeSession
 from millstream.cdc.spool import LogSpool
 from millstream.errors import MillstreamError
 

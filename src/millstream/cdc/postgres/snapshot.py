@@ -20,8 +20,7 @@ from millstream.cdc.postgres.catalog import Connection, FollowedTable, Published
 from millstream.cdc.postgres.connection import Login, literal, quoted
 from millstream.cdc.postgres.pgoutput import parse_lsn
 from millstream.cdc.segments import Numbers, write_segment
-from millstream.cdc.snapshot import ChunkPlan
-from millstream.cdc.visibility import SeenTable, Snapshot, widened
+from millstream.cdc.snapshot import ChunkPlan, SeenTable, Snapshot, widened
 
 # Types whose cast to text prints what the type itself prints. Of others (boolean, char(n), inet, ...) it may not.
 _CASTS_LIKE_OUTPUT = frozenset(
