@@ -14,9 +14,9 @@ import pytest
 
 from millstream import open_blocking_broker, open_broker
 from millstream.testing.conformance import Unblocked
-from millstream.wire.commands import Command
 
-pytest.register_assert_rewrite("messaging_chapters")  # before any test module imports it
+pytest.register_assert_rewrite("messaging_chapters")  # before anybody imports it
+from messaging_chapters.chapter import flush  # noqa: E402 - after that
 
 COLUMNS = ("embedded", "server", "redis")
 CLUSTER = pytest.param("cluster", marks=pytest.mark.at_length)
@@ -54,9 +54,6 @@ async def broker(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -
 async def broker_url(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -> AsyncIterator[str]:
     """An empty broker's address, for tests in which several processes or clients meet. Stays open to the end."""
     url = url_in(request.param)
-    nodes = [node.url for node in request.getfixturevalue("cluster").nodes] if request.param == "cluster" else []
     async with open_broker(url):
-        for node in nodes or [url]:
-            async with open_broker(node) as one:
-                await one.link.call(Command((b"FLUSHALL",)))
+        await flush(url)
         yield url

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from messaging_chapters.chapter import flush
 
 from millstream import Broker, open_broker
 from millstream.assignment import (
@@ -286,7 +287,7 @@ async def test_a_flushed_server_gets_its_announcements_back(broker_url: str) -> 
             await a.client.announce(f"s{n}", {"n": n})
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 2, what="each owns two")
         old = {**a.client.owned, **b.client.owned}
-        await a.broker.link.call(Command((b"FLUSHALL",)))
+        await flush(broker_url)
 
         def all_are_owned_anew() -> bool:
             now = {**a.client.owned, **b.client.owned}

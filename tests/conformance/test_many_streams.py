@@ -55,8 +55,8 @@ async def test_one_stale_guard_fails_its_own_stream_alone(broker_url: str) -> No
 
 
 async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None:
-    async with open_broker(broker_url) as broker:
-        for name in ("a", "b"):
+    async with open_broker(broker_url) as broker:  # one slot: a read covers one
+        for name in ("{w}a", "{w}b"):
             await broker.create_group(name, "g", start="0")
         waits: list[int] = []
 
@@ -64,7 +64,7 @@ async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None
             return asyncio.create_task(
                 broker.run(
                     wait_for_streams,
-                    [b"a", b"b"],
+                    [b"{w}a", b"{w}b"],
                     b"g",
                     b"c",
                     count=1,
@@ -77,7 +77,7 @@ async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None
         await eventually(lambda: waits, what="it to wait")
 
         async def woken() -> bool:
-            await broker.run(unblock, waits[-1], stream="a")
+            await broker.run(unblock, waits[-1], stream="{w}a")
             return reading_now.done()
 
         await eventually(woken, what="it to wake up")
@@ -85,9 +85,9 @@ async def test_a_wait_is_woken_as_if_its_time_were_over(broker_url: str) -> None
         # The same connection waits again, and takes what comes.
         again = read()
         await eventually(lambda: len(waits) == 2, what="it to wait again")
-        await broker.xadd("b", {"n": 1})
-        assert [name for name, _ in await asyncio.wait_for(again, 60)] == [b"b"]
-        assert (await broker.xpending("b", "g")).count == 1
+        await broker.xadd("{w}b", {"n": 1})
+        assert [name for name, _ in await asyncio.wait_for(again, 60)] == [b"{w}b"]
+        assert (await broker.xpending("{w}b", "g")).count == 1
 
 
 async def test_a_user_who_may_not_ask_for_numbers_is_told_none(redis_url: str) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from messaging_chapters.chapter import QUICK, Seen, Told, numbered
+from messaging_chapters.chapter import QUICK, Seen, Told, flush, numbered
 
 from millstream import Broker, open_broker
 from millstream.broker import beside
@@ -28,7 +28,6 @@ from millstream.messaging.subscriber import consumer as shared
 from millstream.messaging.subscriber import reader, shard
 from millstream.messaging.subscriber.reader import SHARD_SIZE
 from millstream.testing import ClusterSetup, RedisProcess, eventually
-from millstream.testing.topologies import ask
 from millstream.wire.commands import Command
 
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
@@ -41,16 +40,9 @@ CALM: dict[str, Any] = {**QUICK, "block_ms": 2_000, "claim_interval_ms": 1_000}
 
 @pytest.fixture(params=WHERE)
 async def broker(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -> AsyncIterator[Broker]:
-    if request.param == "cluster":
-        cluster: ClusterSetup = request.getfixturevalue("cluster")
-        for node in cluster.nodes:
-            ask(node, "FLUSHALL")
-        url = cluster.url
-    else:
-        url = url_in(request.param)
+    url = url_in(request.param)
     async with open_broker(url) as opened:
-        if request.param != "cluster":
-            await opened.link.call(Command((b"FLUSHALL",)))
+        await flush(url)
         yield opened
 
 

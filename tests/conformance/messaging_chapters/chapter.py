@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from millstream.broker import open_broker
 from millstream.broker.broker import Broker
 from millstream.messaging import Backoff, Handler, Message, Publisher, Subscriber
 from millstream.model import EntryId
@@ -113,6 +114,14 @@ async def publish_one(publisher: Publisher, topic: str, payload: bytes = b"x") -
     (entry_id,) = await publisher.publish(topic, Message(payload))
     assert entry_id is not None
     return entry_id
+
+
+async def flush(url: str) -> None:
+    """Empties every node that is there."""
+    _, is_cluster, nodes = url.partition("redis+cluster://")
+    for node in [f"redis://{one}" for one in nodes.split(",")] if is_cluster else [url]:
+        async with open_broker(node) as broker:
+            await broker.link.call(Command((b"FLUSHALL",)))
 
 
 def numbered(count: int, start: int = 0) -> list[Message]:

@@ -142,7 +142,7 @@ class GroupLossChapter(Chapter):
         seen = Seen()
         async with running(broker, topic, seen) as subscriber:
             await seen.have(5)
-            await broker.link.call(Command((b"FLUSHALL",)))
+            await broker.link.call(Command((b"FLUSHALL",), topic.encode()))
             await publisher.publish(topic, *numbered(5, 5))
             await seen.have(10)
             await eventually(lambda: subscriber.ready)

@@ -77,7 +77,7 @@ async def _store_some(
     if topic.publish_to is None:
         raise InvalidArgument("outputs", "a message's outputs", "publish_to, or an acknowledgement without outputs")
     target, encode, generation = topic.publish_to, topic.codec.encode, topic.generation
-    refused: list[Message] = []
+    refused: list[object] = []
     streams = {output_stream(target, one) for message in messages for one in outputs[message]}
     if shares_slot(topic.broker.context, topic.name, *streams):
         step = [
@@ -92,8 +92,8 @@ async def _store_some(
         answers = await topic.run(settle.ack_with_outputs, step)
         if len(answers) != len(step):  # nobody may be taken for settled without an answer of its own
             raise ServerError(f"{len(answers)} answers to {len(step)} acknowledgements", retryable=True)
-        refused = [message for message, answer in zip(messages, answers, strict=True) if answer is None]
-        topic.tell("messaging.acked", entries=len(answers) - len(refused))
+        stale = [message for message, answer in zip(messages, answers, strict=True) if answer is None]
+        topic.tell("messaging.acked", entries=len(answers) - len(stale))
         stored = Counter(
             stream
             for one, answer in zip(step, answers, strict=True)
@@ -101,12 +101,13 @@ async def _store_some(
         )
         for stream, count in stored.items():
             topic.tell_outputs(str(stream), count)
-        if refused:
-            topic.tell("messaging.ack_refused", entries=len(refused))
-            await not_held(topic, refused, generation)
-            for times, ids in ids_by_count(refused).items():
-                if await consumer.has_namesake(topic, ids, times):
-                    refused = []  # it is at work on them: looking again, we would take them from it, and it from us
+        if stale:
+            topic.tell("messaging.ack_refused", entries=len(stale))
+            await not_held(topic, stale, generation)
+        for times, ids in ids_by_count(stale).items():
+            # Where a namesake is at work on them we do not look again: we would take them from it, and it from us.
+            if not await consumer.has_namesake(topic, ids, times):
+                refused += ids
     else:
         # The output first: the other way round a crash in between would lose it.
         for message in messages:
@@ -117,6 +118,8 @@ async def _store_some(
             settled = await topic.run(settle.ack_held, ids, times_delivered=times)
             topic.tell("messaging.acked", entries=len(ids) - len(settled.refused))
             if settled.refused:
+                topic.tell("messaging.ack_refused", entries=len(settled.refused))
                 await lost(topic, settled, generation)
-                refused += messages
+                if not await consumer.has_namesake(topic, settled.refused, times):
+                    refused += settled.refused
     release(consumer, topic, [message.id for message in messages if message.id is not None], refused=refused)
