@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import pytest
+from messaging_chapters.chapter import Told, running
 from pydantic import BaseModel
 
 from millstream import Broker, Message, Publisher, Router, open_broker
@@ -27,6 +28,7 @@ from millstream.messaging import (
     partition_streams,
 )
 from millstream.testing import ClusterSetup, eventually
+from millstream.wire.commands import Command
 
 QUICK = Settings(lease_ms=2_000, renew_interval_ms=250, sweep_interval_ms=50, go_locks=False)
 
@@ -235,6 +237,43 @@ async def split_outputs(broker: Broker, orders: str, bills: str) -> None:
         await eventually(letters.count, what="what no partition can be found for is buried", timeout_s=60)
     assert {key: list(range(10)) for key in seen} == seen
     assert len(seen) == 10
+
+
+async def test_a_partition_that_cannot_be_written_to_costs_outputs_to_the_others_nothing(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Many messages are settled in one step, which a key of another type refuses as a whole."""
+    told, begun, go_on = Told(), Counter[str](), asyncio.Event()
+    keys = [f"c{number}" for number in range(20)]
+    good = [key for key in keys if partition_of(key, 3) != partition_of("c0", 3)]
+    await broker.link.call(Command((b"SET", (name := f"bills.p{partition_of('c0', 3)}".encode()), b"x"), name))
+
+    async def bill(message: Message) -> Message:
+        begun[str(message.key)] += 1
+        await go_on.wait()
+        return message.copy()
+
+    async def put_out() -> list[str]:
+        healthy = [stream for stream in partition_streams("bills", 3) if stream.encode() != name]
+        found = [entry.fields[b"key"].decode() for stream in healthy for entry in await broker.xrange(stream)]
+        return sorted(found)
+
+    async def settled() -> bool:
+        return (await broker.xpending("orders", "g")).count == 20 - len(good) and await put_out() == sorted(good)
+
+    async with Publisher(broker) as publisher:
+        await publisher.publish("orders", *(Message(b"x", {"key": key}) for key in keys))
+    async with running(told.beside(broker), "orders", bill, publish_to=PartitionedTopic("bills", 3)):
+        await eventually(lambda: len(begun) == 20, what="all to be under way", timeout_s=60)
+        go_on.set()
+        await eventually(settled, what="all but those of that partition to be settled", timeout_s=60)
+        await eventually(
+            lambda: sum(told.all("messaging.settle_failed", "entries")) == 20 - len(good),
+            what="those to be told",
+            timeout_s=60,
+        )
+    assert await put_out() == sorted(good), "each once"
+    assert "could not settle" in caplog.text
 
 
 async def test_what_everybody_gets_may_be_put_out_to_a_topic_that_is_split(broker: Broker) -> None:

@@ -233,6 +233,8 @@ class Settler:
 
     def _give_up(self, topic: Topic, messages: Sequence[Message], error: Exception) -> None:
         # The entries stay pending; without our sign of life a sweep delivers them again, and counts.
+        held = topic.book.entries
+        messages = [one for one in messages if one.id is not None and held.get(one.id) is one]  # others are settled
         if isinstance(error, StaleOwner):
             log.info("%s is another member's by now: what was held here is handled there", topic.name)
         else:
