@@ -76,18 +76,26 @@ class TopicQueue:
         self._sent = sent
         self._calls: deque[QueuedCall] = deque()
         self._rows = 0
+        self._bytes = 0
+        """Of what waits in the queue."""
         self._last = 0
         self._versions = versions
         self._outage = outage
         self._batches: BatchWriter | None = None
         """Where the last batch ended. None: nobody knows, so the next one begins a new version."""
         self._sender: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The sender's, while there is one."""
         self.failing = False
         """The last try to store a batch failed, and it is being tried again."""
 
     @property
     def idle(self) -> bool:
         return self._sender is None and not self._calls
+
+    def promise(self) -> asyncio.Future[Ids]:
+        """What a call waits for. While somebody sends, the loop is known: to ask for it is a system call each time."""
+        return (self._loop or asyncio.get_running_loop()).create_future()
 
     def add(self, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
         """Takes them; ``stored`` gets their ids once they are stored."""
@@ -96,9 +104,10 @@ class TopicQueue:
         else:
             self._add_in_pieces(rows, stored)
         self._rows += len(rows)
+        self._bytes += size
         if self._sender is None:
-            loop = asyncio.get_running_loop()
-            self._sender = loop.create_task(self._send_all(), name=f"millstream publisher to {self._topic}")
+            self._loop = asyncio.get_running_loop()
+            self._sender = self._loop.create_task(self._send_all(), name=f"millstream publisher to {self._topic}")
             self._sender.add_done_callback(self._ended)
 
     def _add_in_pieces(self, rows: Sequence[Row], stored: asyncio.Future[Ids]) -> None:
@@ -153,7 +162,7 @@ class TopicQueue:
                 self._sent(len(rows), size)
         finally:
             if self._sender is asyncio.current_task():
-                self._sender = None
+                self._sender = self._loop = None
 
     def _ended(self, sender: asyncio.Task[None]) -> None:
         """Cancelled before its first step, it could not clear up itself."""
@@ -163,12 +172,12 @@ class TopicQueue:
     def _break_off(self, calls: list[QueuedCall], messages: int, size: int) -> None:
         """Cancelled, as all tasks are when a loop ends: nobody sends the rest, and nobody may wait for it. Otherwise
         closing the publisher would wait for ever, and with it the end of the program."""
-        self._sender = None
+        self._sender = self._loop = None
         given_up = [*calls, *self._calls]
         messages += self._rows
-        size += sum(call.size for call in self._calls)
+        size += self._bytes
         self._calls.clear()
-        self._rows = 0
+        self._rows = self._bytes = 0
         for call in given_up:
             call.stored.cancel()
         self._sent(messages, size)
@@ -180,6 +189,11 @@ class TopicQueue:
         rows: list[Row] = []
         size = 0
         waiting = self._calls
+        if self._rows <= limit and self._bytes <= self._max_batch_bytes:
+            calls += waiting
+            rows += chain.from_iterable([call.rows for call in calls])
+            size = self._bytes
+            waiting.clear()
         while waiting:
             _, some, weight = waiting[0]
             if rows and (len(rows) + len(some) > limit or size + weight > self._max_batch_bytes):
@@ -188,6 +202,7 @@ class TopicQueue:
             rows += some
             size += weight
         self._rows -= len(rows)
+        self._bytes -= size
         self._last = len(rows)
         return calls, rows, size
 
@@ -250,6 +265,11 @@ class TopicQueue:
 
 
 def _tell(calls: Sequence[QueuedCall], ids: Ids) -> None:
+    if len(calls) == len(ids):  # one message a call, as most are
+        for (stored, _, _), entry_id in zip(calls, ids, strict=True):
+            if not stored.done():
+                stored.set_result([entry_id])
+        return
     at = 0
     for stored, rows, _ in calls:
         following = at + len(rows)

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import chain, count
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakSet
@@ -266,7 +266,7 @@ class Publisher:
             weighed = [self._row(message) for message in messages]
             rows = [row for row, _ in weighed]
             size = sum(weight for _, weight in weighed)
-        stored: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
+        stored = queue.promise()
         if self._waiting or not self._take(queue, rows, size, stored):
             self._waiting[stored] = WaitingCall(queue, rows, size, stored)
         return stored
@@ -277,11 +277,16 @@ class Publisher:
         """The message as words, and their bytes. A message that is too large is its publisher's error: found out here,
         it is not the error of all who happen to travel with it."""
         try:
-            row: Row = list(chain.from_iterable(self._codec.encode(message).items()))
+            fields = self._codec.encode(message)
         except AttributeError:
             _check_message(message)
             raise
-        size = sum(map(len, row))
+        row: Row = []
+        size = 0
+        for name, value in fields.items():
+            row.append(name)
+            row.append(value)
+            size += len(name) + len(value)
         if size > self._max_entry_bytes:
             raise PayloadTooLarge("message", size, self._max_entry_bytes)
         if len(row) > ROW_WORDS:
