@@ -239,3 +239,38 @@ def test_what_left_the_stream_is_told_and_taken_off_every_list(redis_server: Red
 
             assert [one.id for one in broker.xpending_range("gone", "g")] == [*held[1:8:2], early[2]]
             assert broker.link.call(Command((b"ZRANGE", beside("gone", "due:g"), b"0", b"-1"))) == [bytes(held[7])]
+
+
+def test_a_long_list_is_swept_whole_whatever_lies_in_it(redis_server: RedisProcess) -> None:
+    """Entries of several counts, deleted ones, delayed ones and those to leave alone, over many claims at a time: each
+    is told once, in its order, with its count; room and bytes end a page, and the next goes on where it ended."""
+    for url in (redis_server.url, f"local://{uuid.uuid4()}"):
+        with open_blocking_broker(url) as broker:
+            broker.delete("long", beside("long", "due:g"))
+            broker.xadd_many("long", [{"n": b"%03d" % n, "size": b"." * (n % 40)} for n in range(450)])
+            broker.create_group("long", "g", start="0")
+            held = [one.id for one in broker.xreadgroup("long", "g", "dead", count=450)]
+            broker.xclaim_ids("long", "g", "dead", held[250:], min_idle_ms=0)
+            twice = [one.id for one in broker.xclaim("long", "g", "dead", held[120:170], min_idle_ms=0)]
+            deleted, delayed_ones, left_alone = held[3:300:7], held[301:310], held[440:445]
+            broker.run(settle.delay, "long", "g", "dead", delayed_ones, times_delivered=1, delay_ms=HOUR)
+            broker.xdel("long", deleted)
+            expected = [one for one in held if one not in {*deleted, *delayed_ones, *left_alone}]
+
+            pages: list[Swept] = []
+            cursor = b"0-0"
+            while not pages or not pages[-1].finished:
+                limits = {"scan": 230, "room": 130, "max_bytes": 3_000, "but": left_alone}
+                pages.append(broker.run(recovery.sweep, "long", "g", "me", min_idle_ms=0, cursor=cursor, **limits))
+                cursor = pages[-1].cursor
+
+            found = [one for page in pages for one in page.deliveries]
+            assert [one.id for one in found] == expected
+            assert [one.id for one in found if one.times_delivered == 2] == [one for one in twice if one in expected]
+            assert [one for page in pages for one in page.gone] == deleted
+            assert max(len(page.deliveries) for page in pages) <= 130
+            for page in pages:  # a page ends with the entry that is too much, or a little later where sizes differ
+                weights = [sum(map(len, (*one.fields.keys(), *one.fields.values()))) for one in page.deliveries]
+                assert sum(weights) <= 3_000 + 50 * max(weights)
+            mine = broker.xpending_range("long", "g", consumer="me", count=500)
+            assert [(one.id, one.times_delivered) for one in mine] == [(one.id, one.times_delivered) for one in found]

@@ -10,6 +10,7 @@ from typing import Final
 
 from millstream.broker.steps.groups.twin import group_back
 from millstream.broker.steps.once.twin import append_once, append_once_at, once_close, once_open
+from millstream.broker.steps.recovery.twin import sweep
 from millstream.broker.steps.retention.twin import retain
 from millstream.broker.steps.twins import clock_ms
 from millstream.broker.steps.unique.twin import append_unique
@@ -36,6 +37,7 @@ PREVIOUS: Final[dict[bytes, Twin]] = {
     b"ef8c23efe91339274ed8f94f91108aae62217469": later_add,
     b"d12ae383029694ccc1610772a9930196eb8e00a0": retain,
     b"e6a01b23f0c76f935e7d2624e6cb67dc8ddf7e1d": group_back,
+    b"32d2b2ba77c0f2d70df7cbb8a6df152b094275c8": sweep,
 }
 """Digest of 0.1.0 to its twin: today's where the arguments and answers are the same. That today's also renews a
 marker's time where it refuses changes nothing for whoever asked."""

@@ -11,24 +11,52 @@ def sweep(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     (key, due), (group, me, abandoned, cursor, scan) = keys, argv[:5]
     room, left = int(argv[5]), int(argv[6])
     owner = (argv[7],) if argv[7] else ()
-    page = call(b"XPENDING", key, group, cursor, b"+", scan, *owner)
     leave = set(argv[8:])
+    some_wait = bool(call(b"ZRANGE", due, b"0", b"0"))
     taken: list[Reply] = []
     gone: list[bytes] = []
-    for entry_id, _, idle, times in page:
-        if idle >= int(abandoned) and entry_id not in leave and call(b"ZSCORE", due, entry_id) is None:
-            if len(taken) >= room or left <= 0:
-                return [entry_id, taken, gone]
-            claimed = call(b"XCLAIM", key, group, me, b"0", entry_id, b"RETRYCOUNT", b"%d" % max(1, times))
-            if claimed:
-                words = claimed[0][1]
-                taken.append([entry_id, words, times])
-                left -= sum(map(len, words))
-            else:
-                gone.append(entry_id)
-    if len(page) < int(scan):
-        return [b"0-0", taken, gone]
-    return [b"(" + page[-1][0], taken, gone]
+    together: list[bytes] = []
+    count, most, largest = 0, 1, 1
+
+    def claim() -> None:
+        nonlocal left, most, largest
+        if not together:
+            return
+        claimed = dict(call(b"XCLAIM", key, group, me, b"0", *together, b"RETRYCOUNT", b"%d" % max(1, count)))
+        for one in together:
+            if (words := claimed.get(one)) is None:
+                gone.append(one)
+                continue
+            size = sum(map(len, words))
+            left -= size
+            largest = max(largest, size)
+            taken.append([one, words, count])
+        together.clear()
+        most = max(1, min(50, left // largest))
+
+    looked = 0
+    while looked < int(scan):
+        wanted = min(100, int(scan) - looked)
+        page = call(b"XPENDING", key, group, cursor, b"+", b"%d" % wanted, *owner)
+        for entry_id, _, idle, times in page:
+            if idle >= int(abandoned) and entry_id not in leave and not (some_wait and _waits(call, due, entry_id)):
+                if times != count or len(together) >= most or len(taken) + len(together) >= room:
+                    claim()
+                if len(taken) >= room or left <= 0:
+                    return [entry_id, taken, gone]
+                together.append(entry_id)
+                count = times
+        if len(page) < wanted:
+            claim()
+            return [b"0-0", taken, gone]
+        looked += len(page)
+        cursor = b"(" + page[-1][0]
+    claim()
+    return [cursor, taken, gone]
+
+
+def _waits(call: Call, due: bytes, entry_id: bytes) -> bool:
+    return call(b"ZSCORE", due, entry_id) is not None
 
 
 def due_take(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
