@@ -20,7 +20,7 @@ from millstream.messaging import Message, SubscriberSettings
 from millstream.messaging.codecs import codec
 from millstream.messaging.subscriber.consumer import SharedConsumer
 from millstream.messaging.subscriber.intake import release
-from millstream.messaging.subscriber.shard import Shard
+from millstream.messaging.subscriber.shard import GATHER_FROM, GATHER_MS, Shard
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import Delivery, EntryId
 from virtual_time import run_in_virtual_time
@@ -183,5 +183,36 @@ def test_each_culprit_of_a_read_that_fails_as_a_whole_is_found_and_the_others_lo
             assert len(asked.reads) <= 4, "no search through the streams one by one"
             reading.cancel()
             await asyncio.wait([reading])
+
+    run_in_virtual_time(check())
+
+
+def test_a_read_of_many_topics_that_brought_little_is_asked_again_a_moment_later() -> None:
+    """Each wait for hundreds of topics has its price on the server: what comes within a moment shall cost one. Where
+    few are waited for, where much came or nothing, and where the topics change, nobody waits."""
+
+    async def pause_ms(topics: int, brought: int, *, another_joins: bool = False) -> float:
+        def answer(streams: Sequence[bytes], count: int) -> list[tuple[bytes, list[Delivery]]]:
+            return [(stream, entries(1)) for stream in streams[:brought]]
+
+        consumer = SharedConsumer(Asked(None, answer), "g", "me", lambda: None)
+        consumer.room.max_messages, consumer.room.max_bytes, consumer.room.entry_bytes = 10_000, 1 << 40, 1.0
+        shard = Shard(consumer.reader, None, polls=False)
+        for number in range(topics):
+            add_topic(consumer, shard, f"t{number}")
+        if another_joins:
+            asyncio.get_running_loop().call_later(0.005, add_topic, consumer, shard, "another")
+        began = asyncio.get_running_loop().time()
+        await shard._turn(list(shard.topics.values()))
+        assert len(consumer.broker.reads) == 1  # type: ignore[attr-defined]  # Asked has them
+        return round((asyncio.get_running_loop().time() - began) * 1000, 3)
+
+    async def check() -> None:
+        assert await pause_ms(300, 1) == GATHER_MS
+        assert await pause_ms(300, 29) == GATHER_MS
+        assert await pause_ms(300, 30) == 0
+        assert await pause_ms(300, 0) == 0
+        assert await pause_ms(GATHER_FROM - 1, 1) == 0
+        assert await pause_ms(300, 1, another_joins=True) == 5
 
     run_in_virtual_time(check())

@@ -38,6 +38,10 @@ UNWAKEABLE_BLOCK_MS = 250
 """A read that nobody can wake (no permission for CLIENT UNBLOCK) waits no longer than this."""
 SCARCE_MS = 20
 """How long a read waits, and its shard after it, where there is less room than topics: they take turns."""
+GATHER_FROM = 100
+GATHER_MS = 20
+"""A read of so many topics that brought few messages is not asked again at once: to wake it and to let it wait again
+costs the server the more the more topics there are, and what comes within a moment then comes with one read."""
 MOST = 4_000
 """Messages that one read of many topics may bring: those of which there are more become hot."""
 CERTAIN_S = 0.25
@@ -323,6 +327,8 @@ class Shard:
             busy = len(deliveries) >= count and (count > 1 or key in before)
             if busy and not alone and not choice[key].closing:
                 self._reader.heat(choice[key])
+        if found and len(choice) >= GATHER_FROM and len(found) * 10 < len(choice):
+            await self._wait_for_change(GATHER_MS)
 
     def _received(self, topic: Topic, deliveries: Sequence[Delivery], asked_at: float) -> None:
         self._reader.received(topic, deliveries, asked_at)
