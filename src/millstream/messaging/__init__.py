@@ -68,9 +68,8 @@ from millstream.messaging.retention import Janitor, RetentionPolicy, StreamRepor
 from millstream.messaging.route import DuplicateRoute, Route, make_subscriber, refuse_shared_groups
 from millstream.messaging.router import AlreadyRunning, Router
 from millstream.messaging.settings import HandlerOptions, SubscriberOptions, SubscriberSettings, check_topic
-from millstream.messaging.signals import run_until_signalled
 from millstream.messaging.subscriber import Subscriber
-from millstream.messaging.supervision import keep_running
+from millstream.messaging.supervision import keep_running, run_until_signalled
 from millstream.model import Backoff
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.broker import BatchWriter, RowsMissing, xrevrange
 from millstream.errors import MillstreamError
-from millstream.messaging.outage import Outage
+from millstream.messaging.supervision import Outage
 from millstream.model import Backoff, Durability, EntryId
 
 if TYPE_CHECKING:

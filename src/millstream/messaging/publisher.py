@@ -23,9 +23,9 @@ from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.delayed import DelayedPublisher
 from millstream.messaging.errors import PublisherClosed
 from millstream.messaging.message import Message, new_uuid
-from millstream.messaging.outage import Outage
 from millstream.messaging.partitions import check_partitioned, split_by_key
 from millstream.messaging.settings import check_topic
+from millstream.messaging.supervision import Outage
 from millstream.model import Durability, EntryId
 
 if TYPE_CHECKING:

@@ -26,11 +26,17 @@ from millstream.messaging.handler import (
 )
 from millstream.messaging.marshaler import Marshaler
 from millstream.messaging.partitions import OutputTopic
-from millstream.messaging.priorities import PriorityGate
-from millstream.messaging.route import Route, TopicReader, make_gate, make_route, make_subscriber, refuse_shared_groups
+from millstream.messaging.route import (
+    PriorityGate,
+    Route,
+    TopicReader,
+    make_gate,
+    make_route,
+    make_subscriber,
+    refuse_shared_groups,
+)
 from millstream.messaging.settings import SubscriberOptions
-from millstream.messaging.signals import run_until_signalled
-from millstream.messaging.supervision import can_pass
+from millstream.messaging.supervision import can_pass, run_until_signalled
 from millstream.model import Backoff, EntryId, Seconds, milliseconds
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from millstream import EntryId, Message, Router
 from millstream.errors import InvalidArgument
 from millstream.messaging import HandlerRefused
-from millstream.messaging.batches import Collector
-from millstream.messaging.priorities import PriorityGate, WeightedTurns
+from millstream.messaging.calls import Collector
+from millstream.messaging.route import PriorityGate, WeightedTurns
 
 
 class Nowhere:

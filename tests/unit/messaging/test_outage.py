@@ -10,7 +10,7 @@ import pytest
 
 from millstream import Publisher, open_broker
 from millstream.messaging import Message
-from millstream.messaging.outage import Outage
+from millstream.messaging.supervision import Outage
 from millstream.testing import Fault, FaultyLink
 
 

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.errors import HandlerCancelled, Rejected, RetryLater
+from millstream.messaging.errors import (
+    CircuitOpen,
+    HandlerCancelled,
+    HandlerCrashed,
+    HandlerTimedOut,
+    InjectedFailure,
+    Rejected,
+    RetryLater,
+)
 from millstream.messaging.handler import Handler, RunningHandler, running
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import (
@@ -29,7 +37,6 @@ from millstream.messaging.middleware import (
     throttle,
     timeout,
 )
-from millstream.messaging.middleware.errors import CircuitOpen, HandlerCrashed, HandlerTimedOut, InjectedFailure
 from millstream.messaging.outcome import AckPolicy, Retry, after_error
 from millstream.model import EntryId
 

@@ -7,8 +7,7 @@ circuit_breaker, retry, throttle, timeout.
 from millstream.messaging.middleware.circuit_breaker import Circuit, circuit_breaker
 from millstream.messaging.middleware.correlation import correlated, correlation
 from millstream.messaging.middleware.deduplicate import deduplicate
-from millstream.messaging.middleware.duplicate import duplicate
-from millstream.messaging.middleware.fail_randomly import fail_randomly
+from millstream.messaging.middleware.faults import duplicate, fail_randomly
 from millstream.messaging.middleware.metrics import metrics
 from millstream.messaging.middleware.poison_queue import poison_queue
 from millstream.messaging.middleware.recoverer import recoverer

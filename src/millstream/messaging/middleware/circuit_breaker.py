@@ -13,10 +13,9 @@ from enum import Enum
 from typing import Literal
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.errors import Rejected
+from millstream.messaging.errors import CircuitOpen, Rejected
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.messaging.middleware.errors import CircuitOpen
 from millstream.model import Seconds, milliseconds
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from millstream.errors import InvalidArgument
+from millstream.messaging.errors import HandlerTimedOut
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.messaging.middleware.errors import HandlerTimedOut
 from millstream.model import Seconds, milliseconds
 
 

@@ -11,7 +11,7 @@ meanwhile is not started before the broker was asked.
 An entry that nobody settles is let go after a longest hold: it gets no more signs of life, so that others may take it.
 What no handler has seen leaves the book then; what was started stays until its handler ends, and takes up room.
 
-Batches and weights between topics are decided above, by handlers that wait (``batches.py``, ``priorities.py``): to the
+Batches and weights between topics are decided above, by handlers that wait (``calls.py``, ``route.py``): to the
 book their messages are running, each for itself.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from millstream.messaging.message import Message
 from millstream.messaging.settings import KeyOf
-from millstream.messaging.subscriber.room import Room
+from millstream.messaging.subscriber.process import Room
 from millstream.model import EntryId
 
 TRUST_AFTER = 64

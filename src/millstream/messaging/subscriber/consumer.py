@@ -16,12 +16,11 @@ from weakref import WeakKeyDictionary
 from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber.gc_pause import GcPause
 from millstream.messaging.subscriber.group import pending_here
 from millstream.messaging.subscriber.heartbeat import Heartbeat
 from millstream.messaging.subscriber.intake import release
+from millstream.messaging.subscriber.process import GcPause, Room
 from millstream.messaging.subscriber.reader import Reader
-from millstream.messaging.subscriber.room import Room
 from millstream.messaging.subscriber.settler import Settler
 from millstream.messaging.subscriber.sweeper import Sweeper, interval_ms
 from millstream.messaging.subscriber.topic import Topic

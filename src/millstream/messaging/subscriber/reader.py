@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from millstream.broker import inherit_consumers, slot_of, together, xreadgroup
 from millstream.errors import MillstreamError
-from millstream.messaging.outage import Outage
 from millstream.messaging.subscriber.intake import accept
 from millstream.messaging.subscriber.shard import POLL_MS, POLL_MS_A_TOPIC, Shard
 from millstream.messaging.subscriber.topic import Topic
+from millstream.messaging.supervision import Outage
 from millstream.model import Delivery, monotonic_ms
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber import group as membership
 from millstream.messaging.subscriber.book import ids_by_count
 from millstream.messaging.subscriber.consumer import SharedConsumer, consumer_of
-from millstream.messaging.subscriber.names import ends
+from millstream.messaging.subscriber.process import ends
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import RESTART, can_pass
 

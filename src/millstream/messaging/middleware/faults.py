@@ -1,13 +1,29 @@
-"""For tests: makes handlers fail now and then, before they run or after. The same seed gives the same failures."""
+"""For tests: every message reaches the handler twice, as a redelivery would; or handlers fail now and then, before they
+run or after. A handler that is idempotent passes. The same seed gives the same failures.
+"""
 
 from __future__ import annotations
 
 import random
 
 from millstream.errors import InvalidArgument
-from millstream.messaging.handler import Handler, Middleware, Output
+from millstream.messaging.errors import InjectedFailure
+from millstream.messaging.handler import Handler, Middleware, Output, as_messages
 from millstream.messaging.message import Message
-from millstream.messaging.middleware.errors import InjectedFailure
+
+
+def duplicate() -> Middleware:
+    """The outputs of both calls are put out. The second call gets a message of its own, for handlers that change it."""
+
+    def middleware(handler: Handler) -> Handler:
+        async def handle(message: Message) -> Output:
+            first = as_messages(await handler(message.copy()))
+            second = as_messages(await handler(message))
+            return [*first, *second]
+
+        return handle
+
+    return middleware
 
 
 def fail_randomly(probability: float, *, seed: int, after: bool = False) -> Middleware:
