@@ -48,6 +48,15 @@ def test_chunks_are_bounded_and_complete(entries: list[dict[str | bytes, bytes]]
         assert all(number == 1 or len(data) <= 2 * size for data, number in chunks)
 
 
+@given(st.integers(1, 400), st.integers(0, 1_500), st.integers(0, 40), st.integers(0, 399))
+def test_a_command_of_any_length_is_packed_as_the_protocol_says(count: int, long: int, short: int, at: int) -> None:
+    words = [b"\r\n$"[: number % 4] + b"x" * short for number in range(count)]
+    words[at % count] = b"y" * long
+
+    expected = b"*%d\r\n" % count + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    assert pack(tuple(words)) == expected
+
+
 @given(rows, rows)
 def test_joined_commands_stay_in_bulk(
     entries: list[dict[str | bytes, bytes]], more: list[dict[str | bytes, bytes]]

@@ -35,13 +35,19 @@ class _Place:
         self.replies: list[Any] = []
 
 
-class AsyncConnection(asyncio.Protocol):
+READ_BYTES: Final = 64 * 1024
+"""Read into one place again and again: for each read of its own asyncio takes a quarter of a megabyte from the system
+and gives most of it back, which costs more than reading."""
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
         self._writer = writer  # kept alive: collecting it would close the transport
         self._transport: asyncio.Transport = writer.transport  # type: ignore[assignment]  # streams declare the write half
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=ErrorReply, notEnoughData=_MISSING, errors="surrogateescape")
+        self._incoming = memoryview(bytearray(READ_BYTES))
         self._places: deque[_Place] = deque()
         self._outgoing: list[bytes | memoryview] = []
         """Behind what was written in this turn of the loop already."""
@@ -69,7 +75,7 @@ class AsyncConnection(asyncio.Protocol):
         says so, and hangs up, before it is asked. It is heard after the first request was sent, as the answer to it."""
         early: bytes = bytes(reader._buffer)  # type: ignore[attr-defined]  # there is no public look at it
         if early:
-            self._loop.call_soon(self.data_received, early)
+            self._loop.call_soon(self._received, early)
         if (trouble := reader.exception()) is not None:
             self._fail(str(trouble))
         elif reader._eof:  # type: ignore[attr-defined]
@@ -197,11 +203,17 @@ class AsyncConnection(asyncio.Protocol):
 
     # --- what the loop calls ----------------------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._incoming
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(self._incoming[:nbytes])
+
+    def _received(self, data: bytes | memoryview) -> None:
         self._heard = self._loop.time()
         reader = self._reader
         try:
-            reader.feed(data)
+            reader.feed(data)  # type: ignore[arg-type]  # its stub does not know buffers
             gets = reader.gets
             places = self._places
             while True:
