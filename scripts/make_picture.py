@@ -15,8 +15,8 @@ from rich.text import Text
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.cli.top import picture
-from millstream.messaging.burial import Burial, bury_with
-from millstream.observe.watch import look
+from millstream.messaging.failure import Burial, bury_with
+from millstream.observe.streams import look
 from millstream.testing import RedisProcess
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images"

@@ -24,9 +24,9 @@ from millstream.broker import Limits
 from millstream.broker.keys import LEGEND
 from millstream.broker.links.local import LocalAddress
 from millstream.broker.links.targets import KEPT, OPTIONS
-from millstream.cli.exit_codes import LEGEND as EXITS
 from millstream.cli.json_keys import ANSWERS, KINDS
 from millstream.cli.main import CHAPTERS, build
+from millstream.cli.main import LEGEND as EXITS
 from millstream.messaging import Publisher, Subscriber
 from millstream.messaging.settings import SubscriberSettings
 from millstream.observe.metrics import StreamSurveyor

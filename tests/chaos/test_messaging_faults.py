@@ -21,8 +21,8 @@ from millstream import Broker, open_broker
 from millstream.broker.keys import beside
 from millstream.errors import MillstreamError
 from millstream.messaging import Message, Publisher, Subscriber
-from millstream.messaging.burial import original
 from millstream.messaging.codecs import codec
+from millstream.messaging.failure import original
 from millstream.testing import RedisProcess, eventually
 from millstream.testing.faults import CuttingProxy
 from millstream.testing.ledger import HandlingLedger, Verdict

@@ -11,8 +11,8 @@ import pytest
 
 from millstream import Broker, open_broker
 from millstream.errors import BrokerUnavailable, InvalidArgument
-from millstream.messaging.burial import PREFIX, Burial, bury_with
 from millstream.messaging.dead_letters import DeadLetters, NoSuchDeadLetter, Selection, dead_letter_streams
+from millstream.messaging.failure import PREFIX, Burial, bury_with
 from millstream.messaging.message import Message
 from millstream.messaging.middleware import deduplicate
 from millstream.messaging.publisher import Publisher

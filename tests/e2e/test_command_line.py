@@ -14,7 +14,7 @@ import redis
 
 from millstream import open_blocking_broker
 from millstream.broker import leases
-from millstream.cli.exit_codes import DECLINED, DENIED, FINDINGS, NOT_FOUND, UNREACHABLE, USAGE
+from millstream.cli.main import DECLINED, DENIED, FINDINGS, NOT_FOUND, UNREACHABLE, USAGE
 from millstream.testing import RedisProcess, free_port
 
 MILLSTREAM = str(Path(sys.executable).with_name("millstream"))

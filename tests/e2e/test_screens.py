@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.assignment import Announcement, announce_stream
 from millstream.broker import leases
-from millstream.messaging.burial import Burial, bury_with
+from millstream.messaging.failure import Burial, bury_with
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "cli"))
 from test_json_keys import commands

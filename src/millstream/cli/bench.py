@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli import show
-from millstream.cli.exit_codes import FAILED
+from millstream.cli.main import FAILED
 from millstream.cli.show import Output, OutputKind, ShownColumn, flag, text
 
 if TYPE_CHECKING:

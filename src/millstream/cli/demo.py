@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli.exit_codes import FAILED
+from millstream.cli.main import FAILED
 from millstream.cli.show import console
 
 

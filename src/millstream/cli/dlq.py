@@ -10,7 +10,6 @@ import typer
 
 from millstream.broker import beside, open_broker
 from millstream.cli import show
-from millstream.cli.exit_codes import FAILED
 from millstream.cli.lookup import (
     DEADLINE_MS,
     NoSuchEntry,
@@ -20,6 +19,7 @@ from millstream.cli.lookup import (
     something_to_look_at,
     typed,
 )
+from millstream.cli.main import FAILED
 from millstream.cli.show import DEFAULT_URL, Output, OutputKind, ShownColumn, Url, Yes, ago, ident, name, number, text
 from millstream.messaging import (
     DeadLetter,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.exit_codes import FINDINGS
 from millstream.cli.lookup import need_stream, opened
+from millstream.cli.main import FINDINGS
 from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import MillstreamError
 from millstream.observe import Finding, Severity, printable

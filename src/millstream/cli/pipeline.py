@@ -16,7 +16,7 @@ import typer
 
 from millstream.cli import pipeline_status, show
 from millstream.cli.dashboard import PORT, Beside, BesidePort, shown
-from millstream.cli.exit_codes import FAILED
+from millstream.cli.main import FAILED
 from millstream.cli.pipeline_status import File, Files, TokenFile, missing_parts, need_spark, plans_of, token_in
 from millstream.cli.show import Output, OutputKind, Yes
 from millstream.errors import InvalidArgument, MillstreamError

@@ -12,8 +12,8 @@ import typer
 
 from millstream.broker import BlockingBroker, Broker, StreamSurvey, open_broker, retention, survey
 from millstream.cli import show
-from millstream.cli.exit_codes import FAILED
 from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream, opened, something_to_look_at, streams_found
+from millstream.cli.main import FAILED
 from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url, ago, memory, name, number, text
 from millstream.errors import InvalidArgument
 from millstream.messaging import Janitor, RetentionPolicy, StreamReport, run_until_signalled

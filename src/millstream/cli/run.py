@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millstream.cli import show
-from millstream.cli.exit_codes import FAILED, USAGE
+from millstream.cli.main import FAILED, USAGE
 from millstream.cli.show import Output, OutputKind, name
 from millstream.errors import InvalidArgument
 

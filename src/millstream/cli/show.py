@@ -22,7 +22,7 @@ import typer
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
 
-from millstream.cli.exit_codes import DECLINED
+from millstream.cli.main import DECLINED
 from millstream.model import EntryId
 from millstream.observe import age, duration, printable, size
 

@@ -30,8 +30,17 @@ from millstream.dashboard.feed import MOST_PAGES, MOST_TAILS, Feed, Tails
 from millstream.dashboard.guard import MOST_NAME, RequestGuard, Sessions, WebSession, cookie_header
 from millstream.dashboard.pages import ACTIONS, PAGES, dead_letters, stream
 from millstream.dashboard.render import Query, Renderer, address, clock, local_address, word_name
-from millstream.dashboard.shared import AUDIT_STREAM, Action, Audit, Question, Shared, Values, WebPage
-from millstream.dashboard.survey import PAUSE_S, LiveSurvey
+from millstream.dashboard.shared import (
+    AUDIT_STREAM,
+    PAUSE_S,
+    Action,
+    Audit,
+    LiveSurvey,
+    Question,
+    Shared,
+    Values,
+    WebPage,
+)
 from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import Entry, EntryId
 from millstream.observe import PipelineClient, is_loopback

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from millstream.broker import Broker
 from millstream.dashboard.entries import read_page
 from millstream.dashboard.render import name_word
-from millstream.dashboard.survey import LiveSurvey
+from millstream.dashboard.shared import LiveSurvey
 from millstream.errors import MillstreamError
 from millstream.model import Entry, EntryId
 

@@ -25,9 +25,8 @@ from millstream.engine.commands.transactions import Twin, sha1_hex
 from millstream.engine.config import Config
 from millstream.engine.effects import Effect
 from millstream.engine.expiry import ExpirySchedule
-from millstream.engine.info import Stats
+from millstream.engine.info import MemoryAccount, Stats
 from millstream.engine.keyspace import EXPIRED, GENERIC, KEYEVENT, KEYSPACE, Database, ScanOrders
-from millstream.engine.memory import MemoryAccount
 from millstream.engine.registry import Spec, Table, wrong_arity
 from millstream.engine.session import BLOCKED, Block, Session, WaitingRoom
 from millstream.wire import ErrorReply, Reply, Several

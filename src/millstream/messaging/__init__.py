@@ -3,7 +3,6 @@
 Speaks to streams through the broker's operations alone; a Redis command never appears here.
 """
 
-from millstream.messaging.burial import Burial, read_burial
 from millstream.messaging.calls import call
 from millstream.messaging.codecs import Codec, codec, codec_names
 from millstream.messaging.dead_letters import (
@@ -30,7 +29,7 @@ from millstream.messaging.errors import (
     TooLateToSettle,
     Undecodable,
 )
-from millstream.messaging.failure import place_of, text_of, traceback_of, type_of
+from millstream.messaging.failure import Burial, place_of, read_burial, text_of, traceback_of, type_of
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from millstream.broker import beside
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
-from millstream.messaging.burial import Burial, marked, original, read_burial
+from millstream.messaging.failure import Burial, marked, original, read_burial
 from millstream.messaging.middleware.throttle import RateLimit
 from millstream.messaging.settings import check_topic
 from millstream.model import MAX_ID, MIN_ID, Entry, EntryId

@@ -16,8 +16,18 @@ from millstream.model.entries import (
     from_json_fields,
     to_json_fields,
 )
-from millstream.model.observer import Fact, Observer, quiet
-from millstream.model.policies import APPENDED, FSYNCED, MEMORY, Backoff, Durability, TrimPolicy, replicated
+from millstream.model.policies import (
+    APPENDED,
+    FSYNCED,
+    MEMORY,
+    Backoff,
+    Durability,
+    Fact,
+    Observer,
+    TrimPolicy,
+    quiet,
+    replicated,
+)
 from millstream.model.units import (
     DURATION_PATTERN,
     SIZE_PATTERN,

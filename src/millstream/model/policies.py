@@ -1,9 +1,15 @@
-"""What a caller chooses: when a write counts as done, how far a stream may be cut, how long to wait after a failure."""
+"""What a caller chooses: when a write counts as done, how far a stream may be cut, how long to wait after a failure;
+and who is told of facts.
+
+Rooms call an observer, and never ask who listens. A fact is a name and its labels and values. Names are dotted,
+``room.event``; ``docs/reference/facts.md`` lists them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from millstream.errors import InvalidArgument
 from millstream.model.entries import EntryId
@@ -101,3 +107,17 @@ class Backoff:
         # The exponent is bounded: factor ** 5000 would overflow long after the maximum was reached.
         grown = min(self.max_ms, self.initial_ms * self.factor ** min(max(0, attempt - 1), 64))
         return max(0, round(grown * (1 + self.jitter * (2 * chance - 1))))
+
+
+class Fact(NamedTuple):
+    name: str
+    facts: Mapping[str, Any]
+
+
+class Observer(Protocol):
+    def __call__(self, name: str, /, **facts: Any) -> None:
+        """Told synchronously, on the caller's thread or loop: must be quick, and must not raise."""
+
+
+def quiet(name: str, /, **facts: Any) -> None:
+    """The observer that nobody listens to."""

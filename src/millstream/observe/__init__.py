@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from millstream.observe.diagnose import examine_machine as examine_machine
     from millstream.observe.diagnose import examine_server as examine_server
     from millstream.observe.diagnose import examine_slot as examine_slot
-    from millstream.observe.diagnose_stream import examine_stream as examine_stream
     from millstream.observe.format import age as age
     from millstream.observe.format import count_of as count_of
     from millstream.observe.format import duration as duration
@@ -44,11 +43,12 @@ if TYPE_CHECKING:
     from millstream.observe.pipelines import PipelineRoutes as PipelineRoutes
     from millstream.observe.service import ServiceMonitor as ServiceMonitor
     from millstream.observe.service_metrics import ServiceMetrics as ServiceMetrics
-    from millstream.observe.watch import Look as Look
-    from millstream.observe.watch import Row as Row
-    from millstream.observe.watch import holding_group as holding_group
-    from millstream.observe.watch import look as look
-    from millstream.observe.watch import rows as rows
+    from millstream.observe.streams import Look as Look
+    from millstream.observe.streams import Row as Row
+    from millstream.observe.streams import examine_stream as examine_stream
+    from millstream.observe.streams import holding_group as holding_group
+    from millstream.observe.streams import look as look
+    from millstream.observe.streams import rows as rows
 
 _HOMES = {
     "Finding": "diagnose",
@@ -56,7 +56,7 @@ _HOMES = {
     "examine_binlog": "diagnose",
     "examine_machine": "diagnose",
     "examine_slot": "diagnose",
-    "examine_stream": "diagnose_stream",
+    "examine_stream": "streams",
     "examine_server": "diagnose",
     "age": "format",
     "count_of": "format",
@@ -68,7 +68,7 @@ _HOMES = {
     "size": "format",
     "made_at": "format",
     "moment": "format",
-    "holding_group": "watch",
+    "holding_group": "streams",
     "HttpServer": "http",
     "allowed": "http",
     "application": "http",
@@ -86,10 +86,10 @@ _HOMES = {
     "ServiceMonitor": "service",
     "ServiceMetrics": "service_metrics",
     "StreamSurveyor": "metrics",
-    "Look": "watch",
-    "Row": "watch",
-    "look": "watch",
-    "rows": "watch",
+    "Look": "streams",
+    "Row": "streams",
+    "look": "streams",
+    "rows": "streams",
 }
 """Entered when asked for: an examination on the command line needs no HTTP server."""
 

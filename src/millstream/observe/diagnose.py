@@ -1,5 +1,5 @@
 """Examinations for operators: is this server fit for streams, is this machine fit for Spark, what does a database keep
-for us? Each finding says how bad it is and what to do. Streams have a file of their own, ``diagnose_stream``.
+for us? Each finding says how bad it is and what to do. Streams have a file of their own, ``streams``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from millstream.model import EntryId
-from millstream.observe.watch import FIRST_TIME_MS
+from millstream.observe.streams import FIRST_TIME_MS
 
 _LAST_TIME_MS = 253_402_300_800_000
 """The year 10000, which no calendar of Python's knows."""

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from millstream.pipelines.plan import PipelinePlan as PipelinePlan
     from millstream.pipelines.plan import describe as describe
     from millstream.pipelines.plan import make_plan as make_plan
-    from millstream.pipelines.preflight import check_parts as check_parts
-    from millstream.pipelines.preflight import java_problem as java_problem
     from millstream.pipelines.query import PipelineRun as PipelineRun
     from millstream.pipelines.redis_address import SecretFiles as SecretFiles
     from millstream.pipelines.redis_address import unreachable as unreachable
     from millstream.pipelines.runner import Runner as Runner
+    from millstream.pipelines.session import check_parts as check_parts
+    from millstream.pipelines.session import java_problem as java_problem
     from millstream.pipelines.session import start_session as start_session
     from millstream.pipelines.session import wanted_master as wanted_master
     from millstream.pipelines.sources import Opening as Opening
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from millstream.pipelines.status import Tally as Tally
     from millstream.pipelines.status import at_rest as at_rest
     from millstream.pipelines.status import display as display
-    from millstream.pipelines.watches import slot_facts as slot_facts
+    from millstream.pipelines.status import slot_facts as slot_facts
 
 _HOMES = {
     "Checkpoint": "checkpoint",
@@ -68,17 +68,17 @@ _HOMES = {
     "at_rest": "status",
     "describe": "plan",
     "Tally": "status",
-    "check_parts": "preflight",
+    "check_parts": "session",
     "display": "status",
     "short": "errors",
-    "java_problem": "preflight",
+    "java_problem": "session",
     "json_schema": "spec.load",
     "load_pipeline": "spec.load",
     "load_pipelines": "spec.load",
     "make_plan": "plan",
     "parse_pipeline": "spec.load",
     "replay_dead_letters": "dead_letters",
-    "slot_facts": "watches",
+    "slot_facts": "status",
     "start_session": "session",
     "unreachable": "redis_address",
     "wanted_master": "session",

@@ -17,8 +17,7 @@ from uuid import uuid4
 from millstream.pipelines.dead_letters import DeadLetterWriter
 from millstream.pipelines.errors import StopRequested, is_disk_full, short
 from millstream.pipelines.plan import PipelinePlan, inside_the_batch, rows_and_times
-from millstream.pipelines.retry import SinkRetry
-from millstream.pipelines.run_context import RunContext
+from millstream.pipelines.run_context import RunContext, SinkRetry
 from millstream.pipelines.session import in_session
 from millstream.pipelines.sinks import Sink, Write
 from millstream.pipelines.sinks.sink import NOTHING, TIME, text_bytes

@@ -28,8 +28,7 @@ from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.run_context import Gate, RunContext
 from millstream.pipelines.sources import Opening
 from millstream.pipelines.spool import Deliverer, Spool
-from millstream.pipelines.status import PipelineStatus, State, chosen
-from millstream.pipelines.watches import LagWatch, SlotWatch
+from millstream.pipelines.status import LagWatch, PipelineStatus, SlotWatch, State, chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Self
 from millstream.model import Observer, quiet
 from millstream.pipelines.errors import PipelineUnknown
 from millstream.pipelines.plan import PipelinePlan, make_plan
-from millstream.pipelines.preflight import check_before, check_sql
 from millstream.pipelines.query import PipelineRun
 from millstream.pipelines.redis_address import SecretFiles
-from millstream.pipelines.session import SqlParser, start_session, wanted_master
+from millstream.pipelines.session import SqlParser, check_before, check_sql, start_session, wanted_master
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.status import PipelineStatus
 

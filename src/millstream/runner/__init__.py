@@ -6,8 +6,15 @@ Never a decision about messages: what runs here does that itself.
 """
 
 from millstream.runner.supervisor import Supervisor, SupervisorSettings
-from millstream.runner.target import RunTarget, TargetRefused, lifespan, load_target
-from millstream.runner.worker import REFUSED, handlers_of, log_to_stderr
+from millstream.runner.worker import (
+    REFUSED,
+    RunTarget,
+    TargetRefused,
+    handlers_of,
+    lifespan,
+    load_target,
+    log_to_stderr,
+)
 
 __all__ = [
     "REFUSED",

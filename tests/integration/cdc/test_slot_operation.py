@@ -20,7 +20,7 @@ from millstream.errors import MillstreamError
 from millstream.observe import PipelineMetrics
 from millstream.pipelines import Checkpoint, load_pipeline
 from millstream.pipelines.plan import make_plan
-from millstream.pipelines.watches import SlotWatch
+from millstream.pipelines.status import SlotWatch
 from millstream.testing import PostgresDatabase, wait_until
 
 SPEC = """\

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.cli.dlq import app as dlq_app
-from millstream.cli.exit_codes import DECLINED, FAILED
+from millstream.cli.main import DECLINED, FAILED
 from millstream.cli.retention import app as retention_app
 from millstream.cli.retention import read_policies
 from millstream.errors import InvalidArgument
-from millstream.messaging.burial import Burial, bury_with
 from millstream.messaging.dead_letters import NoSuchDeadLetter
+from millstream.messaging.failure import Burial, bury_with
 from millstream.messaging.retention import RetentionPolicy
 from millstream.testing import wait_until
 

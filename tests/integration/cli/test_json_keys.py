@@ -17,7 +17,7 @@ from millstream import open_blocking_broker
 from millstream.assignment import Announcement, announce_stream
 from millstream.cli.json_keys import ANSWERS, KINDS, Answer
 from millstream.cli.main import CHAPTERS, build, main
-from millstream.messaging.burial import Burial, bury_with
+from millstream.messaging.failure import Burial, bury_with
 from millstream.pipelines import Checkpoint, load_pipeline, make_plan
 from millstream.pipelines.dead_letters import ReplayResult
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream import BlockingBroker, __version__, open_blocking_broker
-from millstream.cli.exit_codes import FAILED, FINDINGS, NOT_FOUND, USAGE
-from millstream.cli.main import main
+from millstream.cli.main import FAILED, FINDINGS, NOT_FOUND, USAGE, main
 from millstream.wire.commands import Command
 
 Typed = Callable[..., tuple[int, str, str]]

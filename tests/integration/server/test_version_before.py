@@ -18,8 +18,8 @@ import redis
 
 from millstream import BlockingBroker, EntryId, open_blocking_broker
 from millstream.broker import beside, delayed, migrate, recovery, settle
-from millstream.broker.steps.previous import PREVIOUS
 from millstream.broker.steps.script import all_names, guarded_form, script
+from millstream.broker.steps.twins import previous_twins
 from millstream.errors import NonDeterministicReplay, StaleWriter
 from millstream.testing import RedisProcess, ServedBroker
 
@@ -108,7 +108,7 @@ def test_every_script_of_the_version_before_is_known() -> None:
     today = {one.sha for name in all_names() for one in (script(name), guarded_form(script(name)))}
     theirs = {hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest().encode() for text in SCRIPTS.values()}
 
-    assert theirs - today == set(PREVIOUS)
+    assert theirs - today == set(previous_twins())
 
 
 def test_old_and_new_workers_share_a_group(server: str) -> None:

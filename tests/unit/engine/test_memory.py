@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driving import Driver
 
-from millstream.engine.memory import size_of_key
+from millstream.engine.info import size_of_key
 from millstream.wire.commands import OK
 
 OOM = "OOM command not allowed when used memory > 'maxmemory'."

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from millstream.messaging.burial import Burial, bury_with, describe, original, read_burial
+from millstream.messaging.failure import Burial, bury_with, describe, original, read_burial
 
 BURIAL = Burial("s", "1-1", "g", "c", 5, "boom", "ValueError", "Traceback ...", 99)
 FIELDS = {b"payload": b"\x00", b"dlqueue": b"mine"}

@@ -7,7 +7,7 @@ import pytest
 from millstream.broker import StreamSurvey
 from millstream.model import ConsumerInfo, EntryId, GroupInfo
 from millstream.observe import Severity
-from millstream.observe.diagnose_stream import (
+from millstream.observe.streams import (
     SILENT_AFTER_MS,
     StreamLook,
     examine_group,

@@ -18,6 +18,6 @@ def test_the_public_names() -> None:
 
 
 def test_the_room_needs_no_http_server_until_one_is_asked_for() -> None:
-    code = "import sys, millstream.observe, millstream.observe.watch; print(*sys.modules)"
+    code = "import sys, millstream.observe, millstream.observe.streams; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"starlette", "uvicorn", "prometheus_client"} & set(loaded)

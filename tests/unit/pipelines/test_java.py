@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.observe import Severity, examine_machine
-from millstream.pipelines.preflight import java_problem
+from millstream.pipelines.session import java_problem
 
 NEW = 'openjdk version "21.0.2" 2024-01-16'
 

@@ -12,7 +12,7 @@ import pytest
 from millstream.model import ManualClock
 from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.run_context import Gate, RunContext
-from millstream.pipelines.watches import LagWatch
+from millstream.pipelines.status import LagWatch
 from millstream.testing import wait_until
 
 

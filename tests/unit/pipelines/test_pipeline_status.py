@@ -15,8 +15,7 @@ from specs import planned
 
 from millstream.errors import AuthenticationFailed, BrokerUnavailable
 from millstream.pipelines.errors import EventFailed, SinkFailed, SourceFailed, StopRequested
-from millstream.pipelines.retry import SinkRetry
-from millstream.pipelines.run_context import RunContext
+from millstream.pipelines.run_context import RunContext, SinkRetry
 from millstream.pipelines.status import PipelineStatus, _line, _table, chosen, lag
 
 OURS = json.dumps({"streams": {"a": {"id": "5-0", "added": 9, "lag": 4}, "b": {"id": "1-0", "added": 1, "lag": 0}}})

@@ -8,7 +8,7 @@ import pytest
 
 from millstream.cdc import SlotStatus
 from millstream.observe.diagnose import MUCH, Severity, examine_slot
-from millstream.pipelines.watches import SlotWatch
+from millstream.pipelines.status import SlotWatch
 
 
 def standing(**facts: Any) -> SlotStatus:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.pipelines import SpecRefused, Tally, check_parts, json_schema, make_plan, parse_pipeline
-from millstream.pipelines.preflight import check_before
+from millstream.pipelines.session import check_before
 from millstream.pipelines.spec.part import IN_WORDS
 from millstream.testing import free_port
 

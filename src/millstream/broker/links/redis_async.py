@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 
 from millstream.broker.context import Limits
 from millstream.broker.links.async_connection import AsyncConnection
-from millstream.broker.links.connecting import PING, check_first_answer, open_stream, why_not_connected
+from millstream.broker.links.connecting import PING, ask_about_tls, check_first_answer, open_stream, why_not_connected
 from millstream.broker.links.link import Features
 from millstream.broker.links.listeners import RedisListener
 from millstream.broker.links.retry_policy import RetryPolicy, unforeseen
 from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, route_to
 from millstream.broker.links.sentinel_watch import SentinelWatch
 from millstream.broker.links.targets import Node, Target
-from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.model import Clock, Observer
 from millstream.wire import Args, Batch, Command

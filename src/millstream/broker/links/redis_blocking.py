@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from millstream.broker.context import Limits
 from millstream.broker.links.blocking_connection import BlockingConnection
-from millstream.broker.links.connecting import PING, check_first_answer, open_socket, why_not_connected
+from millstream.broker.links.connecting import PING, ask_about_tls, check_first_answer, open_socket, why_not_connected
 from millstream.broker.links.link import Features
 from millstream.broker.links.listeners import BlockingRedisListener
 from millstream.broker.links.redis_async import closed
@@ -17,7 +17,6 @@ from millstream.broker.links.retry_policy import RetryPolicy, unforeseen
 from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, route_to
 from millstream.broker.links.sentinel_watch import BlockingSentinelWatch
 from millstream.broker.links.targets import Node, Target
-from millstream.broker.links.tls import ask_about_tls
 from millstream.errors import MillstreamError
 from millstream.model import Clock, Observer
 from millstream.wire import Args, Batch, Command

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.dashboard.render import Query, address, clock
-from millstream.dashboard.shared import Shared, Values, WebPage
-from millstream.dashboard.survey import dead_letters_of
+from millstream.dashboard.shared import Shared, Values, WebPage, dead_letters_of
 from millstream.observe import Row
 
 ROWS = 100

@@ -8,8 +8,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from millstream.dashboard.render import BatchBar, Query, address, clock, name_word
-from millstream.dashboard.shared import Action, Outcome, Question, Shared, Values, WebPage
-from millstream.dashboard.survey import Curves
+from millstream.dashboard.shared import Action, Curves, Outcome, Question, Shared, Values, WebPage
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.observe import PipelineClient
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from millstream.broker import survey as one_survey
 from millstream.dashboard.entries import EntryPage, parse_start, read_page, search, view
 from millstream.dashboard.render import Query, address, name_word
-from millstream.dashboard.shared import Shared, Values, WebPage
-from millstream.dashboard.survey import dead_letters_of
+from millstream.dashboard.shared import Shared, Values, WebPage, dead_letters_of
 from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, NoSuchStream, WrongKeyType
 from millstream.model import EntryId, GroupInfo
 from millstream.observe import holding_group, made_at, size

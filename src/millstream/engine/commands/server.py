@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.engine.glob import matches
-from millstream.engine.info import render, reset_commands
-from millstream.engine.memory import size_of_key
+from millstream.engine.info import render, reset_commands, size_of_key
 from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_float, parse_int, parse_range
 from millstream.engine.registry import Flag, Spec, command
 from millstream.engine.session import Session

@@ -48,7 +48,7 @@ def _flat() -> Codec:
 
 
 def _json() -> Codec:
-    from millstream.messaging.codecs.json import JsonCodec
+    from millstream.messaging.codecs.flat import JsonCodec
 
     return JsonCodec()
 

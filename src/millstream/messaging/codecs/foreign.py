@@ -41,7 +41,7 @@ def decode_foreign(fields: dict[bytes, bytes]) -> Message:
 
 def _of_our_json(fields: dict[bytes, bytes]) -> Message | None:
     """What our json codec wrote; None where the field holds something else, such as a sentence."""
-    from millstream.messaging.codecs.json import JsonCodec
+    from millstream.messaging.codecs.flat import JsonCodec
 
     try:
         return JsonCodec().decode(fields)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from millstream.broker import beside
 from millstream.errors import InvalidArgument
-from millstream.messaging.burial import OF
+from millstream.messaging.failure import OF
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
 from millstream.model import Seconds, milliseconds

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import stream_info, xadd_many, xread
 from millstream.errors import NoSuchStream
-from millstream.messaging.burial import is_for, unmarked
 from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import NothingToSettle
-from millstream.messaging.failure import report_failure, text_of
+from millstream.messaging.failure import is_for, report_failure, text_of, unmarked
 from millstream.messaging.handler import Handler, callable_name, failure_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import Ack, Outcome, Retry

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.messaging.burial import OF, is_for, unmarked
 from millstream.messaging.errors import DeliveriesExhausted, Undecodable
+from millstream.messaging.failure import OF, is_for, unmarked
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Bury
 from millstream.messaging.subscriber.topic import Topic

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import Settled, settle, shares_slot, together, xadd, xadd_many
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, StaleOwner
-from millstream.messaging.burial import Burial, bury_with, describe
-from millstream.messaging.failure import text_of
+from millstream.messaging.failure import Burial, bury_with, describe, text_of
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.partitions import outputs_by_stream

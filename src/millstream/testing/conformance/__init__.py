@@ -13,9 +13,8 @@ Streams have fresh names, so that a server may be shared.
 from millstream.testing.conformance.appending import AppendOnceChapter, AppendUniqueChapter, DurabilityChapter
 from millstream.testing.conformance.arguments import ArgumentChapter, ErrorChapter
 from millstream.testing.conformance.chapter import Unblocked
-from millstream.testing.conformance.groups import GroupChapter
+from millstream.testing.conformance.groups import GroupChapter, PendingChapter
 from millstream.testing.conformance.info import InfoChapter, KeyChapter
-from millstream.testing.conformance.pending import PendingChapter
 from millstream.testing.conformance.reading import ReadingChapter, WaitingChapter
 from millstream.testing.conformance.writing import TrimmingChapter, WritingChapter
 
