@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from messaging_chapters.chapter import QUICK, Seen, Told, flush, numbered
+from messaging_chapters.recovery import abandon
 
 from millstream import Broker, open_broker
 from millstream.broker import beside
@@ -362,6 +363,41 @@ async def test_bytes_are_bounded_for_all_topics_together(broker: Broker) -> None
     print(f"the most that was held: {max(held):,} of {most:,} bytes")
     assert max(held) <= most
     assert seen.most * size <= most
+
+
+@pytest.mark.parametrize(
+    ("holder", "bound"),
+    [("dead", {"process_max_in_flight": 50}), ("me", {"process_max_bytes_in_flight": 50_000})],
+    ids=["of a dead consumer, messages", "under the own name, bytes"],
+)
+async def test_what_was_abandoned_is_taken_over_within_the_bounds_of_the_process(
+    broker: Broker, holder: str, bound: dict[str, int]
+) -> None:
+    """Each topic alone has room for five of them, which are 150 together."""
+    topics = [f"t{n}" for n in range(30)]
+    go_on = asyncio.Event()
+
+    async def wait(message: Message) -> None:
+        await go_on.wait()
+
+    seen = Seen(wait)
+    async with Publisher(broker) as publisher:
+        for topic in topics:
+            await publisher.publish(topic, *(Message(b"x" * 1_000) for _ in range(10)))
+            await abandon(broker, topic, holder, count=10)
+    options = {"max_in_flight": 10, "max_bytes_in_flight": 50_000, "claim_interval_ms": 50, **bound}
+    async with reading(broker, topics, seen, **options):
+        (running,) = shared._consumers[asyncio.get_running_loop()].values()
+        try:
+            await eventually(lambda: running.room.messages >= 40, what="the process to have its fill", timeout_s=60)
+            for _ in range(30):
+                await asyncio.sleep(0.01)
+                assert running.room.messages <= 50
+        finally:
+            go_on.set()
+        await seen.have(300, timeout_s=120)
+        await acknowledged(broker, topics)
+    assert len(seen.messages) == 300
 
 
 async def test_a_read_that_only_fails_as_a_whole_is_told(cluster: ClusterSetup) -> None:

@@ -203,9 +203,11 @@ class Shard:
         chosen = self._choose()
         choice, certain_ms = self._while_certain(chosen)
         free = self._consumer.room.free()
+        # The process was full: what lies under the own name is seen to as soon as it is not.
+        starved = any(topic.own.active and topic.sweep_room() > 0 for topic in self._unsure)
         if not choice or free <= 0:
             self._made_progress(topics)
-            soon = chosen or any(topic.catching_up for topic in self._unsure)
+            soon = chosen or starved or any(topic.catching_up for topic in self._unsure)
             await self._wait_for_change(50 if soon else min(topic.block_ms for topic in topics))
             return
         block_ms, count = int(min(self._block_ms, max(1.0, certain_ms))), min(self._most, self._least)
@@ -218,7 +220,7 @@ class Shard:
         if not self._reader.can_wake:
             block_ms = min(block_ms, UNWAKEABLE_BLOCK_MS)
         everybody = len(self._consumer.topics)
-        scarce = everybody > 1 and free < 2 * everybody
+        scarce = everybody > 1 and (free < 2 * everybody or starved)
         if scarce:
             # What a read has reserved nobody else may use while it waits, though nothing may come of it.
             block_ms = min(block_ms, SCARCE_MS)

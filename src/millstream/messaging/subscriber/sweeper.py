@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker import delayed, group_info, recovery, settle, slot_of, together
@@ -29,6 +30,8 @@ IN_ONE_GO = 200
 REST_FACTOR = 60
 """After a page that took t and brought nothing the next one rests 60 t: looking costs 2 % of the reading at most, and
 a million pending entries are still gone through in a minute or two."""
+STARVED_MS = 50.0
+"""After which a topic is looked at again that got less than it has room for because the process is full."""
 PAUSE_MS = 100.0
 """After a failure: the broker's own retries came before it."""
 
@@ -78,6 +81,39 @@ class Sweeper:
         except TimeoutError:
             pass
 
+    # --- the room of the process --------------------------------------------------------------------------------------
+
+    def _shares(self, wanted: Mapping[Topic, int]) -> dict[Topic, int]:
+        """How many entries each may be brought: what it has room for, within its part of what the process may hold.
+        Where that is not enough for all, those that got nothing the last time come first."""
+        room = self._consumer.room
+        wanting = sorted((topic for topic in wanted if wanted[topic] > 0), key=lambda topic: not topic.starved)
+        if len(self._consumer.topics) == 1:
+            return {topic: wanted[topic] for topic in wanting}  # the process has as much room as its one topic
+        free = room.free()
+        if not (room.messages or room.entry_bytes):
+            free = min(free, len(wanting))  # nobody knows yet what messages weigh here
+        shares: dict[Topic, int] = {}
+        for number, topic in enumerate(wanting):
+            share = min(wanted[topic], -(-free // (len(wanting) - number)))
+            topic.starved = share <= 0
+            if share > 0:
+                shares[topic] = share
+                free -= share
+        return shares
+
+    def _visit_starved(self, wanted: Mapping[Topic, int], shares: Mapping[Topic, int]) -> None:
+        """The more topics, the rarer: a process that is full for long is not to look all the time."""
+        for topic, room in wanted.items():
+            if shares.get(topic, 0) < room:
+                self.visit(topic, max(STARVED_MS, len(self._consumer.topics) / 2))
+
+    def _bytes_of(self, topic: Topic, shares: Mapping[Topic, int]) -> int:
+        room_bytes = topic.book.room_bytes()
+        if len(self._consumer.topics) == 1:
+            return room_bytes
+        return min(room_bytes, max(1, self._consumer.room.free_bytes() // len(shares)))
+
     # --- a round ------------------------------------------------------------------------------------------------------
 
     async def _round(self, topics: Sequence[Topic]) -> None:
@@ -123,11 +159,11 @@ class Sweeper:
         return found
 
     async def _ask(
-        self, topics: Sequence[Topic], question: Callable[[Topic], Conversation[Any]]
+        self, topics: Collection[Topic], question: Callable[[Topic], Conversation[Any]], *, room: int = 0
     ) -> list[tuple[Topic, Any]]:
         """One question for each topic, in one go; those that failed are told, and left out."""
         found = []
-        for topic, answer, generation in await self._ask_all(topics, question):
+        for topic, answer, generation in await self._ask_all(topics, question, room=room):
             if isinstance(answer, MillstreamError):
                 await self._failed(topic, answer, generation)
             else:
@@ -135,17 +171,19 @@ class Sweeper:
         return found
 
     async def _ask_all(
-        self, topics: Sequence[Topic], question: Callable[[Topic], Conversation[Any]]
+        self, topics: Collection[Topic], question: Callable[[Topic], Conversation[Any]], *, room: int = 0
     ) -> list[tuple[Topic, Any, int]]:
-        """The same with errors among the answers, and the generation that was asked."""
+        """The same with errors among the answers, and the generation that was asked. ``room``: what may come of it."""
         if not topics:
             return []
         generations = [topic.generation for topic in topics]
         for topic in topics:
             topic.asked += 1
+        self._consumer.room.reserved += room
         try:
             answers = await self._consumer.broker.run(together, [question(topic) for topic in topics])
         finally:
+            self._consumer.room.reserved -= room
             for topic in topics:
                 topic.asked -= 1
             self._answered.set()
@@ -173,12 +211,13 @@ class Sweeper:
         what failed, and the generation in which it did.
         """
         failed = []
-        left = [topic for topic in topics if topic.own.active and topic.sweep_room() > 0]
-        while left:
+        shares = self._shares({topic: topic.sweep_room() for topic in topics if topic.own.active})
+        while shares:
             asked_at = time.monotonic()
-            restarts = {topic: topic.own.restarts for topic in left}
+            restarts = {topic: topic.own.restarts for topic in shares}
             going_on = []
-            for topic, swept, generation in await self._ask_all(left, self._own_page):
+            page = partial(self._own_page, shares)
+            for topic, swept, generation in await self._ask_all(shares, page, room=sum(shares.values())):
                 if isinstance(swept, MillstreamError):
                     failed.append((topic, swept, generation))
                     continue
@@ -186,20 +225,19 @@ class Sweeper:
                     topic.own.cursor = swept.cursor
                     topic.own.active = not swept.finished
                 await self._take(topic, swept, asked_at)
-                if topic.own.active and topic.sweep_room() > 0:
+                if topic.own.active:
                     going_on.append(topic)
-            left = going_on
+            shares = self._shares({topic: topic.sweep_room() for topic in going_on})
         return failed
 
-    def _own_page(self, topic: Topic) -> Conversation[recovery.Swept]:
-        room = topic.sweep_room()
+    def _own_page(self, shares: Mapping[Topic, int], topic: Topic) -> Conversation[recovery.Swept]:
         return topic.talk(
             recovery.sweep,
             min_idle_ms=0,
             cursor=topic.own.cursor,
-            scan=scan_size(room),
-            room=room,
-            max_bytes=topic.book.room_bytes(),
+            scan=scan_size(shares[topic]),
+            room=shares[topic],
+            max_bytes=self._bytes_of(topic, shares),
             owner=topic.consumer,
             but=list(topic.book.entries),
         )
@@ -210,7 +248,11 @@ class Sweeper:
         for topic in topics:
             topic.no_room = topic.no_room or topic.sweep_room() <= 0
         asked_at = time.monotonic()
-        for topic, swept in await self._ask([one for one in topics if one.sweep_room() > 0], self._page):
+        # A half at most of what may be on probation: while the server looks for one half, handlers have the other.
+        wanted = {topic: min(topic.sweep_room(), max(1, topic.book.probation_limit // 2)) for topic in topics}
+        shares = self._shares(wanted)
+        self._visit_starved(wanted, shares)
+        for topic, swept in await self._ask(shares, partial(self._page, shares), room=sum(shares.values())):
             topic.sweep.cursor = FIRST if swept.finished else swept.cursor
             if swept.deliveries:
                 topic.tell("messaging.claimed", entries=len(swept.deliveries))
@@ -218,21 +260,19 @@ class Sweeper:
             if not swept.finished:
                 if topic.sweep_room() <= 0:
                     topic.no_room = True  # the next page as soon as handlers have made room for it
-                elif swept.deliveries:
-                    self.visit(topic)
-                else:
+                elif not swept.deliveries:
                     self.visit(topic, REST_FACTOR * (time.monotonic() - asked_at) * 1000)
+                elif shares[topic] == wanted[topic]:  # else others of the process come first
+                    self.visit(topic)
 
-    def _page(self, topic: Topic) -> Conversation[recovery.Swept]:
-        # A half at most of what may be on probation: while the server looks for one half, handlers have the other.
-        room = min(topic.sweep_room(), max(1, topic.book.probation_limit // 2))
+    def _page(self, shares: Mapping[Topic, int], topic: Topic) -> Conversation[recovery.Swept]:
         return topic.talk(
             recovery.sweep,
             min_idle_ms=topic.settings.claim_min_idle_ms,
             cursor=topic.sweep.cursor,
-            scan=scan_size(room),
-            room=room,
-            max_bytes=topic.book.room_bytes(),
+            scan=scan_size(shares[topic]),
+            room=shares[topic],
+            max_bytes=self._bytes_of(topic, shares),
             but=list(topic.book.expired),
         )
 
@@ -258,12 +298,14 @@ class Sweeper:
         for topic in topics:
             topic.no_room = topic.no_room or topic.book.room() <= 0
         asked_at = time.monotonic()
+        wanted = {topic: topic.book.room() for topic in topics}
+        shares = self._shares(wanted)
+        self._visit_starved(wanted, shares)
 
         def question(topic: Topic) -> Conversation[recovery.Due]:
-            book = topic.book
-            return topic.talk(recovery.take_due, room=book.room(), max_bytes=book.room_bytes())
+            return topic.talk(recovery.take_due, room=shares[topic], max_bytes=self._bytes_of(topic, shares))
 
-        for topic, due in await self._ask([one for one in topics if one.book.room() > 0], question):
+        for topic, due in await self._ask(shares, question, room=sum(shares.values())):
             topic.tell_gone(due.gone)
             if topic.closing:
                 await self._decline(topic, due.deliveries, uncharge=1)

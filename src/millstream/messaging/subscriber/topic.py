@@ -129,6 +129,8 @@ class Topic:
         self.retire_at_ms = 0.0
         self.no_room = False
         """Something waits to be brought back as soon as there is room for it."""
+        self.starved = False
+        """It was brought nothing the last time because the process was full: it comes first."""
         self.asked = 0
         """Questions under way that may bring something back."""
         # --- the heartbeat's
