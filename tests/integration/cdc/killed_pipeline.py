@@ -1,11 +1,13 @@
-"""A whole pipeline beside random writers, with everything killed around it; what reached Redis is read strictly.
+"""Whole pipelines beside random writers, with everything killed around them; what reached Redis is read strictly.
 
-The executors are processes of their own (``local-cluster``). Every run kills each of pipeline, executor, database and
+One process runs a pipeline for each database, so that one start of Spark, which is most of a run's time, serves both.
+The executors are processes of their own (``local-cluster``). Every run kills each of pipeline, executor, databases and
 Redis at least once, in an order and at moments that are drawn by lot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -14,36 +16,44 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import redis
+from following import Follower
 from ledger_run import Database, rows_of, tables, writers
-from random_writers import MariadbWriters
+from random_writers import MariadbWriters, Writers
 from strict_ledger import StrictLedger
 
+from millstream.pipelines import Checkpoint
 from millstream.testing import MariadbProcess, PostgresProcess, RedisProcess, wait_until
 from pipeline_process import PipelineProcess
 
-KINDS = ("pipeline", "executor", "database", "redis")
+KINDS = ("pipeline", "executor", "redis")
+"""And each of the databases, by its name."""
 SPEC = """\
 apiVersion: millstream/v1
 kind: Pipeline
-metadata: {name: killed}
+metadata: {name: NAME}
 spec:
   source: SOURCE
   sinks:
-    - {type: redis, config: {id: out, uri: "URL", stream: changes}}
+    - {type: redis, config: {id: out, uri: "URL", stream: NAME}}
   batch: {max_events: 1000}
   checkpoint: {path: CHECKPOINT}
-  spark: {master: "local-cluster[1,2,1024]"}
+  spark:
+    master: "local-cluster[1,2,1024]"
+    conf: {spark.executor.extraJavaOptions: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """
 SOURCES = {
     "postgres": '{type: postgres, config: {dsn: "DSN", tables: ["public.*"], create: true, chunk_rows: 20}}',
     "mariadb": '{type: mariadb, config: {dsn: "DSN", tables: ["*"], chunk_rows: 20}}',
 }
+LEAD = 100
+"""How many transactions the writers may be ahead, from one kill to the next, before they go on slowly: at a kill they
+write, and what is left for the end is not more on a busy machine."""
 PAIR_KEY = {"postgres": ("a", "b"), "mariadb": ("b", "a")}
 
 
@@ -60,8 +70,10 @@ class Running(PipelineProcess):
     def kill_executor(self) -> None:
         """Waits for one where Spark is about to start it."""
         wait_until(self._executors, what="an executor", timeout_s=200)
-        for pid in self._executors():
+        found = self._executors()
+        for pid in found:
             os.kill(pid, signal.SIGKILL)
+        assert found, "it ended by itself"
 
     def _executors(self) -> list[int]:
         found = []
@@ -85,96 +97,160 @@ def _spark_home(scratch: Path) -> Path:
     return home
 
 
+class Followed:
+    """One of the databases, its tables, and the pipeline that follows it; ``source`` is ``postgres`` or ``mariadb``."""
+
+    def __init__(self, source: str, scratch: Path, seed: int) -> None:
+        self.source, self._scratch, self._seed = source, scratch, seed
+        self.server: PostgresProcess | MariadbProcess = (
+            PostgresProcess() if source == "postgres" else MariadbProcess({"server-id": "7"})
+        )
+        self.checkpoint = scratch / f"checkpoint-{source}"
+        self.ledger = StrictLedger()
+        self.database: Database
+        self.writers: Writers | MariadbWriters
+
+    def begin(self, redis_url: str) -> Path:
+        """Rows for a snapshot, and then writers that go on. Returns the pipeline's file."""
+        self.database = self.server.fresh_database()
+        self.database.execute(*tables(self.database))
+        before = writers(self.database, self._seed, allowed=60).start()
+        wait_until(before.spent, what="rows for the snapshot", timeout_s=60)
+        before.stop()
+        spec = self._scratch / f"{self.source}.yaml"
+        source = SOURCES[self.source].replace("DSN", self.database.dsn)
+        text = SPEC.replace("SOURCE", source).replace("URL", redis_url).replace("NAME", self.source)
+        spec.write_text(text.replace("CHECKPOINT", str(self.checkpoint)))
+        self.writers = writers(self.database, self._seed + 1, pause_s=0.1, allowed=LEAD).start()
+        return spec
+
+    def kill(self) -> None:
+        with MariadbWriters.truncating:  # a MariaDB that dies in a TRUNCATE may have told its log nothing of it
+            self.server.kill()
+        self.server.start()
+
+    def write_the_last(self) -> int:
+        """Returns where the log was right before it: whatever was committed until now ends there, or before."""
+        position = Follower(self.database, self._scratch).reader._database.log_end()
+        self.database.execute("INSERT INTO words VALUES ('last', 1, NULL)")
+        return position
+
+    def finished_behind(self, position: int) -> bool:
+        """Whether a batch that ends behind it is committed."""
+        checkpoint = Checkpoint(self.checkpoint)
+        last = checkpoint.last_committed()
+        ends = None if last is None else checkpoint.ends(last)
+        return ends is not None and any(end["position"] > position for end in ends)
+
+    def read_strictly(self, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> StrictLedger:
+        events = [_event(fields) for _, fields in entries]
+        # Batches are not to be seen in a stream, transactions are: each is one run of entries, and comes once.
+        for _, together in itertools.groupby(events, key=lambda event: event["position"]["lsn"]):
+            self.ledger.apply(together)
+        self.ledger.compare("words", rows_of(self.database, "words"), ("word",))
+        self.ledger.compare("pairs", rows_of(self.database, "pairs"), PAIR_KEY[self.source])
+        return self.ledger
+
+
 class KilledPipeline:
-    """One run. ``source`` is ``postgres`` or ``mariadb``; ``kinds`` are what is killed, in any order.
+    """One run. ``kinds`` are what is killed, in any order: of ``KINDS``, and databases by their names.
 
     ``planted`` is a fault for all processes of the pipeline. One that ends it is waited for as the kind ``itself``.
     """
 
-    def __init__(self, source: str, scratch: Path, seed: str, *, kinds: Sequence[str] = KINDS) -> None:
-        self._source, self._scratch, self._kinds = source, scratch, kinds
+    def __init__(self, sources: Sequence[str], scratch: Path, seed: str, *, kinds: Sequence[str]) -> None:
+        self._kinds = kinds
         self.planted = ""
-        self.segments = scratch / "checkpoint" / "segments"
-        self._chance = random.Random(f"{seed}-{source}")
-        self._seed = self._chance.randrange(10**6)
-        self._server: PostgresProcess | MariadbProcess = (
-            PostgresProcess() if source == "postgres" else MariadbProcess({"server-id": "7"})
-        )
+        self._chance = random.Random(f"{seed}-{sources}")
+        self.followed = {source: Followed(source, scratch, self._chance.randrange(10**6)) for source in sources}
         self._redis = RedisProcess(["--appendonly", "yes", "--appendfsync", "always"])
         self._client = redis.Redis(port=self._redis.port)
+        self._specs: list[Path] = []
         self.kills: Counter[str] = Counter()
 
-    def run(self) -> StrictLedger:
-        """Prints the ledger, and returns it."""
-        with self._server, self._redis:
-            database: Database = self._server.fresh_database()
-            database.execute(*tables(database))
-            before = writers(database, self._seed).start()
-            wait_until(lambda: before.transactions >= 30, what="rows for the snapshot", timeout_s=60)
-            before.stop()
-            spec = self._scratch / "killed.yaml"
-            source = SOURCES[self._source].replace("DSN", database.dsn)
-            text = SPEC.replace("SOURCE", source).replace("URL", self._redis.url)
-            spec.write_text(text.replace("CHECKPOINT", str(self._scratch / "checkpoint")))
-            during = writers(database, self._seed + 1, pause_s=0.05).start()
-            running = Running(spec, planted=self.planted)
+    def segments(self, source: str) -> Path:
+        return self.followed[source].checkpoint / "segments"
+
+    def run(self) -> dict[str, StrictLedger]:
+        """Prints the ledgers, and returns them."""
+        with contextlib.ExitStack() as servers:
+            servers.enter_context(self._redis)
+            for each in self.followed.values():
+                servers.enter_context(each.server)
+                self._specs.append(each.begin(self._redis.url))
+            running = self._start()
             try:
                 for kind in self._chance.sample(self._kinds, len(self._kinds)):
                     if kind != "itself":
                         self._await_progress(running)
                         time.sleep(2 * self._chance.random())  # the moment is what this run draws lots for
-                    running = self._kill(kind, running, spec)
+                    running = self._kill(kind, running)
                 self._await_progress(running)
+                self._await_the_end(running)
             finally:
-                during.stop()
+                for each in self.followed.values():
+                    each.writers.stop()
                 running.kill()
-            Running(spec, "--once", planted=self.planted).finish(600)
-            return self._read_strictly(database)
+            return {source: self._read_strictly(each) for source, each in self.followed.items()}
+
+    def _start(self) -> Running:
+        return Running(self._specs[0], *map(str, self._specs[1:]), planted=self.planted)
 
     def _await_progress(self, running: Running) -> None:
-        least = self._length() + 60
+        """Of every database; then the writers may go on."""
+        least = {source: self._length(source) + 60 for source in self.followed}
+        self._await(running, lambda: all(self._length(source) >= most for source, most in least.items()))
+        for each in self.followed.values():
+            each.writers.go_on(LEAD)
 
-        def further() -> bool:
+    def _await_the_end(self, running: Running) -> None:
+        for each in self.followed.values():
+            each.writers.stop()
+        last = {source: each.write_the_last() for source, each in self.followed.items()}
+        self._await(running, lambda: all(self.followed[source].finished_behind(end) for source, end in last.items()))
+
+    def _await(self, running: Running, reached: Callable[[], bool]) -> None:
+        def there() -> bool:
+            time.sleep(0.2)  # who looks more often takes the processor from what is looked at
             running.must_run()
-            return self._length() >= least
+            for each in self.followed.values():
+                if each.writers.spent():
+                    each.writers.go_on(2)  # a snapshot that was read late has seen all that they wrote
+            return reached()
 
-        wait_until(further, what="progress", timeout_s=300)
+        try:
+            wait_until(there, what="progress", timeout_s=300)
+        except TimeoutError as error:
+            raise AssertionError(f"no progress; the pipeline said: {running.last_words()}") from error
 
-    def _length(self) -> int:
-        return int(self._client.xlen("changes"))
+    def _length(self, source: str) -> int:
+        return int(self._client.xlen(source))
 
-    def _kill(self, kind: str, running: Running, spec: Path) -> Running:
-        self.kills[kind] += 1
+    def _kill(self, kind: str, running: Running) -> Running:
         if kind == "executor":
             running.kill_executor()
         elif kind in ("pipeline", "itself"):
             if kind == "itself":
                 wait_until(running.ended, what="the pipeline's end", timeout_s=300)
             running.kill()
-            for path in self.segments.glob("0*.seg"):
-                path.unlink()  # what was read ahead can be had from the database again
-            return Running(spec, planted=self.planted)
-        elif kind == "database":
-            with MariadbWriters.truncating:  # a MariaDB that dies in a TRUNCATE may have told its log nothing of it
-                self._server.kill()
-            self._server.start()
-        else:
+            for source in self.followed:
+                for path in self.segments(source).glob("0*.seg"):
+                    path.unlink()  # what was read ahead can be had from the database again
+            running = self._start()
+        elif kind == "redis":
             self._redis.kill()
             self._redis.start()
             self._client.close()  # the next question opens a connection to the server that runs now
+        else:
+            self.followed[kind].kill()
+        self.kills[kind] += 1
         return running
 
-    def _read_strictly(self, database: Database) -> StrictLedger:
-        ledger = StrictLedger()
-        events = [_event(fields) for _, fields in self._client.xrange("changes")]
-        # Batches are not to be seen in a stream, transactions are: each is one run of entries, and comes once.
-        for _, together in itertools.groupby(events, key=lambda event: event["position"]["lsn"]):
-            ledger.apply(together)
-        ledger.compare("words", rows_of(database, "words"), ("word",))
-        ledger.compare("pairs", rows_of(database, "pairs"), PAIR_KEY[self._source])
+    def _read_strictly(self, followed: Followed) -> StrictLedger:
+        ledger = followed.read_strictly(self._client.xrange(followed.source))
         told = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kills.items()))
         print(
-            f"LEDGER {self._source}: {sum(ledger.ids.values())} ids, {len(ledger.transactions)} transactions, "
+            f"LEDGER {followed.source}: {sum(ledger.ids.values())} ids, {len(ledger.transactions)} transactions, "
             f"killed: {told}; {len(ledger.verdict())} complaints"
         )
         return ledger
