@@ -175,3 +175,24 @@ def test_with_positions_acknowledged_early_the_ledger_complains(
     planted_faults.acknowledged_early(monkeypatch.setattr)
     planted_faults.no_look_at_the_gap(monkeypatch.setattr)
     assert death_of_a_planned_batch(database, tmp_path).verdict() == LOST
+
+
+def test_a_death_that_is_planted_lets_the_snapshot_be_read_and_comes_behind_it(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths: list[int] = []
+    monkeypatch.setattr(planted_faults.os, "killpg", lambda group, signal: deaths.append(group))
+    planted_faults.dies_when_it_has_planned(monkeypatch.setattr)
+    database.execute(*WORDS)
+    follower = Follower(database, tmp_path, chunkRows="1")
+    try:
+        for _ in range(2):
+            wait_until(lambda: follower.plan(1), what="a chunk")
+            assert len(follower.read()) == 1
+            follower.commit()
+        while not deaths:
+            database.execute("UPDATE words SET n = n + 1")
+            follower.batch()
+    finally:
+        follower.stop()
+    assert len(deaths) == 1
