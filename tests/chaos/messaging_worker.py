@@ -63,7 +63,7 @@ async def main(url: str, topic: str, directory: str, options: dict[str, Any]) ->
         silent_s = settings["claim_min_idle_ms"] / 2000
         # What it may hold of all topics together: a silence explains no more than that.
         held = min(settings["max_in_flight"] * len(topics), subscriber.settings.process_max_in_flight)
-        beating = asyncio.create_task(ledger.keep_beating(silent_s=silent_s, held=held, through=broker.ping))
+        beating = asyncio.create_task(ledger.keep_heartbeat(silent_s=silent_s, held=held, through=broker.ping))
 
         async def consume_all() -> None:
             await asyncio.gather(*(subscriber.consume(one, handle) for one in topics))

@@ -428,7 +428,7 @@ async def test_a_member_beats_on_while_a_step_of_its_takes_long(broker_url: str)
         await task
 
 
-@pytest.mark.parametrize("step", ["member_beat", "lease_take", "XREADGROUP"])
+@pytest.mark.parametrize("step", ["member_heartbeat", "lease_take", "XREADGROUP"])
 async def test_a_member_goes_on_after_what_nobody_foresaw(broker_url: str, step: str) -> None:
     """Whichever of its steps meets it: it is told, and the member places, beats and renews as before."""
     word = script(step).sha if step != "XREADGROUP" else step.encode()

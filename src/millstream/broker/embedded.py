@@ -90,7 +90,7 @@ class Embedded:
             self.on_configure.append(self.persistence.configure)
         _ALIVE.add(self)
         if housekeeping:
-            _start_keeper(self)
+            _start_housekeeping(self)
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
@@ -371,10 +371,10 @@ class _Barred:
         raise BrokerClosed(self._why)
 
 
-# --- the keeper, and forks ------------------------------------------------------------------------------------------
+# --- housekeeping, and forks -----------------------------------------------------------------------------------------
 
 
-def _start_keeper(embedded: Embedded) -> None:
+def _start_housekeeping(embedded: Embedded) -> None:
     """A thread that keeps house until the broker is closed, or nobody has it any more."""
     own = weakref.ref(embedded)
     pause = threading.Event()
@@ -389,11 +389,11 @@ def _start_keeper(embedded: Embedded) -> None:
             except BrokerClosed:
                 return
             except Exception:
-                # Without a keeper nothing would be synced any more, and nobody would know.
+                # Without housekeeping nothing would be synced any more, and nobody would know.
                 logger.exception("housekeeping failed, and will be tried again")
             del one
 
-    threading.Thread(target=keep, name="millstream-keeper", daemon=True).start()
+    threading.Thread(target=keep, name="millstream-housekeeping", daemon=True).start()
 
 
 _ALIVE: weakref.WeakSet[Embedded] = weakref.WeakSet()

@@ -77,7 +77,7 @@ LEGEND: Final = (
     Legend(
         "members",
         "hash beside a load-balancer stream: member to 'expires_ms owned capacity'",
-        "a day after the last member's last beat",
+        "a day after the last member's last heartbeat",
     ),
     Legend("for:*.owner", "the same for one group's owner of a partition, at '<stream>.for:<group>'", "the same"),
     Legend(

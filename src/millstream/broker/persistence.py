@@ -67,7 +67,7 @@ class Persistence:
         self._files = files
         self._rewrite: Rewrite | None = None
         self._keeping = threading.Lock()
-        """Held while house is kept, so that nobody closes files under the keeper's hands."""
+        """Held while house is kept, so that nobody closes files under its hands."""
         self._rewrite_failed = False
         self._no_rewrite_before_ms = 0
         self._last_sync_ms = self._last_retry_ms = self._last_look_ms = clock.monotonic_ms()
@@ -290,8 +290,8 @@ class Persistence:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, lock: AbstractContextManager[Any]) -> None:
-        """First the keeper ends what it is doing, for which it may need ``lock``; then nobody may be writing any more,
-        not even who came before the end and still waits for the lock. JournalNotWritten: it is closed all the same."""
+        """First housekeeping ends its work, for which it may need ``lock``; then nobody may be writing any more, not
+        even who came before the end and still waits for the lock. JournalNotWritten: it is closed all the same."""
         with self._keeping:
             self._open = False
         with lock:
@@ -309,7 +309,7 @@ class Persistence:
     def disown(self) -> None:
         """In a forked child: lets go of the files without touching what the parent still uses."""
         self._open = False
-        self._keeping = threading.Lock()  # the keeper's thread may have held it, and is not here
+        self._keeping = threading.Lock()  # the thread of housekeeping may have held it, and is not here
         self._rewrite = None
         self.journal.abandon()
         self._lock.release()

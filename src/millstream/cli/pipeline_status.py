@@ -89,7 +89,7 @@ def list_pipelines(
     output: Output = OutputKind.table,
 ) -> None:
     """Pipelines whose files lie here, and how each stands; other YAML files are passed over."""
-    items = [_standing(file, token_in(token_file)) for file in _pipeline_files(places or [Path()])]
+    items = [_status_of(file, token_in(token_file)) for file in _pipeline_files(places or [Path()])]
     columns = [
         name("pipeline"),
         ShownColumn("state", "state", "not"),
@@ -100,7 +100,7 @@ def list_pipelines(
     show.rows(output, columns, items)
 
 
-def _standing(file: Path, token: str | None) -> dict[str, Any]:
+def _status_of(file: Path, token: str | None) -> dict[str, Any]:
     from millstream.pipelines import CheckpointRefused, SpecRefused
 
     item: dict[str, Any] = dict.fromkeys(("pipeline", "state", "batch", "rows_per_second", "lag", "source"))

@@ -62,13 +62,13 @@ def list_streams(
     with opened(url) as broker:
         names = {one: None for given in streams or ["*"] for one in streams_found(broker, given)}
         now_ms = broker.server_time_ms()
-        items = [_standing(broker, found) for found in broker.run(survey, list(names))]
+        items = [_status_of(broker, found) for found in broker.run(survey, list(names))]
     columns = [name("stream"), number("length"), ago("oldest_entry_at", now_ms, "oldest entry")]
     columns += [memory("memory_bytes"), name("trim_waits_for"), number("lag"), number("pending")]
     show.rows(output, [*columns, text("lost", shown=_lost)], items)
 
 
-def _standing(broker: BlockingBroker, found: StreamSurvey) -> dict[str, Any]:
+def _status_of(broker: BlockingBroker, found: StreamSurvey) -> dict[str, Any]:
     first = broker.xrange(found.name, count=1)
     holding = holding_group(found)
     return {

@@ -48,7 +48,7 @@ GAP = 2
 ROOM_FOR_A_NAME = 12
 LEAST = 4
 
-Giving = Literal["not", "middle", "end"]
+CutAt = Literal["not", "middle", "end"]
 """How a value makes room: a number or an id not at all, a name in its middle, a sentence at its end."""
 
 
@@ -58,7 +58,7 @@ class ShownColumn:
 
     key: str
     title: str
-    giving: Giving = "middle"
+    cut_at: CutAt = "middle"
     right: bool = False
     spare: bool = False
     shown: Callable[[Any], str] = printable
@@ -155,7 +155,7 @@ def lay_out(columns: Sequence[ShownColumn], items: Sequence[Mapping[str, Any]], 
             left_out.append(chosen.pop())
     widths = _shrunk(chosen, natural, width)
     shown = [
-        [cut(cells[one.key][at], room, one.giving) for one, room in zip(chosen, widths, strict=True)]
+        [cut(cells[one.key][at], room, one.cut_at) for one, room in zip(chosen, widths, strict=True)]
         for at in range(len(items))
     ]
     return Layout(chosen, widths, shown, left_out)
@@ -166,7 +166,7 @@ def _cell(column: ShownColumn, value: Any) -> str:
 
 
 def _needed(columns: Sequence[ShownColumn], natural: Mapping[str, int], room: int) -> int:
-    least = [natural[one.key] if one.giving == "not" else min(natural[one.key], room) for one in columns]
+    least = [natural[one.key] if one.cut_at == "not" else min(natural[one.key], room) for one in columns]
     return sum(least) + GAP * (len(columns) - 1)
 
 
@@ -174,10 +174,10 @@ def _shrunk(columns: Sequence[ShownColumn], natural: Mapping[str, int], width: i
     widths = [natural[one.key] for one in columns]
     if width is None:
         return widths
-    giving = [at for at, one in enumerate(columns) if one.giving != "not"]
+    may_be_cut = [at for at, one in enumerate(columns) if one.cut_at != "not"]
     over = sum(widths) + GAP * (len(widths) - 1) - width
-    while over > 0 and giving:
-        widest = max(giving, key=lambda at: widths[at])
+    while over > 0 and may_be_cut:
+        widest = max(may_be_cut, key=lambda at: widths[at])
         if widths[widest] <= LEAST:
             break
         widths[widest] -= 1
@@ -187,13 +187,13 @@ def _shrunk(columns: Sequence[ShownColumn], natural: Mapping[str, int], width: i
     return widths
 
 
-def cut(text: str, width: int, giving: Giving) -> str:
+def cut(text: str, width: int, cut_at: CutAt) -> str:
     """The text in at most ``width`` cells: a name keeps its beginning and its end, a sentence its beginning."""
     if cell_len(text) <= width:
         return text
     if width <= 1:
         return "…"[:width]
-    if giving == "middle":
+    if cut_at == "middle":
         tail = _fitting(text[::-1], (width - 1) // 2)[::-1]
         return _fitting(text, width - 1 - cell_len(tail)) + "…" + tail
     return _fitting(text, width - 1) + "…"

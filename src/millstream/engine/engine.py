@@ -206,7 +206,7 @@ class Engine:
         if key in db.blocked:
             self._ready[db.index, key] = None
         if self.memory.limit:
-            self.memory.touch(db.index, key)
+            self.memory.note_change(db.index, key)
 
     def notify(self, db: Database, kind: int, event: bytes, key: bytes) -> None:
         """A keyspace notification, where its kind is on."""

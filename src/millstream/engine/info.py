@@ -271,12 +271,12 @@ class MemoryAccount:
     """The sum over all keys. With a limit in force it is kept up to date key by key; without one it is computed when
     somebody asks, because then nobody asks often."""
 
-    __slots__ = ("_databases", "_sizes", "_total", "_touched", "limit")
+    __slots__ = ("_changed", "_databases", "_sizes", "_total", "limit")
 
     def __init__(self, databases: list[Database]) -> None:
         self._databases = databases
         self._sizes: dict[tuple[int, bytes], int] = {}
-        self._touched: dict[tuple[int, bytes], None] = {}
+        self._changed: dict[tuple[int, bytes], None] = {}
         self._total = 0
         self.limit = 0
 
@@ -286,20 +286,20 @@ class MemoryAccount:
         for db in self._databases:
             db.refresh()
 
-    def touch(self, index: int, key: bytes) -> None:
-        self._touched[index, key] = None
+    def note_change(self, index: int, key: bytes) -> None:
+        self._changed[index, key] = None
 
     def used(self) -> int:
         if not self.limit:
             return sum(map(_size_of_database, self._databases))
-        for index, key in self._touched:
+        for index, key in self._changed:
             value = self._databases[index].values.get(key)
             old = self._sizes.pop((index, key), 0)
             if value is not None:
                 new = self._sizes[index, key] = size_of_key(key, value)
                 self._total += new
             self._total -= old
-        self._touched.clear()
+        self._changed.clear()
         return self._total
 
     def exceeded(self) -> bool:
@@ -307,7 +307,7 @@ class MemoryAccount:
 
     def recount(self) -> None:
         """After everything was flushed or loaded, or the limit has come or gone."""
-        self._touched.clear()
+        self._changed.clear()
         self._sizes.clear()
         if self.limit:
             for db in self._databases:

@@ -94,7 +94,7 @@ class SubscriberSettings:
         return max(1, self.claim_min_idle_ms // 3)
 
     @property
-    def beat_ms(self) -> int:
+    def heartbeat_ms(self) -> int:
         shorter = self.claim_min_idle_ms if self.max_hold_ms is None else min(self.claim_min_idle_ms, self.max_hold_ms)
         return max(1, shorter // 3)
 

@@ -3,7 +3,7 @@ handled messages, to which processes append what they do, and a verdict is compu
 
 A line that was written survives the process that wrote it. Times are those of the machine's monotonic clock, which all
 processes share. The harness notes what it did to processes (killed, stopped, resumed) and to the server (an outage).
-A process that promised beats and wrote nothing for longer than it promised got no time: nobody needs to say so.
+A process that promised heartbeats and wrote nothing for longer than it promised got no time: nobody needs to say so.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class HandlingLedger:
         """The harness let that process go on (SIGCONT); noted after."""
         self._note("resumed", str(pid))
 
-    async def keep_beating(
+    async def keep_heartbeat(
         self, *, silent_s: float, held: int, through: Callable[[], Awaitable[Any]] | None = None
     ) -> None:
         """Until it is cancelled, on the loop that handles: a line every so often, each after ``through`` was answered.

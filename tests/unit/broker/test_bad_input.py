@@ -116,7 +116,7 @@ GOOD: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "xread": {"streams": {"a": "0"}},
     "trim_safely": {"max_len": 5},
-    "member_beat": {"owned": 1},
+    "member_heartbeat": {"owned": 1},
     "delete_consumer": {"to": "other"},
     "xadd_many": {"entries": [{"n": 1}]},
     "append_once": {"entries": [{"n": 1}], "position": 0},

@@ -411,7 +411,7 @@ def test_a_block_time_that_is_given_is_the_one_that_is_used() -> None:
 
 
 def test_the_longest_hold() -> None:
-    assert settings(claim_min_idle_ms=3000).beat_ms == 1000
+    assert settings(claim_min_idle_ms=3000).heartbeat_ms == 1000
 
 
 @pytest.mark.parametrize(

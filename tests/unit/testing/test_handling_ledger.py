@@ -178,7 +178,7 @@ def test_a_process_shows_its_own_stalls(tmp_path: Path) -> None:
         [
             *(sys.executable, "-c"),
             "import asyncio, sys; from millstream.testing import HandlingLedger;"
-            "asyncio.run(HandlingLedger(sys.argv[1]).keep_beating(silent_s=0.2, held=1))",
+            "asyncio.run(HandlingLedger(sys.argv[1]).keep_heartbeat(silent_s=0.2, held=1))",
             str(tmp_path),
         ]
     )

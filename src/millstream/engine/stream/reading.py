@@ -226,7 +226,7 @@ def changed_unwatched(db: Database, key: bytes, changes: int = 1) -> None:
     engine = db.engine
     engine.dirty += changes
     if engine.memory.limit:
-        engine.memory.touch(db.index, key)
+        engine.memory.note_change(db.index, key)
 
 
 class GroupDelivery(NamedTuple):

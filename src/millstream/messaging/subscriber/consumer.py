@@ -70,7 +70,7 @@ class SharedConsumer:
         self._allow(topic.settings)
         topic.begin(self.name, self.room)
         now = monotonic_ms()
-        topic.beat_at_ms = now + topic.settings.beat_ms
+        topic.heartbeat_at_ms = now + topic.settings.heartbeat_ms
         topic.retire_at_ms = now + topic.settings.dead_consumer_ms / 10
         self.topics[topic.name] = topic
         self.heartbeat.wake()

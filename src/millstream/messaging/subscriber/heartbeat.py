@@ -40,7 +40,7 @@ class Heartbeat:
     def doubt(self, topic: Topic, message: Message) -> None:
         """This message may be somebody else's by now: asked at once, and not started before."""
         topic.book.doubt(message)
-        topic.beat_at_ms = 0.0
+        topic.heartbeat_at_ms = 0.0
         self._nudge.set()
 
     def wake(self) -> None:
@@ -52,16 +52,16 @@ class Heartbeat:
             self._nudge.clear()
             topics = self._consumer.topics.values()
             # Half as long as between two signs of life: so nobody has to know when an entry came.
-            tick_ms = min((topic.settings.beat_ms for topic in topics), default=1_000) / 2
+            tick_ms = min((topic.settings.heartbeat_ms for topic in topics), default=1_000) / 2
             now = monotonic_ms()
-            due = [topic for topic in topics if topic.book.entries and topic.beat_at_ms <= now + tick_ms / 2]
+            due = [topic for topic in topics if topic.book.entries and topic.heartbeat_at_ms <= now + tick_ms / 2]
             for topic in due:
-                topic.beat_at_ms = now + topic.settings.beat_ms
+                topic.heartbeat_at_ms = now + topic.settings.heartbeat_ms
             for at in range(0, len(due), IN_ONE_GO):
-                await self.beat(due[at : at + IN_ONE_GO])
+                await self.send(due[at : at + IN_ONE_GO])
             now = monotonic_ms()
             next_ms = min(
-                (topic.beat_at_ms for topic in due), default=now + tick_ms
+                (topic.heartbeat_at_ms for topic in due), default=now + tick_ms
             )  # sooner after doubts and failures
             try:
                 async with asyncio.timeout(max(1.0, min(tick_ms, next_ms - now)) / 1000):
@@ -86,7 +86,7 @@ class Heartbeat:
             topic.tell_expired([message for message, _ in late])
         return steps
 
-    async def beat(self, topics: Sequence[Topic]) -> None:
+    async def send(self, topics: Sequence[Topic]) -> None:
         let_go = self._let_go(topics)
         asked: list[tuple[Topic, int, list[EntryId], int]] = [
             (topic, times, ids, topic.generation) for topic in topics for times, ids in topic.book.by_count().items()
@@ -106,7 +106,7 @@ class Heartbeat:
             if topic.lease_is_certain(now):
                 topic.book.reconsider(now)
             if topic.book.doubtful:
-                topic.beat_at_ms = monotonic_ms() + DOUBT_MS
+                topic.heartbeat_at_ms = monotonic_ms() + DOUBT_MS
             if topic.book.ready:
                 topic.wake_workers()
 
@@ -129,7 +129,7 @@ class Heartbeat:
     async def _failed(self, topic: Topic, error: MillstreamError, generation: int) -> None:
         if isinstance(error, BrokerClosed):
             raise error
-        topic.beat_at_ms = monotonic_ms() + DOUBT_MS
+        topic.heartbeat_at_ms = monotonic_ms() + DOUBT_MS
         try:
             if isinstance(error, NoSuchGroup):
                 await restore(topic, generation)

@@ -242,7 +242,7 @@ class Subscription:
             await self._wait_for_the_unsettled(shared)
             await self._say(shared.settler.drained(state, running=shared.settles))
             # No sign of life after the hand-back: it would make others wait for what we have let go.
-            state.beat_at_ms = float("inf")
+            state.heartbeat_at_ms = float("inf")
             await shared.sweeper.idle(state, LAST_ANSWER_S)
             await self._say(self._let_go(shared))
         finally:

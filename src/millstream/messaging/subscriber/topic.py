@@ -134,7 +134,7 @@ class Topic:
         self.asked = 0
         """Questions under way that may bring something back."""
         # --- the heartbeat's
-        self.beat_at_ms = 0.0
+        self.heartbeat_at_ms = 0.0
         self.told_stuck = False
         # --- the workers'
         self.workers: dict[asyncio.Task[None], None] = {}

@@ -30,14 +30,14 @@ _CURRENCY = ("EUR", "EUR", "EUR", "USD", "GBP")
 
 
 class ShopStep(NamedTuple):
-    """One of a beat's ten rows. ``old`` and ``new`` are the status (or tier) before and after; None: no such row.
-    ``order`` tells a customer's two orders apart. ``beats_back``: how long ago that customer's story began."""
+    """One of a round's ten rows. ``old`` and ``new`` are the status (or tier) before and after; None: no such row.
+    ``order`` tells a customer's two orders apart. ``rounds_back``: how long ago that customer's story began."""
 
     table: str
     op: str
     old: str | None
     new: str | None
-    beats_back: int
+    rounds_back: int
     order: int = 0
 
 
@@ -63,8 +63,8 @@ def tell(numbers: DataFrame, seed: int) -> DataFrame:
     from pyspark.sql import functions as F
 
     placed = numbers.withColumn("_step", F.pmod(F.col("n"), F.lit(len(STEPS))).cast("int"))
-    beat = F.expr(f"n div {len(STEPS)}") + F.lit(FIRST_CUSTOMER)
-    placed = placed.withColumn("_customer", beat - _by_step([one.beats_back for one in STEPS]))
+    story = F.expr(f"n div {len(STEPS)}") + F.lit(FIRST_CUSTOMER)
+    placed = placed.withColumn("_customer", story - _by_step([one.rounds_back for one in STEPS]))
     placed = placed.withColumn("_order", F.col("_customer") * 2 + _by_step([one.order for one in STEPS]))
     # All that is by chance in a row comes from one hash of what it is about. A payment is about its order.
     about = F.when(_among("customers"), -F.col("_customer")).otherwise(F.col("_order"))

@@ -48,7 +48,7 @@ def heartbeat(
         *(b"%d" % TABLE_TTL_MS, b"%d" % FORGET_MEMBER_MS),
     ]
     keys = [beside(stream, "members"), key]
-    now_ms, announced, *rows = yield from run_script(script("member_beat"), keys, argv, repeatable=True)
+    now_ms, announced, *rows = yield from run_script(script("member_heartbeat"), keys, argv, repeatable=True)
     return now_ms, announced, {to_name(name): row for name, row in zip(rows[::2], rows[1::2], strict=True)}
 
 

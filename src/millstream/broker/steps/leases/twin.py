@@ -7,7 +7,7 @@ from millstream.engine import Call
 from millstream.wire import ErrorReply, Reply
 
 
-def member_beat(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
+def member_heartbeat(call: Call, keys: list[bytes], argv: list[bytes]) -> Reply:
     member, lease_ms, owned, capacity, ttl_ms, forget_ms = argv
     now = clock_ms(call)
     if lease_ms == b"0":
