@@ -19,8 +19,22 @@ pytest.register_assert_rewrite("messaging_chapters")  # before anybody imports i
 from messaging_chapters.chapter import flush  # noqa: E402 - after that
 
 COLUMNS = ("embedded", "server", "redis")
-CLUSTER = pytest.param("cluster", marks=pytest.mark.at_length)
+CLUSTER_IN_MAKE_TEST = (
+    *("test_router.py", "test_dead_letters.py", "test_batches_and_weights.py"),
+    *("::TestHandling::", "::TestOrdering::", "::TestFanout::"),
+)
+"""A quarter of that column, in ten seconds."""
 APIS = ("async", "blocking")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        column = getattr(item, "callspec", None)
+        if column is None or column.params.get("broker_url") != "cluster":
+            continue
+        if not any(part in item.nodeid for part in CLUSTER_IN_MAKE_TEST):
+            item.add_marker(pytest.mark.at_length)
 
 
 @pytest.fixture
@@ -50,7 +64,7 @@ async def broker(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -
         await unblocked.close()
 
 
-@pytest.fixture(params=[*COLUMNS, CLUSTER])
+@pytest.fixture(params=[*COLUMNS, "cluster"])
 async def broker_url(request: pytest.FixtureRequest, url_in: Callable[[str], str]) -> AsyncIterator[str]:
     """An empty broker's address, for tests in which several processes or clients meet. Stays open to the end."""
     url = url_in(request.param)

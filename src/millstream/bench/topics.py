@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from millstream import Broker, open_broker
 from millstream.bench import Progress, Result
 from millstream.messaging import Handler, Message, Publisher, Router, Subscriber, codec
-from millstream.testing import RedisProcess
+from millstream.testing import ClusterSetup, RedisProcess
 
 PAYLOAD = b"order 1234567 of customer c-98765 amounts to 129.90 EUR and is to be shipped to Ulm ok"
 GROUP = "g"
@@ -26,7 +26,10 @@ ABANDONED = 1_000_000
 
 def run(rounds: int, progress: Progress) -> list[Result]:
     with RedisProcess() as server:
-        return asyncio.run(_run(server.url, rounds, progress))
+        results = asyncio.run(_run(server.url, rounds, progress))
+    with ClusterSetup() as cluster:
+        results += asyncio.run(_run_on_cluster(cluster, rounds, progress))
+    return results
 
 
 async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
@@ -50,6 +53,25 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
     ]
 
 
+async def _run_on_cluster(cluster: ClusterSetup, rounds: int, progress: Progress) -> list[Result]:
+    """Three primaries. A read covers one slot: of a thousand topics 16 are waited for and the others polled."""
+    nodes = [node.url for node in cluster.nodes]
+    progress("1,000 topics on a cluster of three: start, idle, sparse")
+    many = await measure_topics(cluster.url, 1_000, nodes)
+    progress("throughput over 1,000 topics on a cluster of three, beside one")
+    pairs = [
+        (await throughput(cluster.url, 1, nodes), await throughput(cluster.url, 1_000, nodes)) for _ in range(rounds)
+    ]
+    one, spread = statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+    return [
+        Result("cluster_topics_start_s", many.start_s, "s"),
+        Result("cluster_topics_connections", many.connections, "connections"),
+        Result("cluster_topics_idle", many.idle_commands, f"commands/s ({many.idle_cpu})"),
+        Result("cluster_topics_sparse", many.sparse_p99_ms, f"ms p99 ({many.sparse_cpu})"),
+        Result("cluster_topics_throughput", spread, "messages/s", "one topic", one),
+    ]
+
+
 class Measured(NamedTuple):
     start_s: float
     connections: int
@@ -63,10 +85,12 @@ def names(count: int) -> list[str]:
     return [f"topic-{number}" for number in range(count)]
 
 
-async def empty(broker: Broker) -> None:
+async def empty(*nodes: str) -> None:
     from millstream.wire import Command
 
-    await broker.link.call(Command((b"FLUSHALL",)))
+    for node in nodes:
+        async with open_broker(node) as broker:
+            await broker.link.call(Command((b"FLUSHALL",)))
 
 
 @asynccontextmanager
@@ -82,8 +106,7 @@ async def reading(url: str, count: int, handler: Handler) -> AsyncIterator[tuple
 
 
 async def measure_start(url: str, count: int) -> float:
-    async with open_broker(url) as broker:
-        await empty(broker)
+    await empty(url)
 
     async def handle(message: Message) -> None:
         pass
@@ -93,10 +116,10 @@ async def measure_start(url: str, count: int) -> float:
 
 
 class Usage:
-    """Commands as sent by clients, and both sides' CPU, from here on."""
+    """Commands as sent by clients, and both sides' CPU, from here on; of all servers together."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, *servers: Broker) -> None:
+        self._servers = servers
 
     async def begin(self) -> Usage:
         self._at, self._mine = time.perf_counter(), time.process_time()
@@ -104,40 +127,44 @@ class Usage:
         return self
 
     async def _facts(self) -> tuple[int, float]:
-        calls = await self._broker.server_info("commandstats")
         # What scripts call inside the server is no command that a client sent.
         inner = ("script", "xpending", "xclaim", "zrange", "zscore", "zrangebyscore", "time")
-        sent = 0
-        for name, facts in calls.items():
-            if not name.removeprefix("cmdstat_").startswith(inner):
-                sent += int(facts.split(",")[0].removeprefix("calls="))
-        cpu = await self._broker.server_info("cpu")
-        return sent, float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+        sent, seconds = 0, 0.0
+        for server in self._servers:
+            for name, facts in (await server.server_info("commandstats")).items():
+                if not name.removeprefix("cmdstat_").startswith(inner):
+                    sent += int(facts.split(",")[0].removeprefix("calls="))
+            cpu = await server.server_info("cpu")
+            seconds += float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+        return sent, seconds
 
     async def end(self) -> tuple[float, float, float]:
-        """Commands a second, and the parts of a core that this process and the server used."""
+        """Commands a second, and the parts of a core that this process and the servers used."""
         seconds = time.perf_counter() - self._at
         mine = (time.process_time() - self._mine) / seconds
         commands, server = await self._facts()
         return (commands - self._commands) / seconds, mine, (server - self._server) / seconds
 
 
-async def measure_topics(url: str, count: int) -> Measured:
-    async with open_broker(url) as broker:
-        await empty(broker)
+async def measure_topics(url: str, count: int, nodes: Sequence[str] = ()) -> Measured:
+    """``nodes``: the servers behind the address, where they are several."""
+    await empty(*nodes or [url])
     waits: list[float] = []
 
     async def handle(message: Message) -> None:
         waits.append(time.perf_counter() - float(message.payload))
 
-    async with reading(url, count, handle) as (broker, start_s):
-        connections = int((await broker.server_info("clients"))["connected_clients"])
+    async with AsyncExitStack() as opened:
+        servers = [await opened.enter_async_context(open_broker(node)) for node in nodes]
+        broker, start_s = await opened.enter_async_context(reading(url, count, handle))
+        clients = [await server.server_info("clients") for server in servers or [broker]]
+        connections = sum(int(facts["connected_clients"]) for facts in clients) - len(servers)
         await asyncio.sleep(2)
-        usage = await Usage(broker).begin()
+        usage = await Usage(*servers or [broker]).begin()
         await asyncio.sleep(IDLE_S)
         commands, mine, server = await usage.end()
         idle_cpu = f"client {mine:.1%}, server {server:.1%} of a core"
-        usage = await Usage(broker).begin()
+        usage = await Usage(*servers or [broker]).begin()
         await _sparse(broker, count, SPARSE_S)
         _, mine, server = await usage.end()
         await _until(lambda: len(waits) >= int(SPARSE_RATE * SPARSE_S))
@@ -161,7 +188,7 @@ async def _sparse(broker: Broker, count: int, seconds: float) -> None:
         await asyncio.gather(*tasks)
 
 
-async def throughput(url: str, count: int) -> float:
+async def throughput(url: str, count: int, nodes: Sequence[str] = ()) -> float:
     """Messages a second with a handler that does nothing, until the last acknowledgement is confirmed."""
     handled = 0
     done = asyncio.Event()
@@ -173,8 +200,8 @@ async def throughput(url: str, count: int) -> float:
             done.set()
 
     encode = codec("flat").encode
+    await empty(*nodes or [url])
     async with open_broker(url) as broker:
-        await empty(broker)
         for name in names(count):
             await broker.xadd_many(name, [encode(Message(PAYLOAD)) for _ in range(HANDLED // count)])
         router = Router(broker, group_start="0", count=250, max_in_flight=1000)
@@ -192,8 +219,8 @@ async def throughput(url: str, count: int) -> float:
 async def takeover(url: str, count: int, max_in_flight: int, at_most_s: float = 20.0) -> float:
     """Abandoned entries of a dead consumer that are handled a second, in the first seconds."""
     encode = codec("flat").encode
+    await empty(url)
     async with open_broker(url) as broker:
-        await empty(broker)
         for _ in range(count // 10_000):
             await broker.xadd_many("jobs", [encode(Message(PAYLOAD)) for _ in range(10_000)])
         await broker.create_group("jobs", GROUP, start="0")
