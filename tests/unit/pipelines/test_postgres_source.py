@@ -52,6 +52,44 @@ def test_names_come_from_the_pipeline_and_segments_lie_under_its_checkpoint() ->
 
 
 @pytest.mark.parametrize(
+    ("events", "at_once", "wanted", "chunk", "chunks"),
+    [
+        (100_000, 2, 100_000, 50_000, 2),  # the defaults: one chunk a batch would leave the second core without work
+        (500_000, 2, 100_000, 83_333, 6),  # five of them would leave it idle for the last
+        (500_000, 8, 100_000, 62_500, 8),
+        (100_000, 64, 100_000, 10_000, 10),  # none so small that a connection costs more than its rows
+        (100_000, 2, 1_000, 1_000, 100),
+        (500, 2, 100_000, 500, 1),
+        (3, 2, 2, 2, 1),
+    ],
+)
+def test_a_batch_of_a_snapshot_keeps_every_core_busy_to_its_end(
+    events: int, at_once: int, wanted: int, chunk: int, chunks: int
+) -> None:
+    made = source(f"{GOOD}, chunk_rows: {wanted}")
+    told = made._options(Opening("p", "t", events, partitions=at_once))
+    assert int(told["chunkRows"]) == chunk
+    assert events // chunk == chunks
+
+
+@pytest.mark.parametrize(
+    ("dsn", "tables", "plain"),
+    [
+        ("postgresql://me@127.0.0.1:1/shop", "[orders, shop.lines]", {"db", "schema", "table"}),
+        ("postgresql://me@127.0.0.1:1/shop", "[orders, 'billing.*']", {"db"}),  # a glob takes any name, quotes and all
+        ("postgresql://me@127.0.0.1:1/shop", "['order?']", {"db"}),
+        ("postgresql://me@127.0.0.1:1/shop", "['a\"b']", {"db"}),
+        ("postgresql://me@127.0.0.1:1/${NAME}", "[orders]", {"schema", "table"}),
+        ("host=127.0.0.1 dbname='a\"b'", "[orders]", {"schema", "table"}),
+    ],
+)
+def test_names_that_are_written_out_are_known_to_need_no_escaping(dsn: str, tables: str, plain: set[str]) -> None:
+    made = source(f'dsn: "postgresql://h/x", tables: {tables}')
+    made.config.__dict__["dsn"] = dsn  # as it is: a spec's variables are replaced when the file is read
+    assert made.plain() - {"id", "name", "op"} == plain
+
+
+@pytest.mark.parametrize(
     "dsn",
     [
         "postgresql://me:s3cret@127.0.0.1:1/shop",

@@ -30,6 +30,7 @@ SETTINGS = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
+_EXAMPLE = "postgresql://user@host:5432/database"
 _REFUSALS = ("28", "3D", "42501")
 """SQL states after which the same login cannot succeed: authorisation, no such database, no right."""
 
@@ -45,7 +46,7 @@ class Login:
         try:
             given: dict[str, Any] = conninfo.conninfo_to_dict(self.address.whole(environment))
         except psycopg.ProgrammingError:
-            raise InvalidChangeOption("dsn", "***", "postgresql://user@host:5432/database") from None
+            raise InvalidChangeOption("dsn", "***", _EXAMPLE) from None
         password = self.address.password(environment)
         if password is not None:
             given["password"] = password
@@ -55,6 +56,15 @@ class Login:
         given.setdefault("connect_timeout", str(self.address.connect_s))
         given.setdefault("tcp_user_timeout", "30000")
         return conninfo.make_conninfo(**given)
+
+    @property
+    def database(self) -> str:
+        """What events call it: its name in the dsn, or the user's, as libpq has it; empty where neither is there."""
+        try:
+            given = conninfo.conninfo_to_dict(self.address.whole())
+        except psycopg.ProgrammingError:
+            raise InvalidChangeOption("dsn", "***", _EXAMPLE) from None
+        return str(given.get("dbname") or given.get("user") or "")
 
     @property
     def shown(self) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import conninfo
 
 from millstream.cdc.decoding import Decoding
 from millstream.cdc.errors import InvalidChangeOption, SourceRefused, SourceUnreachable
@@ -107,9 +106,7 @@ class Postgres:
 
     def decoding(self) -> Decoding:
         g = self.given
-        given = conninfo.conninfo_to_dict(g.login.resolve())
-        name = str(given.get("dbname") or given.get("user") or "")
-        return Decoding(g.read.source, name, g.read.numeric, g.unchanged, g.read.exclude)
+        return Decoding(g.read.source, g.login.database, g.read.numeric, g.unchanged, g.read.exclude)
 
     def decode_changes(self, segment: Segment, how: Decoding) -> pa.RecordBatch:
         return decode_changes(segment, how)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from millstream.cdc import BinlogStatus, DatabaseAddress, Login, MariadbLogin, SlotStatus, Wanted
 
+_LEAST_CHUNK = 10_000
+"""Rows for which a chunk's connection, transaction and file are little work, beside the rows themselves."""
+_PLAIN = re.compile(r"[A-Za-z0-9_. -]*")
+"""Names that JSON writes as they are, and that are no globs."""
 _NUMERIC = r"^(text|double|decimal\(([0-9]|[12][0-9]|3[0-8])\))$"
 log = logging.getLogger("millstream.pipelines")
 
@@ -95,6 +99,9 @@ class DatabaseSource(Source):
     def can_fail(self) -> bool:
         return False
 
+    def login(self) -> Login | MariadbLogin:
+        raise AssertionError("every database has its own")
+
     def address(self) -> DatabaseAddress:
         from millstream.cdc import DatabaseAddress
 
@@ -103,6 +110,24 @@ class DatabaseSource(Source):
 
     def source_name(self, pipeline: str) -> str:
         return self.config.id or pipeline
+
+    def plain(self) -> set[str]:
+        """Columns whose text needs no escaping in JSON, whatever the row: an id is the source's name, which is of a
+        closed alphabet, with digits behind it; an op is a letter. Looking at every row's names is dear: so those that
+        the spec writes out are looked at here, once."""
+        return {"id", "name", "op"} | self.plain_names()
+
+    def plain_names(self) -> set[str]:
+        """Of the columns that name a table those that are written out in the spec, and need no escaping."""
+        raise AssertionError("every database has its own")
+
+    def tables_are_plain(self) -> bool:
+        """A glob takes any name, whatever is in it."""
+        return all(_PLAIN.fullmatch(name) for name in self.config.tables)
+
+    def database_is_plain(self) -> bool:
+        """A variable is replaced by every process for itself."""
+        return "$" not in self.config.dsn and _PLAIN.fullmatch(self.login().database) is not None
 
     def shared_options(self, opening: Opening) -> dict[str, str]:
         """Options of the Spark format that every change source has. A dsn with a password goes by a file."""
@@ -118,13 +143,19 @@ class DatabaseSource(Source):
             "exclude": ",".join(c.exclude),
             "maxBytes": str(c.max_bytes),
             "maxChangesPerTrigger": str(opening.max_events),
-            "chunkRows": str(min(c.chunk_rows, opening.max_events)),
+            "chunkRows": str(_even_chunk(c.chunk_rows, opening.max_events, opening.partitions)),
         }
         given: dict[str, Any] = {"passwordFile": c.password_file, "maxBytesPerTrigger": opening.max_bytes}
         return options | {name: str(value) for name, value in given.items() if value is not None}
 
     def _has_password(self) -> bool:
         return has_secret(self.config.dsn) or re.search(r"\bpassword\s*=", self.config.dsn) is not None
+
+
+def _even_chunk(most: int, max_events: int, at_once: int) -> int:
+    """Rows in a chunk, ``most`` at most, so that the chunks of a batch fill all tasks that run at once, to its end."""
+    rounds = -(-max_events // (most * at_once))
+    return min(most, max_events, max(_LEAST_CHUNK, max_events // (rounds * at_once)))
 
 
 def _postgres_dsn(text: str) -> str:
@@ -159,8 +190,11 @@ class PostgresSource(DatabaseSource):
         changes = session.readStream.format(POSTGRES_FORMAT).options(**self._options(opening)).load()
         columns = {name: F.col(f"`{name}`") for name in changes.columns}
         columns["name"] = F.lit(self.source_name(opening.pipeline))
-        # A name of a closed alphabet with digits behind it; the name itself; one letter.
-        return event_frame(changes, columns, plain=("id", "name", "op"))
+        return event_frame(changes, columns, plain=self.plain())
+
+    def plain_names(self) -> set[str]:
+        own = {"db"} if self.database_is_plain() else set()
+        return own | ({"schema", "table"} if self.tables_are_plain() else set())
 
     def refused(self, pipeline: str, *, begun: bool) -> str | None:
         from millstream.cdc import refusal
@@ -249,7 +283,12 @@ class MariadbSource(DatabaseSource):
         changes = session.readStream.format(MARIADB_FORMAT).options(**options).load()
         columns = {name: F.col(f"`{name}`") for name in changes.columns}
         columns["name"] = F.lit(self.source_name(opening.pipeline))
-        return event_frame(changes, columns, plain=("id", "name", "op"))
+        return event_frame(changes, columns, plain=self.plain())
+
+    def plain_names(self) -> set[str]:
+        # A schema is a database here, and the dsn's is the one of tables that name none.
+        whole = self.tables_are_plain() and self.database_is_plain()
+        return {"db", "table"} if whole else set()
 
     def refused(self, pipeline: str, *, begun: bool) -> str | None:
         from millstream.cdc import binlog_refusal
