@@ -25,7 +25,7 @@ Kind = Literal["number", "float", "boolean", "numeric", "plain", "text"]
 VALUE, NULL, UNCHANGED, UNTOLD = 0, 1, 2, 3
 """Unchanged: the database did not send a value because it is the old one. Untold: nobody knows it, as beside a key."""
 
-_SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
+_SPECIAL = ("NaN", "Infinity", "-Infinity")
 _DECIMAL = re.compile(r"decimal\((\d{1,2})\)")
 
 
@@ -110,7 +110,7 @@ def quoted(values: pa.Array) -> pa.Array:
 
 def _number_or_text(values: pa.Array, numbers: pa.Array) -> pa.Array:
     """JSON has no NaN and no infinities: they stay text."""
-    special = pc.is_in(values, _SPECIAL)
+    special = pc.is_in(values, pa.array(_SPECIAL))
     return pc.if_else(special, quoted(values), numbers) if pc.any(special).as_py() else numbers
 
 

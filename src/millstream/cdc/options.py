@@ -13,7 +13,7 @@ Names are case-insensitive. An unknown name is an error, so that a typo cannot p
     maxBytes        how much may be read ahead (default 1073741824).
     maxChangesPerTrigger, maxBytesPerTrigger
                     how much a batch holds at most, in whole transactions, one at least.
-    chunkRows       rows in one chunk of a snapshot (default 100000).
+    chunkRows       rows in one chunk of a snapshot, about (default 100000).
     deadlineMs      how long a run that must come to an end waits for a server that is away (default 60000).
 
 and where the database is:

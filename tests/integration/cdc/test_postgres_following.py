@@ -135,6 +135,34 @@ def test_a_partitioned_table_is_followed_through_its_root(postgres: PostgresData
     assert ledger.verdict() == []
 
 
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_large_table_is_cut_by_a_sample_of_its_keys_and_every_row_is_in_one_chunk(
+    postgres: PostgresDatabase, tmp_path: Path, partitioned: bool
+) -> None:
+    kind, wide = 'word text COLLATE "en-x-icu" PRIMARY KEY', "WITH (fillfactor = 10)"
+    if partitioned:
+        halves = [
+            f"CREATE TABLE w{at} PARTITION OF words FOR VALUES WITH (MODULUS 2, REMAINDER {at}) {wide}" for at in (0, 1)
+        ]
+        postgres.execute(f"CREATE TABLE words ({kind}) PARTITION BY HASH (word)", *halves)
+    else:
+        postgres.execute(f"CREATE TABLE words ({kind}) {wide}")
+    postgres.execute("INSERT INTO words SELECT substr(md5(i::text), 1, 10) FROM generate_series(1, 40000) AS i")
+    follower = Follower(postgres, tmp_path, tables="words", chunkRows="10000")
+    follower.reader.prepareForTriggerAvailableNow()
+    told = []
+    while (rows := follower.batch(1)) is not None:
+        told.append([event["key"] for event in rows if event["op"] == "r"])
+    follower.stop()
+    sizes = [len(keys) for keys in told if keys]
+    assert len(sizes) in (4, 5), sizes
+    assert max(sizes) < 13_000, "some percent more than asked for, and no more"
+    assert sorted(key for keys in told for key in keys) == sorted(
+        json.dumps({"word": word}, separators=(",", ":")) for (word,) in postgres.execute("SELECT word FROM words")
+    )
+    assert sizes != [10_000] * 4, "all keys were put in order for it"
+
+
 def test_a_snapshot_at_every_start_brings_the_rows_again_under_new_ids(followed: Follower) -> None:
     followed.options["snapshot"] = "always"
     followed.die()
