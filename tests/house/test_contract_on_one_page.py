@@ -23,7 +23,7 @@ methods = sorted(name for name, _ in inspect.getmembers(Broker, inspect.isfuncti
 
 
 def test_it_is_one_page() -> None:
-    assert 40 <= len(methods) <= 55
+    assert 40 <= len(methods) <= 51, "what one room alone needs is a step that it runs, not a method"
     assert len(PAGE.read_text().splitlines()) < 450
 
 

@@ -73,13 +73,6 @@ class AckPolicy(Enum):
         raise InvalidArgument("ack_policy", value, ", ".join(member.name for member in cls))
 
 
-def after_success(policy: AckPolicy, outputs: Sequence[Message]) -> Outcome | None:
-    """None leaves it to the handler (MANUAL without outputs). Outputs always travel with an acknowledgement."""
-    if outputs:
-        return Ack(outputs)
-    return None if policy is AckPolicy.MANUAL else ACKED
-
-
 def after_error(policy: AckPolicy, error: BaseException) -> Outcome:
     """What an error that left the handler means. ``Rejected`` and ``RetryLater`` mean the same under every policy."""
     if isinstance(error, Rejected):

@@ -6,19 +6,17 @@ import pytest
 
 from millstream.errors import InvalidArgument
 from millstream.messaging import (
-    Ack,
     AckPolicy,
     AlreadySettled,
     Bury,
     DeliveriesExhausted,
-    Message,
     NothingToSettle,
     Rejected,
     Retry,
     RetryLater,
     Undecodable,
 )
-from millstream.messaging.outcome import ACKED, after_error, after_success, limit_deliveries
+from millstream.messaging.outcome import ACKED, after_error, limit_deliveries
 
 ERROR = ValueError("x")
 
@@ -43,14 +41,6 @@ def test_a_handler_that_says_what_it_wants_gets_it_under_every_policy(policy: Ac
 
     assert after_error(policy, rejected) == Bury(rejected)
     assert after_error(policy, later) == Retry(9, later)
-
-
-def test_success() -> None:
-    output = [Message(b"x")]
-
-    assert after_success(AckPolicy.NACK_ON_ERROR, ()) is ACKED
-    assert after_success(AckPolicy.MANUAL, ()) is None
-    assert after_success(AckPolicy.MANUAL, output) == Ack(output)
 
 
 def test_the_last_retry_is_a_burial() -> None:
