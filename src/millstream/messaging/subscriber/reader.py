@@ -61,8 +61,7 @@ class Reader:
         shard.add(topic)
 
     def _new_shard(self, slot: int | None) -> Shard:
-        waiting = sum(not shard.polls for shard in self._shards)
-        shard = Shard(self, slot, polls=slot is not None and waiting >= WAITING_SLOTS)
+        shard = Shard(self, slot, polls=slot is not None and self.waiting_slots >= WAITING_SLOTS)
         if shard.polls:
             shard.slot = None
             existing = next((one for one in self._shards if one.polls and len(one.topics) < IN_ONE_GO), None)
@@ -116,6 +115,11 @@ class Reader:
             self.heat(topic)
         else:
             shard.changed(topic)
+
+    @property
+    def waiting_slots(self) -> int:
+        """Of a cluster: those that are waited for, on a connection each."""
+        return sum(shard.slot is not None for shard in self._shards)
 
     @property
     def poll_bound_ms(self) -> float:

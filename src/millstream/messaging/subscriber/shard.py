@@ -228,7 +228,7 @@ class Shard:
             count = topics[0].read_count(free)
         else:
             # Half of the room at most for reads that wait: the other half is for topics that are known to be busy.
-            count = max(1, min(count, free // 2 // max(len(choice), everybody), MOST // len(choice)))
+            count = max(1, min(count, free // 2 // max(len(choice), everybody), MOST // len(choice) // self._beside()))
             if not self._consumer.room.entry_bytes:
                 count = 1  # nobody knows yet what messages weigh here: so many large ones would be far too much
         if self.polls:
@@ -238,6 +238,10 @@ class Shard:
         self._made_progress(topics)
         if scarce:
             await asyncio.sleep(SCARCE_MS / 1000)  # the room is for another shard now
+
+    def _beside(self) -> int:
+        """Reads that together bring what one of many topics may: on a cluster a read that waits covers one slot."""
+        return self._reader.waiting_slots if self.slot is not None else 1
 
     def _choose(self) -> dict[bytes, Topic]:
         """Topics that have room and are not hot; how long to wait for them, and how many to ask of each at most."""
