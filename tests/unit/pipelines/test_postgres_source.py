@@ -11,7 +11,7 @@ from millstream.pipelines import SpecRefused, parse_pipeline
 from millstream.pipelines.plan import describe, make_plan
 from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.sources import Opening
-from millstream.pipelines.sources.databases import PostgresSource
+from millstream.pipelines.sources.databases import MariadbSource, PostgresSource
 
 SPEC = """\
 apiVersion: millstream/v1
@@ -86,6 +86,23 @@ def test_a_batch_of_a_snapshot_keeps_every_core_busy_to_its_end(
 def test_names_that_are_written_out_are_known_to_need_no_escaping(dsn: str, tables: str, plain: set[str]) -> None:
     made = source(f'dsn: "postgresql://h/x", tables: {tables}')
     made.config.__dict__["dsn"] = dsn  # as it is: a spec's variables are replaced when the file is read
+    assert made.plain() - {"id", "name", "op"} == plain
+
+
+@pytest.mark.parametrize(
+    ("database", "tables", "plain"),
+    [
+        ("shop", "[orders, other.lines]", {"db", "table"}),
+        ("shop", "[orders, 'other.*']", set()),
+        ("a%22b", "[orders]", set()),  # the schema of a table that names none
+    ],
+)
+def test_a_database_of_mariadb_is_a_schema_and_plain_with_its_tables(
+    database: str, tables: str, plain: set[str]
+) -> None:
+    config = f'dsn: "mariadb://me@127.0.0.1:1/{database}", tables: {tables}'
+    made = parse_pipeline(SPEC.replace("type: postgres", "type: mariadb").replace("CONFIG", config)).spec.source
+    assert isinstance(made, MariadbSource)
     assert made.plain() - {"id", "name", "op"} == plain
 
 
