@@ -215,12 +215,14 @@ def _farewell(runner: Runner, ended: list[Any], tally: Tally) -> None:
 
 @app.command()
 def reset(file: File, yes: Yes = False, output: Output = OutputKind.table) -> None:
-    """Forget how far the pipeline has come. What its sinks have stays; what waits on disk for them is lost."""
+    """Forget how far the pipeline has come. What its sinks have stays; what waits on disk for them is lost. Refused
+    while it runs."""
     from millstream.pipelines import Checkpoint
 
     [made] = plans_of([file])
     checkpoint = Checkpoint(made.pipeline.checkpoint_path)
     if checkpoint.owned(made):
+        checkpoint.must_rest(made)
         waiting = count_of(sum(checkpoint.waiting().values()), "batch", "batches")
         typer.echo(
             f"checkpoint {checkpoint.path}: last batch {checkpoint.last_committed()}, {waiting} waiting on disk",

@@ -1,7 +1,7 @@
 """A pipeline's directory: whose it is, what its spec was, how far Spark is. Local, or shared by driver and executors.
 
 <path>/millstream.json   the pipeline's name, its application id, and the fingerprints of its spec
-<path>/control.json      where the process answers that runs it now, while it does
+<path>/control.json      which process runs it now, while it does, and where that answers
 <path>/spark/            Spark's own checkpoint: offsets/, commits/, state/
 <path>/spool/<sink>/     batches that an optional sink has not taken yet
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint
+from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint, PipelineRuns
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.redis_address import without_secrets
 from millstream.pipelines.spec.part import HASHED
@@ -109,17 +109,24 @@ class Checkpoint:
         return verdicts
 
     def announce(self, url: str | None) -> None:
-        """Writes where this process answers for the pipeline; None: it no longer does."""
-        if url is not None:
-            write_atomically(self.path / _CONTROL, json.dumps({"url": url, "pid": os.getpid()}))
-        elif (self._control() or {}).get("pid") == os.getpid():
+        """Writes that this process runs the pipeline, and where it answers for it; None: nowhere."""
+        write_atomically(self.path / _CONTROL, json.dumps({"url": url, "pid": os.getpid()}))
+
+    def withdraw(self) -> None:
+        """This process no longer runs it."""
+        if (self._control() or {}).get("pid") == os.getpid():
             (self.path / _CONTROL).unlink(missing_ok=True)
+
+    def run_by(self) -> int | None:
+        """The process that runs the pipeline; None where none has said so, or it was killed."""
+        found = (self._control() or {}).get("pid")
+        alive = isinstance(found, int) and (not Path("/proc").is_dir() or Path("/proc", str(found)).exists())
+        return found if alive else None
 
     def answers_at(self) -> str | None:
         """Where the process answers that runs the pipeline; None where it has said nothing, or was killed."""
-        found = self._control()
-        alive = found is not None and (not Path("/proc").is_dir() or Path("/proc", str(found.get("pid"))).exists())
-        return str(found["url"]) if found is not None and alive and "url" in found else None
+        url = None if self.run_by() is None else (self._control() or {}).get("url")
+        return None if url is None else str(url)
 
     def _control(self) -> dict[str, Any] | None:
         try:
@@ -185,7 +192,14 @@ class Checkpoint:
         application."""
         if not self.owned(plan):
             raise NoSuchCheckpoint(plan.pipeline.name, str(self.path))
+        self.must_rest(plan)
         shutil.rmtree(self.path)
+
+    def must_rest(self, plan: PipelinePlan) -> None:
+        """Raises PipelineRuns where a process works with it, which would go on without what it has written down."""
+        process = self.run_by()
+        if process is not None:
+            raise PipelineRuns(plan.pipeline.name, process, str(self.path / _CONTROL))
 
 
 def write_atomically(path: Path, text: str) -> None:

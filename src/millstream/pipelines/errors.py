@@ -76,6 +76,19 @@ class NoSuchCheckpoint(MillstreamError):
         super().__init__(f"pipeline {pipeline!r} has no checkpoint at {path}: nothing was removed.", path=path)
 
 
+class PipelineRuns(MillstreamError):
+    """What was asked for would take the checkpoint from a process that works with it."""
+
+    process: int
+
+    def __init__(self, pipeline: str, process: int, said_in: str) -> None:
+        super().__init__(
+            f"pipeline {pipeline!r} runs, in process {process}: nothing was removed. Stop it first. If that process is "
+            f"another, remove {said_in}.",
+            process=process,
+        )
+
+
 class SinkFailed(MillstreamError):
     """A sink that gates the checkpoint did not take a batch. The batch is not committed: a restart delivers it."""
 

@@ -74,6 +74,7 @@ class Runner:
             self.runs[made.pipeline.name] = run
         for run in self.runs.values():
             run.start()
+            run.checkpoint.announce(None)
         return self
 
     def wait(self, each: Callable[[list[PipelineStatus]], None] | None = None) -> bool:
@@ -126,7 +127,7 @@ class Runner:
     def close(self) -> None:
         self.stop_all()
         for run in self.runs.values():
-            run.checkpoint.announce(None)
+            run.checkpoint.withdraw()
         if self._session is not None and self._given is None:
             self._session.stop()
         self._session = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -83,3 +84,26 @@ def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
     looked = CliRunner().invoke(build(["doctor"]), ["doctor", str(spec)])
     assert looked.exit_code != 0
     assert "it was purged" in " ".join(looked.output.split())
+
+
+def test_the_format_works_by_itself_from_pyspark(spark: SparkSession, mariadb: MariadbDatabase, tmp_path: Path) -> None:
+    mariadb.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
+    changes = (
+        spark.readStream.format("mariadb_changes")
+        .option("dsn", mariadb.dsn)
+        .option("tables", "orders")
+        .option("segments", str(tmp_path / "segments"))
+        .load()
+    )
+    seen: list[Any] = []
+    query = (
+        changes.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+        .start()
+    )
+    query.awaitTermination()
+    assert [(row["op"], row["key"], row["table"]) for row in seen] == [
+        ("r", '{"id":1}', "orders"),
+        ("r", '{"id":2}', "orders"),
+    ]

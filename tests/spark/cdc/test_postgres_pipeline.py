@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def run_once(
     text = SPEC.replace("DSN", postgres.dsn).replace("URL", url).replace("CHECKPOINT", str(path / "checkpoint"))
     text = text.replace("MORE", more).replace("ENVELOPE", envelope)
     with Runner([parse_pipeline(text)], once=True, session=spark) as runner:
+        assert runner.named("shop").checkpoint.run_by() == os.getpid(), "`pipeline reset` must know that it runs"
         assert runner.wait(), runner.named("shop").error
+    assert runner.named("shop").checkpoint.run_by() is None
 
 
 def events(client: redis.Redis, stream: str = "changes.orders") -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from typer.testing import CliRunner, Result
 from millstream.cli.pipeline import app
 from millstream.observe.http import HttpServer
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint, SpecRefused
+from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint, PipelineRuns, SpecRefused
 from millstream.pipelines.plan import make_plan
 
 NOBODY = ("--http-port", "1")
@@ -55,6 +56,21 @@ def test_its_own(file: Path, tmp_path: Path) -> None:
     Checkpoint(tmp_path / "c").open(make_plan(pipeline()))
     assert json.loads(typed("status", file, *NOBODY, "-o", "json").stdout)["state"] == "not running"
     assert typed("reset", file, "--yes").exit_code == 0
+    assert not (tmp_path / "c").exists()
+
+
+def test_one_that_a_process_works_with_is_not_removed(file: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "c")
+    checkpoint.open(make_plan(pipeline()))
+    with subprocess.Popen(["sleep", "60"]) as running:
+        (tmp_path / "c" / "control.json").write_text(json.dumps({"url": None, "pid": running.pid}))
+        said = typed("reset", file, "--yes")
+        assert isinstance(said.exception, PipelineRuns)
+        assert f"runs, in process {running.pid}: nothing was removed. Stop it first." in str(said.exception)
+        assert (tmp_path / "c" / "millstream.json").exists()
+        assert checkpoint.answers_at() is None, "it runs, and answers nowhere"
+        running.kill()
+    assert typed("reset", file, "--yes").exit_code == 0, "what was killed leaves its word, and does not count"
     assert not (tmp_path / "c").exists()
 
 
@@ -104,7 +120,7 @@ def test_a_running_pipeline_is_found_on_whatever_port_it_answers(file: Path, tmp
         (tmp_path / "token").write_text("sesame\n")
         typed("status", file, "--http-token-file", tmp_path / "token")
         assert asked == [None, None, "Bearer sesame"]
-        checkpoint.announce(None)
+        checkpoint.withdraw()
         assert json.loads(typed("status", file, "-o", "json").stdout) == asleep
     (tmp_path / "c" / "control.json").write_text('{"url": "http://127.0.0.1:1", "pid": 999999999}')
     assert json.loads(typed("status", file, "-o", "json").stdout) == asleep, "it was killed"
