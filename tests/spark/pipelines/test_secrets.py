@@ -12,9 +12,9 @@ import pytest
 import redis
 from test_pipeline_processes import Command, commands  # noqa: F401  # pytest hands the fixture in by its name
 
-from millstream.testing import RedisProcess, free_port, wait_until
+from millstream.testing import MariadbDatabase, PostgresDatabase, RedisProcess, free_port, wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 CANARY = "canary-7f3a-in-the-mine"
 SPEC = """\
@@ -36,6 +36,16 @@ spec:
       spark.eventLog.enabled: "true"
       spark.eventLog.dir: LOGS
       spark.hadoop.fs.s3a.secret.key: canary-7f3a-in-the-mine
+"""
+DATABASE_SPEC = """\
+apiVersion: millstream/v1
+kind: Pipeline
+metadata: {name: KIND}
+spec:
+  source: {type: KIND, config: {dsn: "${KIND_DSN}", tables: [orders], MORE}}
+  sinks:
+    - {type: redis, config: {id: main, uri: "${REDIS_URI}", stream: KIND}}
+  checkpoint: {path: CHECKPOINT}
 """
 
 
@@ -74,20 +84,42 @@ def guarded_redis() -> Iterator[RedisProcess]:
         yield server
 
 
-def test_a_canary_is_found_nowhere(commands: Any, guarded_redis: RedisProcess, tmp_path: Path) -> None:  # noqa: F811
-    port, ui, logs = free_port(), free_port(), tmp_path / "events"
+def test_a_canary_is_found_nowhere(
+    commands: Any,  # noqa: F811
+    guarded_redis: RedisProcess,
+    postgres: PostgresDatabase,
+    mariadb: MariadbDatabase,
+    tmp_path: Path,
+) -> None:
+    """In Redis's addresses and in the dsn of databases, of pipelines that read rows and then changes."""
+    port, ui, logs, kept_in = free_port(), free_port(), tmp_path / "events", tmp_path / "checkpoint"
     logs.mkdir()
-    file = tmp_path / "guarded.yaml"
-    text = SPEC.replace("CHECKPOINT", str(tmp_path / "checkpoint")).replace("UI", str(ui)).replace("LOGS", str(logs))
-    file.write_text(text)
+    files = [tmp_path / f"{name}.yaml" for name in ("guarded", "postgres", "mariadb")]
+    text = SPEC.replace("CHECKPOINT", str(kept_in / "guarded")).replace("UI", str(ui)).replace("LOGS", str(logs))
+    files[0].write_text(text)
+    for file, more in zip(files[1:], ("create: true", "snapshot: initial"), strict=True):
+        text = DATABASE_SPEC.replace("KIND", file.stem).replace("MORE", more)
+        file.write_text(text.replace("CHECKPOINT", str(kept_in / file.stem)))
+    orders = ("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
+    postgres.execute(*orders, f"ALTER ROLE postgres PASSWORD '{CANARY}'")
+    mariadb.execute(*orders, f"CREATE USER reader IDENTIFIED BY '{CANARY}'", "GRANT ALL ON *.* TO reader")
+    at = f"reader:{CANARY}@127.0.0.1:{mariadb.server.port}"
+    dsns = {
+        "postgres_DSN": f"postgresql://postgres:{CANARY}@127.0.0.1:{postgres.server.port}/{postgres.name}",
+        "mariadb_DSN": f"mariadb://{at}/{mariadb.name}",
+    }
     client = redis.Redis(port=guarded_redis.port, password=CANARY)
     for number in range(200):
         client.xadd("in", {"event": f'{{"n": {number}}}' if number else "no JSON"})
     uri = guarded_redis.url.replace("://", f"://:{CANARY}@")
-    command: Command = commands(
-        "run", str(file), "--http-port", str(port), REDIS_URI=uri, PASSWORD=CANARY, MILLSTREAM_SPARK_LOG="INFO"
-    )
-    wait_until(lambda: client.xlen("optional") == 199, what="all three sinks", timeout_s=150)
+    words = ("run", *map(str, files), "--http-port", str(port))
+    command: Command = commands(*words, REDIS_URI=uri, PASSWORD=CANARY, MILLSTREAM_SPARK_LOG="INFO", **dsns)
+    wait_until(lambda: client.xlen("optional") == 199, what="all three sinks", timeout_s=240)
+    followed: dict[str, PostgresDatabase | MariadbDatabase] = {"postgres": postgres, "mariadb": mariadb}
+    wait_until(lambda: all(client.xlen(stream) == 2 for stream in followed), what="the rows", timeout_s=120)
+    for database in followed.values():
+        database.execute("INSERT INTO orders VALUES (3)")
+    wait_until(lambda: all(client.xlen(stream) == 3 for stream in followed), what="the changes", timeout_s=120)
     everyone = descendants(command.process.pid)
     assert len(everyone) > 2, "a JVM and its Python workers were expected"
     told = [pid for pid, line in seen_of(everyone, "cmdline").items() if CANARY.encode() in line]
@@ -103,6 +135,7 @@ def test_a_canary_is_found_nowhere(commands: Any, guarded_redis: RedisProcess, t
     pages = [
         *(f"{site}/{page}" for page in ("metrics", "pipelines", "pipelines/guarded", "health", "ready")),
         *(f"{site}/pipelines/guarded/{page}" for page in ("checkpoints", "dlq")),
+        *(f"{site}/pipelines/{name}{page}" for name in ("postgres", "mariadb") for page in ("", "/checkpoints")),
         *(f"{api}/{page}" for page in ("environment", "jobs", "stages", "sql?details=true&planDescription=true")),
         *(f"{spark_site}/{page}/" for page in ("environment", "SQL", "StreamingQuery", "jobs", "executors")),
     ]
@@ -112,8 +145,9 @@ def test_a_canary_is_found_nowhere(commands: Any, guarded_redis: RedisProcess, t
         assert CANARY not in answer.text, page
     command.process.terminate()
     assert command.wait() == 0, command.log.read_text()[-2000:]
-    kept = [*files_below(tmp_path / "checkpoint", logs), command.log]
+    kept = [*files_below(kept_in, logs), command.log]
     assert len(kept) > 10
+    assert len(list(kept_in.glob("*/segments/*"))) > 2, "what was read ahead was looked into, too"
     assert not [path for path in kept if CANARY.encode() in path.read_bytes()]
     left = Path(os.environ.get("TMPDIR", "/tmp")).glob(f"millstream-secrets-{command.process.pid}-*")
     assert not list(left), "the files with the password outlived the run"
