@@ -209,10 +209,13 @@ class KilledPipeline:
         last = {source: each.write_the_last() for source, each in self.followed.items()}
         self._await(running, lambda: all(self.followed[source].finished_behind(end) for source, end in last.items()))
 
-    def _await(self, running: Running, reached: Callable[[], bool]) -> None:
+    def _await(self, running: Running, reached: Callable[[], bool], *, ends: bool = False) -> None:
+        """``ends``: the pipeline may."""
+
         def there() -> bool:
             time.sleep(0.2)  # who looks more often takes the processor from what is looked at
-            running.must_run()
+            if not ends:
+                running.must_run()
             for each in self.followed.values():
                 if each.writers.spent():
                     each.writers.go_on(2)  # a snapshot that was read late has seen all that they wrote
@@ -231,7 +234,7 @@ class KilledPipeline:
             running.kill_executor()
         elif kind in ("pipeline", "itself"):
             if kind == "itself":
-                wait_until(running.ended, what="the pipeline's end", timeout_s=300)
+                self._await(running, running.ended, ends=True)
             running.kill()
             for source in self.followed:
                 for path in self.segments(source).glob("0*.seg"):
