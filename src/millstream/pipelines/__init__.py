@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from millstream.pipelines.errors import CheckpointRefused as CheckpointRefused
     from millstream.pipelines.errors import EventFailed as EventFailed
     from millstream.pipelines.errors import NoSuchCheckpoint as NoSuchCheckpoint
-    from millstream.pipelines.errors import PipelineRuns as PipelineRuns
     from millstream.pipelines.errors import PipelineUnknown as PipelineUnknown
     from millstream.pipelines.errors import Problem as Problem
     from millstream.pipelines.errors import SinkFailed as SinkFailed
@@ -56,7 +55,6 @@ _HOMES = {
     "Pipeline": "spec.pipeline",
     "PipelinePlan": "plan",
     "PipelineRun": "query",
-    "PipelineRuns": "errors",
     "PipelineStatus": "status",
     "PipelineUnknown": "errors",
     "Problem": "errors",
