@@ -84,16 +84,20 @@ class DatabaseProcess(ABC):
         """Returns when it answers. After ``kill`` it recovers, as after any crash."""
         if not self.data.exists():
             self._install()
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._server_words(), stdout=log, stderr=log, user=self._user, group=self._user, start_new_session=True
-            )
+        self._spawn()
         try:
             wait_until(self._answers, what=f"{self.TITLE} on port {self.port}", timeout_s=STARTING_S)
         except BaseException:
             self.kill()
             raise
         return self
+
+    def _spawn(self) -> None:
+        self._said_before = len(self.log)
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._server_words(), stdout=log, stderr=log, user=self._user, group=self._user, start_new_session=True
+            )
 
     def _install(self) -> None:
         words = self._install_words()
@@ -106,6 +110,9 @@ class DatabaseProcess(ABC):
     def _answers(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
+            if _STILL_THERE in self.log[self._said_before :]:
+                self._spawn()  # a child of the server that was killed has not noticed yet
+                return False
             raise RuntimeError(f"{self.TITLE} ended at once: {self.log[-2000:]}")
         return self._connects()
 
@@ -133,6 +140,7 @@ class DatabaseProcess(ABC):
         self.stop()
 
 
+_STILL_THERE = "pre-existing shared memory block"
 _DEBIAN = Path("/usr/lib/postgresql")
 
 

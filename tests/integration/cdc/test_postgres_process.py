@@ -1,0 +1,25 @@
+"""The server that tests start: what a kill leaves behind does not keep it from starting again."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+from millstream.testing import PostgresProcess
+
+
+def test_memory_that_a_child_of_a_killed_server_still_holds_is_waited_for() -> None:
+    memory = ctypes.CDLL(None, use_errno=True)
+    memory.shmat.restype, memory.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    with PostgresProcess() as server:
+        # Its seventh line names the block. A child that has not noticed the kill is attached to it, as this is.
+        _, block = (server.data / "postmaster.pid").read_text().splitlines()[6].split()
+        held = memory.shmat(int(block), None, 0)
+        server.kill()
+        late = threading.Timer(1, memory.shmdt, (held,))
+        late.start()
+        try:
+            server.start()
+        finally:
+            late.join()
+        assert server.main.execute("SELECT 1") == [(1,)]
