@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from millstream.testing import PostgresProcess
+import pytest
+
+from millstream.testing import PostgresProcess, postgres_binaries
 
 
 def test_memory_that_a_child_of_a_killed_server_still_holds_is_waited_for() -> None:
+    if postgres_binaries() is None:
+        pytest.skip("Postgres is not installed: run `make setup`")
     memory = ctypes.CDLL(None, use_errno=True)
     memory.shmat.restype, memory.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     with PostgresProcess() as server:
