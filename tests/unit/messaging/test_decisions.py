@@ -218,6 +218,15 @@ def test_an_entry_that_was_withdrawn_may_come_again() -> None:
     assert book.next_suspects() == ([], [])
 
 
+def test_what_was_charged_and_is_forgotten_before_its_start_keeps_no_other_waiting() -> None:
+    book = suspects(message(1))
+    [charged], _ = book.next_suspects()
+    book.once_more(charged, 0)
+    assert ids(book.forget_unstarted()) == [1]
+    book.enter(message(2), suspect=True)
+    assert ids(book.next_suspects()[0]) == [2]
+
+
 def test_a_process_that_outlived_many_suspects_takes_more_at_a_time_but_those_near_their_end_alone() -> None:
     book = suspects(*(message(n) for n in range(1, 301)), *(message(n, 3) for n in range(301, 304)), max_entries=1000)
     most = 0

@@ -234,6 +234,8 @@ class Book:
         for entry_id in ids:
             self._leave_lane(entry_id)
             self._suspects.pop(entry_id, None)
+            self._running.pop(entry_id, None)  # charged, and not begun: those that wait would wait for it for ever
+        self._alone = self._alone and bool(self._running)
         return unstarted
 
     def unstarted(self) -> list[Message]:
