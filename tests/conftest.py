@@ -29,7 +29,7 @@ from millstream.testing import (
 
 pytest.register_assert_rewrite("millstream.testing.conformance")
 # A busy machine makes no example wrong, and slow to make is none of them either.
-hypothesis.settings.register_profile("house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("house", deadline=None)
 hypothesis.settings.load_profile("house")
 
 

@@ -74,7 +74,7 @@ def test_killed_at_random_moments(kind: str, tmp_path: Path) -> None:
             held = length()
             running = PipelineProcess(spec)
             try:
-                wait_until(lambda held=held: length() > held or length() == ROWS, what="progress", timeout_s=300)
+                wait_until(lambda held=held: length() > held or length() == ROWS, what="progress", timeout_s=120)
                 time.sleep(dice.uniform(0, 1.5))  # the moment is what this test draws lots for
             finally:
                 running.kill()
@@ -191,7 +191,7 @@ def test_killed_with_state_in_its_memory(
                 wait_until(
                     lambda held=held: committed() > held or committed() >= 2 * PAIRS // BATCH,
                     what="a batch",
-                    timeout_s=300,
+                    timeout_s=120,
                 )
                 time.sleep(dice.uniform(0, 1.5))  # the moment is what this test draws lots for
             finally:

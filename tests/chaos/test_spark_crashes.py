@@ -107,7 +107,7 @@ def test_a_driver_killed_at_random_moments_loses_and_doubles_nothing(trial: int,
     for _ in range(2):
         driver = drivers("copy", **asked, sink={"stream": "out", "chunkRows": str(chance.choice([7, 50, 400]))})
         mark = length(redis_url) + chance.randrange(1, ROWS // 3)
-        wait_until(lambda mark=mark: length(redis_url) >= mark, what=f"{mark} rows", timeout_s=300)
+        wait_until(lambda mark=mark: length(redis_url) >= mark, what=f"{mark} rows", timeout_s=120)
         driver.kill()
     partitions = {**SOURCE, "minPartitions": str(chance.choice([1, 3, 5])), "maxOffsetsPerTrigger": "2000"}
     last = {**asked, "source": partitions, "available_now": True}
@@ -140,7 +140,7 @@ def test_two_drivers_on_one_checkpoint(redis_url, drivers, tmp_path):
     fill(redis_url)
     asked = {"url": redis_url, "source": SOURCE, "checkpoint": str(tmp_path / "c"), "sink": {"stream": "out"}}
     rivals = [drivers("copy", **asked) for _ in range(2)]
-    wait_until(lambda: length(redis_url) >= ROWS // 2, what="half of the rows", timeout_s=300)
+    wait_until(lambda: length(redis_url) >= ROWS // 2, what="half of the rows", timeout_s=180)
     for rival in rivals:
         rival.kill()
     drivers("copy", **asked, available_now=True).finish()
@@ -157,7 +157,7 @@ def test_redis_killed_and_loading_while_a_query_runs(drivers, tmp_path):
         driver = drivers("copy", **asked, checkpoint=str(tmp_path / "c"), available_now=True)
         for _ in range(TRIALS):
             mark = length(server.url) + chance.randrange(1, ROWS // (2 * TRIALS))
-            wait_until(lambda mark=mark: length(server.url) >= mark, what=f"{mark} rows", timeout_s=300)
+            wait_until(lambda mark=mark: length(server.url) >= mark, what=f"{mark} rows", timeout_s=120)
             server.kill()
             server.restart_loading()  # driver and tasks are told LOADING when they come back
             server.loaded()

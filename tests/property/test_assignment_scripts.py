@@ -96,9 +96,7 @@ class Side:
         return raw.partition(b" ")[2]
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
 def test_scripts_and_twins_answer_alike(redis_server: RedisProcess, script: list[tuple[Any, ...]]) -> None:
     with open_blocking_broker(redis_server.url) as redis, open_blocking_broker(f"local://{uuid.uuid4()}") as engine:

@@ -182,9 +182,7 @@ class Side:
         return sorted(self.broker.link.call(Command((b"ZRANGE", beside("s", suffix), b"0", b"-1"))))
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
 def test_scripts_and_twins_answer_alike(redis_server: RedisProcess, script: list[tuple[Any, ...]]) -> None:
     with (

@@ -97,9 +97,7 @@ class Side:
         return self.ids(), self.call(b"GET", KEYS[1]), sorted(zip(lost[::2], lost[1::2], strict=True))
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
 def test_the_script_and_its_twin_do_the_same(redis_server: RedisProcess, history: list[tuple[Any, ...]]) -> None:
     with open_blocking_broker(redis_server.url) as redis, open_blocking_broker(f"local://{uuid.uuid4()}") as engine:

@@ -53,7 +53,12 @@ def run(
     wait_until(before.spent, what="rows for the snapshot", timeout_s=60)
     before.stop()
     ledger = StrictLedger()
-    follow(follower, writers(database, seed + 1, allowed=LEAD), ledger, enough=enough)
+    follow(
+        follower,
+        writers(database, seed + 1, allowed=LEAD),
+        ledger,
+        enough=lambda: sum(ledger.ids.values()) >= 400 and enough(),
+    )
     if whole:
         finish(database, follower, ledger)
     return ledger

@@ -14,7 +14,7 @@ from test_pipeline_processes import Command, commands  # noqa: F401  # pytest ha
 
 from millstream.testing import MariadbDatabase, PostgresDatabase, RedisProcess, free_port, wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 CANARY = "canary-7f3a-in-the-mine"
 SPEC = """\
@@ -114,7 +114,7 @@ def test_a_canary_is_found_nowhere(
     uri = guarded_redis.url.replace("://", f"://:{CANARY}@")
     words = ("run", *map(str, files), "--http-port", str(port))
     command: Command = commands(*words, REDIS_URI=uri, PASSWORD=CANARY, MILLSTREAM_SPARK_LOG="INFO", **dsns)
-    wait_until(lambda: client.xlen("optional") == 199, what="all three sinks", timeout_s=240)
+    wait_until(lambda: client.xlen("optional") == 199, what="all three sinks", timeout_s=150)
     followed: dict[str, PostgresDatabase | MariadbDatabase] = {"postgres": postgres, "mariadb": mariadb}
     wait_until(lambda: all(client.xlen(stream) == 2 for stream in followed), what="the rows", timeout_s=120)
     for database in followed.values():

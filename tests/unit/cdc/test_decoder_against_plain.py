@@ -90,9 +90,7 @@ def log(draw: st.DrawFn) -> list[bytes]:
 
 
 @pytest.mark.timeout(600)  # so many examples take long on a machine that is busy with other things
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=log(), lanes=st.integers(1, 3))
 def test_both_decoders_tell_the_same(messages: list[bytes], lanes: int, tmp_path: Path) -> None:
     relations = {7: PEOPLE, 9: PAIRS}
