@@ -186,7 +186,7 @@ async def test_an_open_circuit_charges_nobody(broker: Broker, publisher: Publish
         await publisher.publish("orders", *(Message(b"%d" % n) for n in range(8)))
         await eventually(lambda: len([n for n in refused.values() if n >= 4]) >= 6, what="four refusals each")
         back_again.set()
-        await eventually(lambda: len({payload for payload, _ in calls}) == 8, what="all of them handled")
+        await eventually(lambda: len({payload for payload, _ in calls[1:]}) == 8, what="all of them handled")
         assert await broker.xlen(beside("orders", "dlq").decode()) == 0
     first, *others = calls
     assert first[1] == 1

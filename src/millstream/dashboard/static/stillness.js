@@ -42,7 +42,9 @@ function release() {
 addEventListener("pointerdown", () => (pressed = true), { capture: true, passive: true });
 // The click comes after the pointer is up, and finds everything where it was.
 addEventListener("pointerup", () => setTimeout(release), { capture: true, passive: true });
-for (const name of ["pointercancel", "dragend", "blur"]) addEventListener(name, release, { capture: true, passive: true });
+for (const name of ["pointercancel", "dragend"]) addEventListener(name, release, { capture: true, passive: true });
+// Of the window alone: the field that was focused before loses it to whatever the pointer goes down on.
+addEventListener("blur", release, { passive: true });
 addEventListener(
   "pointermove",
   (event) => {
