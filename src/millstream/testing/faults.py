@@ -136,7 +136,8 @@ class CuttingProxy:
     """``async with CuttingProxy(port) as proxy``: clients connect to ``proxy.url``.
 
     Every piece of a reply is the last one of its connection with probability ``chance``; of that piece only a part is
-    delivered. ``cuts`` counts. The same seed makes the same choices, as far as the network's timing allows.
+    delivered. ``cuts`` counts. The same seed makes the same choices, as far as the network's timing allows. While it is
+    ``closed`` nobody gets through.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", chance: float = 0.0, seed: int = 0) -> None:
@@ -144,6 +145,7 @@ class CuttingProxy:
         self._port = port
         self.chance = chance
         self.cuts = 0
+        self.closed = False
         self._random = random.Random(seed)  # noqa: S311  # repeatable, not secret
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -184,6 +186,8 @@ class CuttingProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
+            if self.closed:
+                raise ConnectionRefusedError("closed")
             server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
             writer.transport.abort()

@@ -150,9 +150,13 @@ class Book:
         return True
 
     def once_more(self, fresh: Message, weight: int) -> None:
-        """One more start of an entry that is held: charged, or free of charge."""
+        """One more start of an entry that is held, and ours: charged, or free of charge. A sign of life that was refused
+        while its count rose is no reason to take it for another's: marked so, it would never be given up if it is lost
+        after this, and whoever waits for it on probation would wait for ever."""
         assert fresh.id is not None
         self._suspects.pop(fresh.id, None)
+        if self.lost:
+            self.lost -= {fresh.id}
         if self.expired:
             self.expired -= {fresh.id}
         self._seen.pop(fresh.id, None)

@@ -161,7 +161,8 @@ class SharedConsumer:
         """Whether another process reads under our name. Asked where a step about entries that we hold was refused.
 
         An entry's count rises when a handler starts on it, and ours only does with our knowledge: where it is pending
-        under our name with a higher count than we know, it is another process that started on it.
+        under our name with a higher count than we know, it is another process that started on it. Unless another member
+        did, and a sweep of ours took it back from there, whose answer never came.
         """
         if not refused or topic.broker.context.guard is not None:  # behind a lease a stream has one reader
             return False
@@ -169,7 +170,8 @@ class SharedConsumer:
             held = await pending_here(topic, refused)
         except MillstreamError:
             held = []  # whatever it is, the next read or sign of life meets it
-        if not any(one.times_delivered > times for one in held):
+        unheard = monotonic_ms() < topic.unheard_until_ms
+        if unheard or not any(one.times_delivered > times for one in held):
             return self._told_namesake  # once there was one, it may have settled them, too
         topic.tell("messaging.consumer_shared")
         if not self._told_namesake:

@@ -369,7 +369,9 @@ class Settler:
         del topic.book.delayed[message.id]
         if message.id not in topic.book.entries:
             return
-        if charged:
+        if message.id in topic.book.lost:  # others have it: it leaves, and its key goes on
+            release(self._consumer, topic, [message.id])
+        elif charged:
             self.charge(topic, [message])
         else:
             start_again(topic, [message], message.times_delivered, message.valid_until)

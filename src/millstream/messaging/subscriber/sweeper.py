@@ -193,6 +193,9 @@ class Sweeper:
         if isinstance(error, BrokerClosed):
             raise error
         self.visit(topic, PAUSE_MS)
+        # What was taken without our hearing of it is abandoned once more, or seen under the own name, by then.
+        topic.unheard_until_ms = monotonic_ms() + 2 * topic.settings.claim_min_idle_ms
+        self._consumer.reader.look_again(topic)
         try:
             if isinstance(error, NoSuchGroup):
                 await restore(topic, generation)

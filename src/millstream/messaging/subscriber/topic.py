@@ -133,6 +133,8 @@ class Topic:
         """It was brought nothing the last time because the process was full: it comes first."""
         self.asked = 0
         """Questions under way that may bring something back."""
+        self.unheard_until_ms = 0.0
+        """A sweep went unanswered: until then entries may lie under the own name that others had in hand before."""
         # --- the heartbeat's
         self.heartbeat_at_ms = 0.0
         self.told_stuck = False

@@ -1,0 +1,121 @@
+"""Members that lose their server for longer than others wait before they take over, and lose it again as it comes back.
+
+So answers are lost of everything that they do then: reading, taking over, counting, giving signs of life, settling. In
+the end nothing may be left with anybody, and every member must be able to take over once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from millstream import Broker, Router, open_broker
+from millstream.messaging import Message, Publisher
+from millstream.testing import CuttingProxy, RedisProcess, eventually
+
+TRIALS = int(os.environ.get("TRIALS", "1"))
+STRIKES = 12
+MEMBERS = 3
+CLAIM_MS = 600
+"""After which others take over: an outage is shorter, or twice as long."""
+KINDS: dict[str, dict[str, Any]] = {
+    "outputs": {"publish_to": "out"},
+    "acknowledged": {},
+    "in order": {"ordered_by_key": True},
+}
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+class Members:
+    """Routers in this process, each with a way of its own to the server."""
+
+    def __init__(self, kind: str, chance: random.Random) -> None:
+        self.handled: Counter[bytes] = Counter()
+        self.told: Counter[str] = Counter()
+        self._options = KINDS[kind]
+        self._chance = chance
+        self._proxies: list[CuttingProxy] = []
+        self._members = AsyncExitStack()
+
+    async def start(self, port: int) -> None:
+        for _ in range(MEMBERS):
+            proxy = await self._members.enter_async_context(CuttingProxy(port))
+            self._proxies.append(proxy)
+            broker = await self._members.enter_async_context(
+                open_broker(proxy.url, deadline_ms=CLAIM_MS // 2, observer=self._observe)
+            )
+            router = Router(broker, block_ms=100, count=20, claim_min_idle_ms=CLAIM_MS, claim_interval_ms=50)
+            router.on("orders", group="g", group_start="0", **self._options)(self._handle)
+            await self._members.enter_async_context(router)
+
+    def _observe(self, name: str, /, **_: Any) -> None:
+        self.told[name] += 1
+
+    async def _handle(self, message: Message) -> Message | None:
+        self.handled[message.payload] += 1
+        await asyncio.sleep(0)
+        return Message(message.payload) if "publish_to" in self._options else None
+
+    async def strike(self) -> None:
+        """Everybody, or one of them, is cut off for a while; and perhaps once more in the middle of coming back."""
+        some = self._proxies if self._chance.random() < 0.7 else [self._chance.choice(self._proxies)]
+        for proxy in some:
+            proxy.closed = True
+            proxy.cut_all()
+        await asyncio.sleep(self._chance.choice([0, 0.05, 0.3, 1.2 * CLAIM_MS / 1000, 2 * CLAIM_MS / 1000]))
+        for proxy in some:
+            proxy.closed = False
+        if self._chance.random() < 0.5:
+            await asyncio.sleep(self._chance.random() * 0.15)
+            for proxy in some:
+                proxy.cut_all()
+        await asyncio.sleep(self._chance.random() * 0.8)
+
+    async def dismiss(self) -> None:
+        await self._members.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("trial", range(TRIALS))
+async def test_nothing_is_left_with_anybody_after_outages(trial: int, kind: str) -> None:
+    seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6)
+    print(f"SEED={seed}")
+    chance = random.Random(seed)
+    members = Members(kind, chance)
+    with RedisProcess() as server:
+        async with open_broker(server.url) as broker, Publisher(broker) as publisher:
+            sent: list[bytes] = []
+
+            async def publish() -> None:
+                while True:
+                    some = [b"%d" % (len(sent) + n) for n in range(chance.randrange(1, 40))]
+                    await publisher.publish("orders", *(Message(one, {"key": f"k{one[-1]}"}) for one in some))
+                    sent.extend(some)
+                    await asyncio.sleep(chance.random() * 0.03)
+
+            await members.start(server.port)
+            try:
+                publishing = asyncio.create_task(publish())
+                for _ in range(STRIKES):
+                    await members.strike()
+                publishing.cancel()
+                await asyncio.gather(publishing, return_exceptions=True)
+                await eventually(lambda: nothing_left(broker), what="nothing to be left", timeout_s=60)
+            finally:
+                await members.dismiss()
+            stored = {entry.fields[b"payload"] for entry in await broker.xrange("orders")}
+    assert stored >= set(sent)
+    assert set(members.handled) == stored, "every one, and nothing else"
+    assert members.told["messaging.consumer_shared"] == 0, "each has a name of its own"
+
+
+async def nothing_left(broker: Broker) -> bool:
+    (group,) = await broker.group_info("orders")
+    return group.pending == 0 and group.lag == 0
