@@ -345,7 +345,10 @@ class NaiveBook:
 
 
 @hypothesis_settings(max_examples=300)
-@given(st.lists(st.tuples(st.integers(0, 13), st.integers(0, 99), st.integers(1, 5)), min_size=40, max_size=120), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, 13), st.integers(0, 99), st.integers(1, 5)), min_size=40, max_size=120),
+    st.booleans(),
+)
 def test_the_book_answers_as_a_naive_one(steps: list[tuple[int, int, int]], in_order: bool) -> None:
     room = Room(1 << 30, 1 << 30)
     book = Book(1000, 1 << 30, key_of=(lambda one: one.key) if in_order else None, room_of_all=room)

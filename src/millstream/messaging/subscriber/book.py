@@ -150,9 +150,11 @@ class Book:
         return True
 
     def once_more(self, fresh: Message, weight: int) -> None:
-        """One more start of an entry that is held, and ours: charged, or free of charge. A sign of life that was refused
-        while its count rose is no reason to take it for another's: marked so, it would never be given up if it is lost
-        after this, and whoever waits for it on probation would wait for ever."""
+        """One more start of an entry that is held, and ours: charged, or free of charge.
+
+        A sign of life that was refused while its count rose makes it nobody else's. Marked so, it would never be given
+        up when it is lost after this, and whoever waits for it on probation would wait for ever.
+        """
         assert fresh.id is not None
         self._suspects.pop(fresh.id, None)
         if self.lost:
