@@ -31,7 +31,10 @@ class Suite(StrEnum):
 
 
 def command(
-    suites: Annotated[list[Suite] | None, typer.Argument(help="Which suites; all of them by default.")] = None,
+    suites: Annotated[
+        list[Suite] | None,
+        typer.Argument(help=f"Which of {', '.join(Suite)}; all of them by default.", show_choices=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as -o json does.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of ours and the peer in turn; the median counts.")] = 3,
     output: Output = OutputKind.table,

@@ -15,12 +15,20 @@ from millstream.cli.pipeline_status import token_in
 from millstream.cli.show import DEFAULT_URL, Url
 
 PORT = 8090
+PIPELINES, RIGHTS = "Pipelines", "Who may do what"
+"""Headings of the help: in one list, long names would leave no room for what they mean."""
 
 Beside = Annotated[bool, typer.Option("--dashboard", help="Bring the dashboard along, on loopback.")]
-BesidePort = Annotated[int, typer.Option("--dashboard-port", help="Its port; 0 takes a free one.", min=0, max=65535)]
+BesidePort = Annotated[
+    int, typer.Option("--dashboard-port", help="Its port; 0 takes a free one.", min=0, max=65535, metavar="<port>")
+]
 Pipelines = Annotated[
     list[str] | None,
-    typer.Option("--pipelines", help="Where pipelines run, such as http://127.0.0.1:9000; may be given several times."),
+    typer.Option(
+        "--pipelines",
+        help="Where pipelines run, such as http://127.0.0.1:9000; may be given several times.",
+        rich_help_panel=PIPELINES,
+    ),
 ]
 TokenFile = Annotated[
     Path | None,
@@ -28,6 +36,7 @@ TokenFile = Annotated[
         "--token-file",
         help="A file with the token that everybody must bring; or set MILLSTREAM_HTTP_TOKEN.",
         show_default=False,
+        rich_help_panel=RIGHTS,
     ),
 ]
 
@@ -37,18 +46,29 @@ def command(
     pipelines: Pipelines = None,
     pipelines_token_file: Annotated[
         Path | None,
-        typer.Option("--pipelines-token-file", help="A file with the token of those pipelines.", show_default=False),
+        typer.Option(
+            "--pipelines-token-file",
+            help="A file with the token of those pipelines.",
+            show_default=False,
+            rich_help_panel=PIPELINES,
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Off loopback a token is a must.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = PORT,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535, metavar="<port>")
+    ] = PORT,
     token_file: TokenFile = None,
     read_only: Annotated[
         bool | None,
-        typer.Option("--read-only/--no-read-only", help="Show, and do nothing; the default off loopback."),
+        typer.Option(
+            "--read-only/--no-read-only", help="Show, and do nothing; the default off loopback.", rich_help_panel=RIGHTS
+        ),
     ] = None,
     names: Annotated[
         list[str] | None,
-        typer.Option("--name", help="Another name under which browsers ask for it, such as a proxy's."),
+        typer.Option(
+            "--name", help="Another name under which browsers ask for it, such as a proxy's.", rich_help_panel=RIGHTS
+        ),
     ] = None,
 ) -> None:
     token = token_in(token_file, "--token-file")

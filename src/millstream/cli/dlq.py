@@ -181,8 +181,9 @@ def replay(
 ) -> None:
     """Send dead letters round again: all of them, or those that the options select. Safe to run again.
 
-    Where they came from the group that failed handles them; with --to another stream, every group there. What nobody
-    would handle stays, and the exit code is 1.
+    Where they came from the group that failed handles them; with --to another stream, every group there.
+
+    What nobody would handle stays, and the exit code is 1.
     """
     chosen = _selection(ids, error_type, contains, group)
 

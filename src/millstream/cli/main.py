@@ -33,7 +33,7 @@ FINDINGS: Final = 7
 
 LEGEND: Final = {
     0: "done",
-    FAILED: "the operation failed; the message says why",
+    FAILED: "the operation failed, and the message says why",
     USAGE: "an argument is missing or not allowed",
     UNREACHABLE: "no server answered at the URL within the deadline",
     DENIED: "the server refused the user or the password",

@@ -215,8 +215,10 @@ def _farewell(runner: Runner, ended: list[Any], tally: Tally) -> None:
 
 @app.command()
 def reset(file: File, yes: Yes = False, output: Output = OutputKind.table) -> None:
-    """Forget how far the pipeline has come. What its sinks have stays; what waits on disk for them is lost. Refused
-    while it runs."""
+    """Forget how far the pipeline has come; refused while it runs.
+
+    What its sinks have stays; what waits on disk for them is lost.
+    """
     from millstream.pipelines import Checkpoint
 
     [made] = plans_of([file])

@@ -46,7 +46,11 @@ Config = Annotated[
 MetricsPort = Annotated[
     int | None,
     typer.Option(
-        "--metrics-port", min=1, max=65535, help="Show /metrics, /health and /ready on this port of 127.0.0.1."
+        "--metrics-port",
+        min=1,
+        max=65535,
+        metavar="<port>",
+        help="Show /metrics, /health and /ready on this port of 127.0.0.1.",
     ),
 ]
 DeadAfter = Annotated[str, typer.Option("--dead-after", help="A group that was silent for longer looks dead.")]

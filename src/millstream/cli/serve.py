@@ -27,7 +27,9 @@ from millstream.observe import count_of
 
 def command(
     host: Annotated[str, typer.Option(help="Address to listen on. Off loopback a password is required.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 6380,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535, metavar="<port>")
+    ] = 6380,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Keep a journal in this directory. Without it, data lives in memory.")
     ] = None,
@@ -40,10 +42,12 @@ def command(
     maxmemory: Annotated[str, typer.Option(help="Refuse writes beyond this: 512mb, 2gb; 0 is no limit.")] = "0",
     maxclients: Annotated[int, typer.Option(help="Connections at the same time.", min=1)] = 10_000,
     unixsocket: Annotated[Path | None, typer.Option(help="Listen on this Unix socket as well.")] = None,
-    enable_debug_command: Annotated[bool, typer.Option(help="Allow the DEBUG command.")] = False,
+    enable_debug_command: Annotated[
+        bool, typer.Option("--enable-debug-command", help="Allow the DEBUG command.")
+    ] = False,
     dashboard: Beside = False,
     dashboard_port: BesidePort = PORT,
-    quiet: Annotated[bool, typer.Option(help="Print nothing but warnings.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but warnings.")] = False,
 ) -> None:
     """Serve an embedded broker to redis-cli and any Redis client."""
     from millstream.broker import Embedded
