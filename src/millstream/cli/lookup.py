@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import typer
-
 from millstream.broker import BlockingBroker, Context, list_streams, open_blocking_broker, survey
+from millstream.cli import show
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream, did_you_mean
 from millstream.model import GroupInfo
 from millstream.observe import named, printable
@@ -91,7 +90,7 @@ DEADLINE_MS = 3_000
 
 def old_spelling(before: str, now: str) -> None:
     """For one release a command is still known by its old name."""
-    typer.secho(f"warning: `millstream {before}` is now `millstream {now}`.", fg="yellow", err=True)
+    show.warning(f"warning: `millstream {before}` is now `millstream {now}`.")
 
 
 def something_to_look_at(url: str) -> None:

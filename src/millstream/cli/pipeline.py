@@ -50,7 +50,7 @@ def validate(files: Files, output: Output = OutputKind.table) -> None:
     for item in items:
         typer.secho(f"{item['pipeline']}: fine", fg="green")
     for warning in warnings:
-        typer.secho(f"warning: {warning}", fg="yellow", err=True)
+        show.warning(f"warning: {warning}")
 
 
 @app.command()

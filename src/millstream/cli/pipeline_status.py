@@ -16,7 +16,7 @@ import typer
 from millstream.cli import show
 from millstream.cli.show import Output, OutputKind, ShownColumn, ident, name, number, text
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.observe import duration, moment, printable
+from millstream.observe import duration, moment, named, printable
 
 if TYPE_CHECKING:
     from millstream.pipelines import PipelinePlan
@@ -147,7 +147,15 @@ def _record(made: PipelinePlan, http_port: int | None, token: str | None) -> dic
 
     checkpoint = Checkpoint(made.pipeline.checkpoint_path)
     url = f"http://127.0.0.1:{http_port}" if http_port is not None else checkpoint.answers_at()
-    return (_live(made.pipeline.name, url, token) if url else None) or asdict(at_rest(made, checkpoint))
+    live = _live(made.pipeline.name, url, token) if url else None
+    if live is not None:
+        return live
+    if (process := checkpoint.run_by()) is not None:
+        silent = f"which did not answer at {url}" if url else "which answers nowhere (--http-port 0)"
+        show.warning(
+            f"{named(made.pipeline.name)} runs in process {process}, {silent}. What its checkpoint tells is shown."
+        )
+    return asdict(at_rest(made, checkpoint))
 
 
 def status(
@@ -161,7 +169,7 @@ def status(
     """How the pipeline stands: live where it runs, on whatever port; else from its checkpoint."""
     [made] = plans_of([file])
     found = _record(made, http_port, token_in(token_file))
-    if found["state"] in ("not running", "never started"):
+    if found["source"] == "unknown":  # nobody answered for it
         found["progress"] |= _slot_at_rest(made)
     if output is OutputKind.json:
         show.as_json(found)
@@ -211,7 +219,7 @@ def _slot_at_rest(made: PipelinePlan) -> dict[str, Any]:
     try:
         found = source.slot_status(made.pipeline.name) if source.has_slot else None
     except MillstreamError as problem:
-        typer.secho(printable(str(problem)), fg="yellow", err=True)
+        show.warning(printable(str(problem)))
         found = None
     return {} if found is None else {"slot": slot_facts(found)}
 
@@ -223,7 +231,7 @@ def _live(name: str, url: str, token: str | None) -> dict[str, Any] | None:
     try:
         return PipelineClient(url, token=token).status(name)
     except PipelineRefused as problem:
-        typer.secho(printable(str(problem)), fg="yellow", err=True)
+        show.warning(printable(str(problem)))
     except PipelinesUnreachable:
         pass  # the checkpoint tells
     return None

@@ -253,10 +253,19 @@ def hanging(label: str, line: str) -> list[str]:
 
 def error(text: str) -> None:
     """What went wrong, in red. On a terminal its lines are broken between words, and what goes on is indented."""
+    _tell(text, "red")
+
+
+def warning(text: str) -> None:
+    """What is worth knowing, in yellow, broken as an error is."""
+    _tell(text, "yellow")
+
+
+def _tell(text: str, color: str) -> None:
     width, lines = screen_width(sys.stderr), text.split("\n")
     if width is not None:
         lines = [part for line in lines for part in _broken(line, width)]
-    typer.secho("\n".join(lines), fg="red", err=True)
+    typer.secho("\n".join(lines), fg=color, err=True)
 
 
 def _broken(line: str, width: int) -> list[str]:
@@ -307,8 +316,8 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        typer.secho(f"{question} Nothing was changed: pass --yes to do it.", fg="yellow", err=True)
+        warning(f"{question} Nothing was changed: pass --yes to do it.")
         raise typer.Exit(DECLINED)
     if not typer.confirm(question):
-        typer.secho("Nothing was changed.", fg="yellow", err=True)
+        warning("Nothing was changed.")
         raise typer.Exit(DECLINED)

@@ -10,7 +10,7 @@ from millstream.broker import entries_at, survey
 from millstream.cli import show
 from millstream.cli.lookup import need_stream, no_entry, no_stream, opened, streams_found
 from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url, Yes, ago, ident, memory, name, number, span
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, NoSuchStream
 from millstream.model import Entry, EntryId, TrimPolicy
 from millstream.observe import entries as entry_count
 from millstream.observe import made_at, named, printable
@@ -94,8 +94,12 @@ def tail(
 ) -> None:
     """The last entries of a stream, oldest first."""
     with opened(url) as broker:
-        if not follow:
+        try:
             need_stream(broker, stream)
+        except NoSuchStream as missing:
+            if not follow:
+                raise
+            show.warning(f"waiting for its first entry: {missing}")
         entries = broker.xrevrange(stream, count=count)[::-1]
         for entry in entries:
             _print_entry(entry, output)

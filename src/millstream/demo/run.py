@@ -6,6 +6,7 @@ The ledger is counted from the streams and the workers' books, from nothing else
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -199,15 +200,16 @@ def _show(console: Console, ledger: Ledger, timeline: Timeline) -> None:
 
 
 def _next_steps(console: Console, url: str | None, data: Path, tag: str) -> None:
-    address = "redis://127.0.0.1:6380" if url is None else "$MILLSTREAM_URL"
-    console.print("\nWhat to try next:")
+    """Commands to copy: a line that is too long is left to the terminal, which puts no break into what is copied."""
+    address = "redis://127.0.0.1:6380" if url is None else "'the --url of this demo'"  # it may hold a password
+    looks = (["top"], ["dashboard"], ["dlq", "ls", f"{tag}.orders"], ["streams", "tail", f"{tag}.done"])
+    lines = [f"  export MILLSTREAM_URL={address}", *(f"  {shlex.join(['millstream', *words])}" for words in looks)]
     if url is None:
-        console.print(f"  millstream serve --dir {data / 'broker'}", highlight=False)
-    console.print(f"  millstream top --url {address}", highlight=False)
-    console.print(f"  millstream dashboard --url {address}", highlight=False)
-    console.print(f"  millstream dlq ls '{tag}.orders' --url {address}", highlight=False)
-    console.print(f"  millstream streams tail '{tag}.done' --url {address}", highlight=False)
-    console.print(f"  {data / 'shop.yaml'} is the pipeline; `millstream --help` lists every command", highlight=False)
+        served = shlex.join(["millstream", "serve", "--dir", str(data / "broker")])
+        lines = ["In a terminal of its own:", f"  {served}", "Beside it:", *lines]
+    pipeline = f"The pipeline is {data / 'shop.yaml'}; `millstream --help` lists every command."
+    for line in ("", "What to try next.", *lines, pipeline):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 PAGE = 1000

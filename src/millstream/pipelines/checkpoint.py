@@ -110,7 +110,8 @@ class Checkpoint:
 
     def announce(self, url: str | None) -> None:
         """Writes that this process runs the pipeline, and where it answers for it; None: nowhere."""
-        write_atomically(self.path / _CONTROL, json.dumps({"url": url, "pid": os.getpid()}))
+        said = {"url": url, "pid": os.getpid(), "began": _began(os.getpid())}
+        write_atomically(self.path / _CONTROL, json.dumps(said))
 
     def withdraw(self) -> None:
         """This process no longer runs it."""
@@ -119,9 +120,13 @@ class Checkpoint:
 
     def run_by(self) -> int | None:
         """The process that runs the pipeline; None where none has said so, or it was killed."""
-        found = (self._control() or {}).get("pid")
-        alive = isinstance(found, int) and (not Path("/proc").is_dir() or Path("/proc", str(found)).exists())
-        return found if alive else None
+        said = self._control() or {}
+        process = said.get("pid")
+        if not isinstance(process, int) or not _alive(process):
+            return None
+        # Numbers are given out again, and in a container every first process is 1: the same one began at that time.
+        before, now = said.get("began"), _began(process)
+        return process if before is None or now is None or before == now else None
 
     def answers_at(self) -> str | None:
         """Where the process answers that runs the pipeline; None where it has said nothing, or was killed."""
@@ -200,6 +205,19 @@ class Checkpoint:
         process = self.run_by()
         if process is not None:
             raise PipelineRuns(plan.pipeline.name, process, str(self.path / _CONTROL))
+
+
+def _alive(process: int) -> bool:
+    return not Path("/proc").is_dir() or Path("/proc", str(process)).exists()
+
+
+def _began(process: int) -> int | None:
+    """When a process began, in the kernel's ticks; None where the system does not tell."""
+    try:
+        # Behind the program's name, which may hold spaces and brackets.
+        return int(Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -65,12 +65,13 @@ class PipelineStatus:
 
 
 def at_rest(plan: PipelinePlan, checkpoint: Checkpoint) -> PipelineStatus:
-    """Of a pipeline that does not run here, from its checkpoint."""
+    """From the checkpoint, of a pipeline that does not run here, or whose process answers nowhere."""
     started = checkpoint.owned(plan)
+    at_work: State = "not running" if checkpoint.run_by() is None else "running"
     return PipelineStatus(
         name=plan.pipeline.name,
         tenant=plan.pipeline.tenant,
-        state="not running" if started else "never started",
+        state=at_work if started else "never started",
         error=None,
         batch=checkpoint.last_committed(),
         in_flight=checkpoint.in_flight(),

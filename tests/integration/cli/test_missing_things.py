@@ -342,3 +342,16 @@ def test_a_user_who_may_not_ask_for_everything_is_told_what_there_is(
     code, printed, _ = types("top", "--once", "--interval", "0.2", "--url", url)
     assert code == 0
     assert "no right to INFO" in printed
+
+
+def test_who_follows_a_stream_that_is_not_there_is_told_so_and_which_was_meant(
+    types: Typed, broker: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BlockingBroker, "xread", interrupted)
+    assert types("streams", "tail", "orders", "--follow") == (130, "5-1  n=1\n", "")
+    code, shown, told = types("streams", "tail", "ordres", "--follow")
+    assert (code, shown) == (130, "")
+    assert told.startswith("waiting for its first entry: there is no stream 'ordres'; did you mean 'orders'?")

@@ -1,16 +1,23 @@
-"""The help of every command on a terminal of 80 columns: whatever must be typed stands there whole."""
+"""What people are told to type, in helps, warnings and by the demo, stands whole on a terminal of 80 columns."""
 
 from __future__ import annotations
 
+import io
 import re
+import shlex
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from rich.console import Console
 from typer.testing import CliRunner
 
+from millstream.cli import show
 from millstream.cli.main import CHAPTERS, LEGEND, build
+from millstream.demo.run import _next_steps
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
@@ -55,3 +62,36 @@ def test_each_exit_code_stands_between_semicolons_with_its_one_meaning() -> None
 
     listed = told.partition("Exit codes: ")[2].partition(". ")[0].split("; ")
     assert listed == [f"{code} {meaning}" for code, meaning in LEGEND.items()]
+
+
+def test_what_the_demo_proposes_can_be_copied_from_a_narrow_terminal() -> None:
+    written = io.StringIO()
+    data = Path("/srv/a directory/of [people]/who nest them deeply/demo-data/20261116-172620")
+
+    _next_steps(Console(file=written, width=80, force_terminal=True, color_system=None), None, data, "{demo-1}")
+
+    lines = [shlex.split(line) for line in written.getvalue().splitlines() if line.startswith("  ")]
+    assert ["millstream", "serve", "--dir", str(data / "broker")] in lines
+    assert ["export", "MILLSTREAM_URL=redis://127.0.0.1:6380"] in lines
+    assert ["millstream", "streams", "tail", "{demo-1}.done"] in lines
+    assert {words[0] for words in lines} == {"millstream", "export"}
+
+
+class NarrowTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("tell", [show.error, show.warning])
+def test_a_long_sentence_is_broken_between_words(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "warning: Spark is not installed, and pipelines run on it. Install it: pip install 'millstream[spark]'"
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = NarrowTerminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+
+    tell(sentence)
+
+    lines = re.sub(r"\x1b\[\d+m", "", terminal.getvalue()).splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= 80 for line in lines)
+    assert " ".join(line.strip() for line in lines) == sentence

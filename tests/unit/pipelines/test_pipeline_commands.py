@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -72,6 +73,32 @@ def test_one_that_a_process_works_with_is_not_removed(file: Path, tmp_path: Path
         running.kill()
     assert typed("reset", file, "--yes").exit_code == 0, "what was killed leaves its word, and does not count"
     assert not (tmp_path / "c").exists()
+
+
+def test_one_that_runs_without_a_port_is_said_to_run(file: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "c")
+    checkpoint.open(make_plan(pipeline()))
+    checkpoint.announce(None)
+    told = typed("status", file, "-o", "json")
+    assert json.loads(told.stdout)["state"] == "running"
+    assert f"'orders' runs in process {os.getpid()}, which answers nowhere (--http-port 0)" in told.stderr
+    assert [one["state"] for one in json.loads(typed("ls", file, "-o", "json").stdout)] == ["running"]
+    checkpoint.withdraw()
+    told = typed("status", file, "-o", "json")
+    assert (json.loads(told.stdout)["state"], told.stderr) == ("not running", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell when a process began")
+def test_a_process_that_has_only_the_number_of_one_that_was_killed_runs_nothing(file: Path, tmp_path: Path) -> None:
+    """In a container every process is number 1, this one too."""
+    checkpoint = Checkpoint(tmp_path / "c")
+    checkpoint.open(make_plan(pipeline()))
+    checkpoint.announce(None)
+    control = tmp_path / "c" / "control.json"
+    control.write_text(json.dumps(json.loads(control.read_text()) | {"began": 1}))
+    assert checkpoint.run_by() is None
+    assert json.loads(typed("status", file, "-o", "json").stdout)["state"] == "not running"
+    assert typed("reset", file, "--yes").exit_code == 0
 
 
 @pytest.mark.parametrize("words", [("status", *NOBODY), ("checkpoints",), ("reset", "--yes")])
