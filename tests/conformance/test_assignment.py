@@ -38,10 +38,10 @@ from millstream.model import Clock, SystemClock
 from millstream.testing import Fault, FaultyLink, eventually
 from millstream.wire.commands import Batch, Command
 
-QUICK = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
-"""For members that die, and those beside them: a busy machine does not hold seven heartbeats up."""
 STEADY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=50)
-"""For members that live: however busy the machine is, they lose nothing."""
+"""However busy the machine is, whoever lives loses nothing; of the dead, ``lease_runs_out`` says when."""
+QUICK = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
+"""For leases that run out by themselves: only where it costs nothing if that of a living member does so too."""
 LONG = Settings(lease_ms=60_000, renew_interval_ms=20_000, sweep_interval_ms=50)
 NOTIFY = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50, takeover="notify")
 
@@ -70,6 +70,15 @@ class Running:
             task.cancel()
         await asyncio.gather(*self.client._tasks, return_exceptions=True)
         self.crashed = True
+
+
+async def lease_runs_out(client: AssignmentClient) -> None:
+    """Now, and not after a minute; of one that is dead. What others would wait for could also happen to them."""
+    steps = client._steps
+    held = list(steps.owned.values())
+    await steps._send_heartbeat(1)
+    locks = [key for lease in held for key in lease.locks]
+    await steps.broker.run(leases.renew_leases, [lease.guard.key for lease in held], locks, lock_ttl_ms=1)
 
 
 @asynccontextmanager
@@ -129,12 +138,14 @@ async def test_nothing_before_the_first_announcement_then_one(broker_url: str) -
 
 
 async def test_a_crashed_member_is_taken_over(broker_url: str) -> None:
-    async with member(broker_url, "a", QUICK) as a, member(broker_url, "b") as b:
+    async with member(broker_url, "a") as a, member(broker_url, "b") as b:
         for n in range(6):
             await a.client.announce(f"s{n}")
         await eventually(lambda: len(a.client.owned) == len(b.client.owned) == 3, what="each owns three")
+        await eventually(lambda: a.knows and b.knows, what="each was told of them")
         lost = set(a.client.owned)
         await a.crash()
+        await lease_runs_out(a.client)
         await eventually(lambda: len(b.client.owned) == 6, what="the other one has them all")
         await eventually(lambda: b.knows, what="it was told of them")
         taken = {one.stream: one.taken_from for one in b.told if isinstance(one, StreamAdded) and one.taken_from}
@@ -242,7 +253,7 @@ async def test_capacity_is_kept(broker_url: str) -> None:
 
 
 async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) -> None:
-    async with member(broker_url, "a", QUICK) as a:
+    async with member(broker_url, "a") as a:
         await a.client.announce("s")
         await eventually(lambda: "s" in a.client.owned, what="it is owned")
         stale = a.broker.behind(a.client.owned["s"].guard())
@@ -250,6 +261,7 @@ async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) ->
         await stale.xadd("s", {"n": 1})
         [delivery] = await a.broker.xreadgroup("s", "g", "c")
         await a.crash()
+        await lease_runs_out(a.client)
         async with member(broker_url, "b") as b:
             await eventually(lambda: "s" in b.client.owned, what="it was taken over")
             with pytest.raises(StaleOwner):
@@ -339,32 +351,42 @@ async def test_a_go_member_finds_the_lock_of_what_a_python_member_owns(
 
 
 async def test_every_living_member_is_told_of_an_orphan_and_again_until_one_claims_it(broker_url: str) -> None:
-    async with member(broker_url, "b", NOTIFY) as b, member(broker_url, "c", NOTIFY) as c:
-        async with member(broker_url, "victim", NOTIFY) as victim:
-            await victim.client.announce("s1")
-            await victim.client.announce("s2")
-            await victim.client.announce("s3")
+    """Told again after each lease of one's own. Whoever claims it here has a long one: nobody can take it for dead."""
+    heir = replace(STEADY, takeover="notify")
+    async with (
+        member(broker_url, "b", NOTIFY) as b,
+        member(broker_url, "c", NOTIFY) as c,
+        member(broker_url, "heir", heir) as d,
+    ):
+        async with member(broker_url, "victim", heir) as victim:
+            for n in range(4):
+                await victim.client.announce(f"s{n}")
 
             def each_has_one() -> bool:
-                return all(len(one.client.owned) == 1 for one in (victim, b, c))
+                return all(len(one.client.owned) == 1 for one in (victim, b, c, d))
 
             await eventually(each_has_one, what="one each")
             (orphan,) = victim.client.owned
             await victim.crash()
+            await lease_runs_out(victim.client)
+
+        def told_of_it() -> list[int]:
+            return [one.of(StreamExpired).count(orphan) for one in (b, c, d)]
+
         await eventually(
-            lambda: b.of(StreamExpired).count(orphan) >= 2 and c.of(StreamExpired).count(orphan) >= 2,
-            what="both are told, and told again",
+            lambda: all(told >= least for told, least in zip(told_of_it(), (2, 2, 1), strict=True)),
+            what="all are told, and told again",
             timeout_s=60,
         )
-        expired = next(one for one in c.told if isinstance(one, StreamExpired))
+        expired = next(one for one in d.told if isinstance(one, StreamExpired) and one.stream == orphan)
         assert expired.token is not None
         assert expired.token.member == "victim"
-        added = await c.client.claim(expired)
+        added = await d.client.claim(expired)
         assert added.taken_from == "victim"
-        heard = len(b.of(StreamExpired)), len(c.of(StreamExpired))
+        heard = told_of_it()
         seen = b.client._steps.view.now_ms
         await eventually(lambda: b.client._steps.view.now_ms > seen + 2 * NOTIFY.lease_ms, what="two leases pass")
-        assert (len(b.of(StreamExpired)), len(c.of(StreamExpired))) == heard, "nobody is told of what is claimed"
+        assert told_of_it() == heard, "nobody is told of what is claimed"
 
 
 @pytest.mark.parametrize("takeover", ["automatic", "notify"])
@@ -383,7 +405,7 @@ async def test_a_stream_that_cannot_be_answered_for_costs_the_others_nothing(bro
     async with open_broker(broker_url) as broker:
         await broker.hset(beside("spoilt", "owner"), {"not": "ours"})
         client = AssignmentClient(
-            broker, "svc", member="a", settings=QUICK, observer=lambda name, /, **_: told.update([name])
+            broker, "svc", member="a", settings=STEADY, observer=lambda name, /, **_: told.update([name])
         )
         for stream in ("s1", "spoilt", "s2", "s3"):
             await client.announce(stream)
@@ -404,22 +426,32 @@ async def test_a_stream_that_cannot_be_answered_for_costs_the_others_nothing(bro
 
 
 async def test_a_member_beats_on_while_a_step_of_its_takes_long(broker_url: str) -> None:
-    """Giving a stream back waits for the application, for three leases: the rival takes none of the others."""
-    held_up = asyncio.Event()
+    """Giving a stream back waits for the application: for all that time the rival sees that its owner lives, and takes
+    none of the others."""
+    held_up, go_on = asyncio.Event(), asyncio.Event()
 
     async def finish_first(streams: Sequence[str]) -> None:
         held_up.set()
-        await asyncio.sleep(3 * QUICK.lease_ms / 1000)
+        await go_on.wait()
 
     async with open_broker(broker_url) as broker:
-        slow = AssignmentClient(broker, "svc", member="slow", settings=QUICK, before_release=finish_first)
+        slow = AssignmentClient(broker, "svc", member="slow", settings=STEADY, before_release=finish_first)
         for n in range(4):
             await slow.announce(f"s{n}")
         task = asyncio.create_task(drained(slow))
         await eventually(lambda: len(slow.owned) == 4, what="all are placed")
         tokens = slow.owned
-        async with member(broker_url, "rival", QUICK) as rival:
+        async with member(broker_url, "rival") as rival:
             await held_up.wait()
+            seen: set[int] = set()
+
+            def beats_on() -> bool:
+                seen.add(rival.client._steps.view.members["slow"].expires_ms)
+                return len(seen) > 20
+
+            await eventually(beats_on, what="twenty heartbeats of the one that is held up", timeout_s=60)
+            assert rival.client.owned == {}
+            go_on.set()
             await eventually(lambda: len(rival.client.owned) == 2, what="what was handed over", timeout_s=60)
             assert {stream: slow.owned[stream] for stream in slow.owned} == {
                 stream: token for stream, token in tokens.items() if stream not in rival.client.owned

@@ -158,8 +158,13 @@ async def test_topics_with_weights_share_the_starts(broker: Broker) -> None:
     @router.on({"jobs.bulk": 1, "jobs.urgent": 3}, group="g")
     async def work(message: Message) -> None:
         order.append(message.topic)
-        # So that the other stream's next message has come when the turn is given away.
-        await asyncio.sleep(0.02)
+        # The weights decide between those that wait when the turn is given away: here both do, while they have any.
+        gate = router.routes()[0].gate
+        assert gate is not None
+        await eventually(
+            lambda: all(turns or order.count(topic) == 20 for topic, turns in gate._waiting.items()),
+            what="the next of each to wait for its turn",
+        )
 
     async with Publisher(broker) as publisher:
         await publisher.publish("jobs.bulk", *orders(20))

@@ -112,7 +112,9 @@ class HandlingChapter(Chapter):
 
         one, other = Seen(), Seen(fails)
         async with running(broker, topic, one, group="one"), running(broker, topic, other, group="other"):
+            await one.have(1)
             await other.have(3)
+            await nothing_pending(broker, topic, "one")
             await nothing_pending(broker, topic, "other")
         assert (len(one.messages), len(other.messages)) == (1, 3)
 
