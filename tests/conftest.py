@@ -136,9 +136,10 @@ def millstream_server() -> Iterator[ServedBroker]:
 
 @pytest.fixture
 def sentinel() -> Iterator[SentinelSetup]:
-    """A primary, a replica and three sentinels, for one test: it may kill any of them."""
+    """A primary, a replica and three sentinels, for one test: it may kill any of them. They take nobody for dead who
+    got no time for a moment: a machine that is busy would have failovers that no test has asked for."""
     need_redis_server()
-    with SentinelSetup() as setup:
+    with SentinelSetup(down_after_ms=3_000) as setup:
         yield setup
 
 

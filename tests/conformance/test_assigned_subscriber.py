@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from test_assignment import lease_runs_out
 
+from dead_members import lease_runs_out
 from millstream import Broker, open_broker
 from millstream.assignment import (
     AssignedSubscriber,

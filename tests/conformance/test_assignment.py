@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from messaging_chapters.chapter import flush
 
+from dead_members import crash, lease_runs_out
 from millstream import Broker, open_broker
 from millstream.assignment import (
     AssignmentClient,
@@ -65,20 +66,8 @@ class Running:
         return self.client.owned.keys() <= set(self.of(StreamAdded))
 
     async def crash(self) -> None:
-        """Stops as SIGKILL would: no word to anybody."""
-        for task in self.client._tasks:
-            task.cancel()
-        await asyncio.gather(*self.client._tasks, return_exceptions=True)
+        await crash(self.client)
         self.crashed = True
-
-
-async def lease_runs_out(client: AssignmentClient) -> None:
-    """Now, and not after a minute; of one that is dead. What others would wait for could also happen to them."""
-    steps = client._steps
-    held = list(steps.owned.values())
-    await steps._send_heartbeat(1)
-    locks = [key for lease in held for key in lease.locks]
-    await steps.broker.run(leases.renew_leases, [lease.guard.key for lease in held], locks, lock_ttl_ms=1)
 
 
 @asynccontextmanager

@@ -104,12 +104,13 @@ class SentinelSetup:
         """A planned failover, as an operator asks a sentinel for it. Returns the new primary's port, when the sentinels
         agree and all the others follow it."""
         before = self.primary_port()
-        wait_until(self._asked_to_switch, what="a sentinel to begin a failover", timeout_s=SETTLING_S)
+        wait_until(self.ask_to_switch, what="a sentinel to begin a failover", timeout_s=SETTLING_S)
         wait_until(lambda: self.primary_port() not in (0, before), what="another primary", timeout_s=SETTLING_S)
         wait_until(self._following, what="all replicas to follow the new primary", timeout_s=SETTLING_S)
         return self.primary_port()
 
-    def _asked_to_switch(self) -> bool:
+    def ask_to_switch(self) -> bool:
+        """Asks once for a planned failover; whether a sentinel has begun one."""
         try:
             return bool(ask(self.sentinels[0], "SENTINEL", "FAILOVER", "millstream") == b"OK")
         except MillstreamError:  # the last one is not over, or no replica is good enough yet

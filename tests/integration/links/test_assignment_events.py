@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from dead_members import crash, lease_runs_out
 from millstream import Message, open_blocking_broker, open_broker
 from millstream.assignment import Announcement, AssignmentClient, Settings, assigned_subscriber
 from millstream.assignment.member import AssignmentMember
@@ -16,7 +17,7 @@ from millstream.testing import RedisProcess, eventually
 from millstream.wire.commands import Command
 
 RARELY = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=600_000)
-OFTEN = Settings(lease_ms=1_500, renew_interval_ms=200, sweep_interval_ms=50)
+OFTEN = Settings(lease_ms=60_000, renew_interval_ms=200, sweep_interval_ms=50)
 
 
 async def test_an_expired_lock_makes_a_member_look_at_once() -> None:
@@ -33,9 +34,14 @@ async def test_an_expired_lock_makes_a_member_look_at_once() -> None:
             await dying.announce("s")
             await eventually(lambda: "s" in dying.owned, what="the first one to own it")
             tasks.append(asyncio.create_task(drain(heir)))
-            await eventually(lambda: heir.ready, what="the heir to have joined, and to have looked once")
-            for task in dying._tasks:
-                task.cancel()
+            await eventually(lambda: heir._settled, what="the heir to have joined, and to have looked once")
+
+            async def listens() -> bool:
+                return bool(await broker.link.call(Command((b"PUBSUB", b"NUMPAT"))))
+
+            await eventually(listens, what="the heir to listen")
+            await crash(dying)
+            await lease_runs_out(dying)
             await eventually(lambda: "s" in heir.owned, what="the heir to take over, long before its next sweep")
             await heir.close()
             for task in tasks:

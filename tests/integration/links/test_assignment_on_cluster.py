@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from dead_members import crash, lease_runs_out
 from millstream import open_broker
 from millstream.assignment import AssignmentClient
 from millstream.assignment.membership import Settings
@@ -12,7 +13,7 @@ from millstream.broker.keys import slot_of
 from millstream.testing import ClusterSetup, eventually
 from millstream.testing.topologies import ask
 
-SETTINGS = Settings(lease_ms=3_000, renew_interval_ms=300, sweep_interval_ms=50)
+SETTINGS = Settings(lease_ms=60_000, renew_interval_ms=300, sweep_interval_ms=50)
 
 
 async def test_streams_in_many_slots_are_placed_guarded_and_taken_over(cluster: ClusterSetup) -> None:
@@ -29,8 +30,8 @@ async def test_streams_in_many_slots_are_placed_guarded_and_taken_over(cluster: 
         await eventually(lambda: len(a.owned) == len(b.owned) == 20, what="an even spread", timeout_s=60)
         stream, token = next(iter(a.owned.items()))
         await broker.behind(token.guard()).xadd(stream, {"n": 1})
-        for task in a._tasks:
-            task.cancel()
+        await crash(a)
+        await lease_runs_out(a)
         await eventually(lambda: len(b.owned) == 40, what="the dead member's streams to be taken", timeout_s=60)
         for name in list(b.owned):
             await b.finish(name)

@@ -8,7 +8,7 @@ import signal
 from millstream import Limits, open_blocking_broker, open_broker
 from millstream.model import replicated
 from millstream.testing import DeliveryLedger, RedisProcess, SentinelSetup, eventually
-from millstream.testing.topologies import ask, say
+from millstream.testing.topologies import ask
 
 
 async def test_a_failover_is_survived(sentinel: SentinelSetup) -> None:
@@ -58,8 +58,7 @@ async def test_a_demoted_primary_is_left(sentinel: SentinelSetup) -> None:
         await broker.xadd("orders", {"n": 1})
         with open_blocking_broker(sentinel.primary.url) as old, open_blocking_broker(sentinel.replica.url) as new:
             await eventually(lambda: new.xlen("orders") == 1, what="replication")
-            with open_blocking_broker(f"redis://127.0.0.1:{sentinel.sentinels[0].port}") as watcher:
-                say(watcher, "SENTINEL", "FAILOVER", "millstream")
+            await eventually(sentinel.ask_to_switch, what="a sentinel to begin a failover", timeout_s=60)
             await eventually(
                 lambda: old.server_info("replication")["role"] == "slave", what="the demotion", timeout_s=60
             )
