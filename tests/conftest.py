@@ -136,10 +136,9 @@ def millstream_server() -> Iterator[ServedBroker]:
 
 @pytest.fixture
 def sentinel() -> Iterator[SentinelSetup]:
-    """A primary, a replica and three sentinels, for one test: it may kill any of them. They take nobody for dead who
-    got no time for a moment: a machine that is busy would have failovers that no test has asked for."""
+    """A primary, a replica and three sentinels, for one test: it may kill any of them."""
     need_redis_server()
-    with SentinelSetup(down_after_ms=3_000) as setup:
+    with SentinelSetup() as setup:
         yield setup
 
 

@@ -122,7 +122,7 @@ def fill(broker: BlockingBroker) -> None:
     broker.xadd("shop.dlq", letter, id="1700000000600-0")
     announce_stream(broker, GROUP, Announcement(STREAM, {"tenant": "a"}))
     broker.create_group(f"{GROUP}-input", f"{GROUP}-group", start="0")
-    broker.run(leases.heartbeat, f"{GROUP}-input", CONSUMER, lease_ms=60_000, owned=1, capacity=10)
+    broker.run(leases.heartbeat, f"{GROUP}-input", CONSUMER, lease_ms=3_600_000, owned=1, capacity=10)
     broker.xreadgroup(f"{GROUP}-input", f"{GROUP}-group", CONSUMER)
     broker.run(leases.take_leases, CONSUMER, [(STREAM, None)])
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -45,8 +46,15 @@ def valkey_server() -> str | None:
     return str(packed[0]) if packed else None
 
 
+_KEPT: deque[socket.socket] = deque()
+"""The last ports that this process was given, for datagrams, which nobody else here sends: so no other process that
+asks meanwhile is given the same, though no server listens there yet."""
+KEPT_PORTS = 200
+
+
 def free_port() -> int:
-    """A loopback port that nobody uses now, and that the system gives to nobody who asks for any port.
+    """A loopback port that nobody uses now, that the system gives to nobody who asks for any port, and that nobody else
+    who asks here is given.
 
     A port of the system's own choice could become the end of anybody's connection before a server listens there, or
     while the server is down: a client that tries again and again to connect may even reach itself.
@@ -57,9 +65,18 @@ def free_port() -> int:
         below = 49_152  # what systems without that file begin with
     for _ in range(100):
         port = PORTS_FROM + secrets.randbelow(max(1, below - PORTS_FROM))
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        kept = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            kept.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            kept.close()
+            continue
+        _KEPT.append(kept)
+        if len(_KEPT) > KEPT_PORTS:
+            _KEPT.popleft().close()
+        return port
     raise RuntimeError(f"no free port was found between {PORTS_FROM} and {below}")
 
 

@@ -37,9 +37,10 @@ def say(broker: BlockingBroker, *words: str | bytes) -> Any:
 
 class SentinelSetup:
     """One primary, one replica or more, three sentinels that call them ``millstream`` and take for dead what has said
-    nothing for ``down_after_ms``."""
+    nothing for ``down_after_ms``: by default so long that a machine which is busy for a moment has no failover of its
+    own."""
 
-    def __init__(self, *, password: str = "", replicas: int = 1, down_after_ms: int = 500) -> None:
+    def __init__(self, *, password: str = "", replicas: int = 1, down_after_ms: int = 3_000) -> None:
         self._password = password
         self._down_after_ms = down_after_ms
         locked = ["--requirepass", password, "--masterauth", password] if password else []

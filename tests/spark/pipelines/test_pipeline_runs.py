@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from pyspark.sql import SparkSession
-from running import documents, entries, forget_last_commit, numbers, pipeline, redis_sink, run_once, values
+from running import PATIENT, documents, entries, forget_last_commit, numbers, pipeline, redis_sink, run_once, values
 
 from millstream.pipelines.dead_letters import replay_dead_letters
 from millstream.pipelines.errors import EventFailed, SinkFailed, SpecRefused
@@ -171,7 +171,7 @@ def test_dead_letters_are_bounded(spark: SparkSession, redis_url: str, client: r
     for number in range(20):
         client.xadd("in", {"event": f"bad {number}"})
     source = {"type": "redis", "config": {"uri": redis_url, "stream": "in"}}
-    sinks = [redis_sink(redis_url)]
+    sinks = [redis_sink(redis_url, **PATIENT)]
     run_once(spark, pipeline(tmp_path, "drops", source=source, sinks=sinks, dlq={"max_entries": 5}))
     kept = {entry["payload"] for entry in entries(client, "drops.dlq")}
     assert len(kept) == 5
@@ -300,7 +300,7 @@ def test_policy_all_waits_for_optional_sinks_too(
 ) -> None:
     with RedisProcess() as other:
         other.kill()
-        sinks = [redis_sink(redis_url), redis_sink(other.url, "optional", required=False)]
+        sinks = [redis_sink(redis_url, **PATIENT), redis_sink(other.url, "optional", required=False)]
         with pytest.raises(SinkFailed, match="optional"):
             run_once(spark, pipeline(tmp_path, sinks=sinks, commit_policy="all", retry={"deadline": "1s"}))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -152,6 +154,23 @@ def test_the_system_gives_a_free_port_to_nobody_else() -> None:
         one_of_the_systems = anybody.getsockname()[1]
         ports = [free_port() for _ in range(50)]
         assert max(ports) < one_of_the_systems
-    assert len(set(ports)) > 25
+    assert len(set(ports)) == 50
     for port in ports:
         socket.create_server(("127.0.0.1", port)).close()
+
+
+DRAWN_FIRST = """
+import millstream.testing.servers as servers
+chance, drawn = servers.secrets.randbelow, [{port}]
+servers.secrets.randbelow = lambda below: drawn.pop() - servers.PORTS_FROM if drawn else chance(below)
+print(servers.free_port(), drawn)
+"""
+
+
+def test_a_free_port_is_given_to_one_process_though_no_server_listens_there_yet() -> None:
+    """Two processes that start servers at the same moment, and draw the same number."""
+    port = free_port()
+    words = [sys.executable, "-c", DRAWN_FIRST.format(port=port)]
+    found, left = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert left == "[]", "it was drawn"
+    assert int(found) != port
