@@ -42,6 +42,7 @@ Deliver = Callable[[Reply], Any]
 _MULTI: Final = (b"MULTI",)
 _EXEC: Final = (b"EXEC",)
 _WRITES: Final = int(Flag.WRITE)
+_INTERRUPTED: Final = ErrorReply("UNBLOCKED the command that served this one was interrupted. Ask again.")
 
 
 class Embedded:
@@ -90,7 +91,11 @@ class Embedded:
             self.on_configure.append(self.persistence.configure)
         _ALIVE.add(self)
         if housekeeping:
-            _start_housekeeping(self)
+            try:
+                _start_housekeeping(self)
+            except BaseException:  # interrupted, or no thread to be had: nobody gets this broker, so nobody closes it
+                self.close()
+                raise
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +161,12 @@ class Embedded:
         with self._lock:
             if not atomic:
                 return self._execute_all(session, commands)
-            *queued, reply = self._execute_all(session, (_MULTI, *commands, _EXEC))[1:]
+            try:
+                *queued, reply = self._execute_all(session, (_MULTI, *commands, _EXEC))[1:]
+            except BaseException:
+                # Interrupted: what this client asks for next must not be queued behind it.
+                self.engine.execute(session, (b"DISCARD",), self._now_ms())
+                raise
             if isinstance(reply, list):
                 return reply
             # Refused as a whole. A command that could not even be queued tells why; the others share EXEC's answer.
@@ -173,11 +183,16 @@ class Embedded:
         turn = Turn(self)
         replies = []
         changed = []
-        for args in commands:
-            replies.append(turn.execute(session, args))
-            if turn.changed:
-                changed.append(len(replies) - 1)
-        if (failure := turn.end()) is not None:
+        try:
+            for args in commands:
+                replies.append(turn.execute(session, args))
+                if turn.changed:
+                    changed.append(len(replies) - 1)
+            failure = turn.end()
+        except BaseException:
+            turn.break_off()
+            raise
+        if failure is not None:
             for index in changed:
                 if replies[index] is BLOCKED:
                     engine.cancel(session)
@@ -224,8 +239,12 @@ class Embedded:
         """Ends the waits whose time is over, and removes keys whose time is over."""
         with self._lock:
             turn = Turn(self)
-            turn.tick()
-            turn.end()
+            try:
+                turn.tick()
+                turn.end()
+            except BaseException:
+                turn.break_off()
+                raise
 
     def keep_house(self) -> None:
         """What must be done now and then: expiry, fsync, another try after a failed write, rewriting. Called ten times
@@ -258,9 +277,14 @@ class Embedded:
         return isinstance(self._lock, _Barred)
 
     def _deliver(self, outbox: list[tuple[Session, Reply]]) -> None:
-        for session, reply in outbox:
+        """An answer leaves the list once it is given: where this is interrupted, the others are still to be found. Who
+        waits hears the first that comes, and no other: every wait has a session of its own."""
+        outbox.reverse()
+        while outbox:
+            session, reply = outbox[-1]
             if session.tag is not None:
                 session.tag(reply)
+            outbox.pop()
 
     def _disown(self) -> None:
         self._lock = _Barred("this broker belongs to the process that was forked. Open one in each process.")
@@ -295,6 +319,8 @@ class Turn:
             if engine.outbox:
                 self._embedded._deliver(engine.take_outbox())
             return reply
+        if persistence.interrupted:
+            persistence.recover()
         trouble = persistence.journal.trouble
         if trouble is not None and (refused := _refuse(session, args, trouble)) is not None:
             self.changed = False
@@ -305,6 +331,8 @@ class Turn:
 
     def tick(self) -> None:
         """As ``Embedded.tick``, within this turn."""
+        if self._persistence is not None and self._persistence.interrupted:
+            self._persistence.recover()
         self._engine.tick(self._now_ms())
         if self._persistence is not None:
             self._collect(self._persistence)
@@ -315,12 +343,13 @@ class Turn:
         units = self._engine.take_units()
         self.changed = bool(units)
         persistence.units += units
-        if self._engine.outbox:
-            for session, reply in self._engine.take_outbox():
+        if outbox := self._engine.outbox:
+            for session, reply in outbox:
                 if type(reply) is Push and session.tag is not None:
                     session.tag(reply)
                 else:
                     self._answers.append((session, reply))
+            outbox.clear()  # afterwards: interrupted in between, each answer is still to be found
 
     def end(self) -> ErrorReply | None:
         """Writes, then delivers. An error: it could not be written, and the changes are not to be confirmed."""
@@ -328,15 +357,24 @@ class Turn:
         if persistence is None:
             return None
         self._collect(persistence)
-        answers, self._answers = self._answers, []
         try:
             persistence.write_units()
         except JournalUnwritable as error:
-            self._embedded._held += answers
+            self._embedded._held += self._answers
+            self._answers = []
             return ErrorReply(error.text)
-        if answers:
-            self._embedded._deliver(answers)
+        if self._answers:
+            self._embedded._deliver(self._answers)
         return None
+
+    def break_off(self) -> None:
+        """An interrupt has struck somewhere in this turn: the next one recovers first, and nobody waits in vain."""
+        persistence = self._persistence
+        if persistence is None:
+            return
+        persistence.interrupted = True
+        unheard = self._engine.break_off().union(session for session, _ in self._answers)
+        self._embedded._deliver([(session, _INTERRUPTED) for session in unheard])
 
     def __enter__(self) -> Turn:
         self._lock.__enter__()

@@ -56,6 +56,8 @@ class Persistence:
         self.units: list[list[Effect]] = []
         """What the turn that is under way has changed so far."""
         self._unwritten: JournalUnwritable | None = None
+        self.interrupted = False
+        """A turn was broken off, at whatever line: ``recover`` before anything else."""
         self._open = True
         self.rewrite_min_bytes = rewrite_min_bytes
         self.rewrite_growth_percent = 100
@@ -77,16 +79,16 @@ class Persistence:
             self.journal = Journal(directory / JOURNAL_NAME, files, policy)
             files.remove(directory / REWRITE_NAME)
             self._load()
+            engine.hooks.rewrite_journal = self._rewrite_on_request
+            engine.hooks.reload_journal = self._reload
+            engine.hooks.persistence = self._info
+            engine.config.start_with("auto-aof-rewrite-min-size", str(rewrite_min_bytes))
+            # What CONFIG GET tells is how a writer learns which durability it can ask for.
+            for name, value in (("appendonly", "yes"), ("appendfsync", policy), ("dir", str(directory))):
+                engine.config.start_with(name, value)
         except BaseException:
             self._lock.release()
             raise
-        engine.hooks.rewrite_journal = self._rewrite_on_request
-        engine.hooks.reload_journal = self._reload
-        engine.hooks.persistence = self._info
-        engine.config.start_with("auto-aof-rewrite-min-size", str(rewrite_min_bytes))
-        # What CONFIG GET tells is how a writer learns which durability it can ask for.
-        for name, value in (("appendonly", "yes"), ("appendfsync", policy), ("dir", str(directory))):
-            engine.config.start_with(name, value)
 
     def _load(self) -> None:
         began = time.perf_counter()
@@ -107,6 +109,27 @@ class Persistence:
             self.journal.append(units)
         if unwritten is not None:
             raise unwritten
+
+    def recover(self) -> None:
+        """After an interrupt (Ctrl-C, a time limit) in mid-turn. Nobody knows what of the turn is in memory, and how
+        much of it in the file; so, as after a crash, the journal decides, which is read by whole turns. Clients stay.
+        Runs under the lock; where it is interrupted itself, it begins again."""
+        journal = self.journal
+        self._engine.break_off()
+        self.units, self._unwritten = [], None
+        if self.on and not journal.sync_failed:  # else memory is all that can be trusted
+            logger.warning("a command was interrupted: the journal %s is loaded again", journal.path)
+            self._load_in_place()
+        self.interrupted = False
+
+    def _load_in_place(self) -> None:
+        engine = self._engine
+        for database in engine.databases:
+            database.values.clear()
+            database.expires.clear()
+        loaded = load_journal(engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
+        self.journal.go_on_from(end=loaded.end, chain=loaded.chain, database=loaded.database)
+        engine.memory.recount()
 
     # --- housekeeping -----------------------------------------------------------------------------------------------
 
@@ -225,11 +248,7 @@ class Persistence:
         except (JournalCorrupt, OSError) as error:
             logger.error("the journal was not loaded again: %s", error)
             raise ErrorReply("ERR Error trying to load the AOF files, check server logs.") from error
-        for database in self._engine.databases:
-            database.values.clear()
-            database.expires.clear()
-        load_journal(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
-        self._engine.memory.recount()
+        self._load_in_place()
 
     def _write_units(self) -> None:
         """In the middle of a turn. A failure also voids the answers that the turn has given so far."""
@@ -297,8 +316,10 @@ class Persistence:
         with lock:
             try:
                 self._abandon_rewrite()
+                if self.interrupted:
+                    self.recover()
                 self.journal.close()
-            except (JournalUnwritable, OSError) as error:
+            except (JournalUnwritable, JournalCorrupt, OSError) as error:
                 raise JournalNotWritten(
                     f"the journal {self.journal.path} was closed, and not everything is in it: {error}",
                     path=str(self.journal.path),

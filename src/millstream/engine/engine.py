@@ -29,7 +29,7 @@ from millstream.engine.info import MemoryAccount, Stats
 from millstream.engine.keyspace import EXPIRED, GENERIC, KEYEVENT, KEYSPACE, Database, ScanOrders
 from millstream.engine.registry import Spec, Table, wrong_arity
 from millstream.engine.session import BLOCKED, Block, Session, WaitingRoom
-from millstream.wire import ErrorReply, Reply, Several
+from millstream.wire import ErrorReply, Push, Reply, Several
 
 
 def _nothing() -> Mapping[str, object]:
@@ -292,8 +292,8 @@ class Engine:
             if session.last is not None:
                 session.last.failed += 1
         if reply is not None:
+            self._send(session, reply)  # before it leaves: interrupted in between, it is still to be found
             self.waiting.leave(session)
-            self._send(session, reply)
         self._end_unit()
 
     def _send(self, session: Session, reply: Reply) -> None:
@@ -308,6 +308,20 @@ class Engine:
         """What changed since the last call: one list per command, EXEC, script or service of a blocked session."""
         units, self._units = self._units, []
         return units
+
+    def break_off(self) -> set[Session]:
+        """A command was interrupted at some line: what it recorded does not count, and nobody waits any more. Returns
+        who waited, or has an answer that did not leave."""
+        unheard = {session for session, reply in self.outbox if type(reply) is not Push}
+        unheard.update(session for session in self.sessions.values() if session.blocked is not None)
+        self._unit, self._units, self._ready, self.waiting = [], [], {}, WaitingRoom()
+        self.outbox.clear()
+        for db in self.databases:
+            db.blocked.clear()
+            db.refresh()
+        for session in unheard:
+            session.blocked = None
+        return unheard
 
     def take_outbox(self) -> list[tuple[Session, Reply]]:
         outbox = self.outbox[:]
@@ -330,9 +344,9 @@ class Engine:
         """Ends waits whose time is over, and removes keys whose time is over: at most EXPIRIES_PER_TICK of them."""
         self.now_ms = now_ms
         for session in self.waiting.overdue(self.elapsed_ms()):
-            block = self.waiting.leave(session)
-            if block is not None:
-                self._send(session, block.timeout_reply)
+            if session.blocked is not None:
+                self._send(session, session.blocked.timeout_reply)
+                self.waiting.leave(session)
         if not self.loading:
             for db, key in self.expiry.due(now_ms, EXPIRIES_PER_TICK):
                 self.expire(db, key)

@@ -122,11 +122,8 @@ class DirectoryLock:
     def take(self) -> None:
         """Creates the directory (0700) if need be. DirectoryLocked names the process that holds it."""
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fds.append(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-            self._fds.append(os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            for fd in self._fds:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
+            self._sign()
         except BlockingIOError:
             pid = _read_pid(self._fds[1])
             self.release()
@@ -142,6 +139,18 @@ class DirectoryLock:
                 f"the data directory {self._directory} cannot be used: {error.strerror}. "
                 "Choose another directory, or give this user the right to write there."
             ) from error
+        except BaseException:  # interrupted: nobody has it, so nobody may be kept out
+            self.release()
+            raise
+
+    def _take(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._fds.append(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._fds.append(os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for fd in self._fds:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _sign(self) -> None:
         try:
             os.ftruncate(self._fds[1], 0)
             os.pwrite(self._fds[1], b"%d\n" % os.getpid(), 0)

@@ -76,13 +76,21 @@ class Journal:
     def open(self, *, end: int, chain: int, database: int) -> None:
         """Takes up a journal that was read up to ``end``, and cuts off what lies behind: a torn tail."""
         self._file = self._files.append_to(self.path)
-        self._file.truncate(end)
-        self.size, self._chain, self._packer = end, chain, Packer(database)
+        self.go_on_from(end=end, chain=chain, database=database)
         if not end:
             self._write(HEAD)
         self._file.sync()
         self._files.sync_directory(self.path.parent)
         self.base_size = self.size
+
+    def go_on_from(self, *, end: int, chain: int, database: int) -> None:
+        """The file counts up to ``end``, as it was read; what was outstanding does not count any more."""
+        if self._file is None:
+            raise JournalUnwritable(_CLOSED)
+        self._file.truncate(end)
+        self.size, self._chain, self._packer = end, chain, Packer(database)
+        self._outstanding.clear()
+        self._untidy = False
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
