@@ -119,6 +119,19 @@ class ReadOnlyReplica(MillstreamError):
     retryable = True
 
 
+class ServerTooOld(MillstreamError):
+    """The server answered without a fact that servers tell since Redis 7.0. ``fact`` names it."""
+
+    fact: str
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(
+            f"the server does not tell {fact!r}, as Redis does since 7.0: it is older than that, or leaves it out. "
+            "Use Redis 7.0 or newer; `millstream verify` tells what else a server lacks.",
+            fact=fact,
+        )
+
+
 class DurabilityUnavailable(MillstreamError):
     """The server cannot give the durability that the write asked for. ``wanted`` names it.
 

@@ -105,8 +105,8 @@ def verify(
         show.as_json([one._asdict() for one in verdicts])
     else:
         for one in failed:
-            typer.secho(f"  {one.chapter}: {printable(one.test)}", fg="red")
-            typer.echo(f"    {printable(one.failure or '')}")
+            typer.secho("\n".join(show.hanging("  ", f"{one.chapter}: {printable(one.test)}")), fg="red")
+            typer.echo("\n".join(show.hanging("    ", printable(one.failure or ""))))
         for why, count in skipped.items():
             typer.secho(f"  not asked, {count}: {why}", dim=True)
         behaves = len(verdicts) - len(failed) - skipped.total()

@@ -51,8 +51,8 @@ class SparkNotStarted(MillstreamError):
     def __init__(self, why: str, log: str | None = None) -> None:
         where = f" All that it said is in {log}." if log else ""
         super().__init__(
-            f"Spark did not start: {why.rstrip(' .')}.{where} Mend that (spark.master and spark.conf in the file, "
-            "Java on this machine), and run it again.",
+            f"Spark did not start: {why.rstrip(' .')}.{where} Mend that (--master, spark.master and spark.conf in the "
+            "file, Java on this machine), and run it again.",
             log=log,
         )
 

@@ -58,13 +58,18 @@ def start_session(plans: Sequence[PipelinePlan], master: str | None = None, *, l
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
     from pyspark.errors import PySparkException
 
+    before = log.stat().st_size if log is not None and log.exists() else 0
     try:
         return _start(plans, master, log)
     except (PySparkException, Py4JError) as error:
         thrown = getattr(error, "java_exception", None)
-        said = str(thrown.toString()).splitlines()[0] if thrown is not None else short(error, 300)
-        said = _last_words(log) if "JAVA_GATEWAY_EXITED" in str(error) else said
-        raise SparkNotStarted(said, str(log) if log else None) from error
+        why = str(thrown.toString()).splitlines()[0] if thrown is not None else short(error, 300)
+        said = _said_since(before, log)
+        if "JAVA_GATEWAY_EXITED" in str(error):
+            why = _last_words(said)
+        elif "stopped SparkContext" in why:  # it gave up in a thread of its own: that was the reason, this came of it
+            why = first_trouble(said) or why
+        raise SparkNotStarted(why, str(log) if log else None) from error
 
 
 def _start(plans: Sequence[PipelinePlan], master: str | None, log: Path | None) -> SparkSession:
@@ -107,9 +112,34 @@ def _start(plans: Sequence[PipelinePlan], master: str | None, log: Path | None) 
     return session
 
 
-def _last_words(log: Path | None) -> str:
+def _said_since(place: int, log: Path | None, most: int = 1 << 20) -> str:
+    """What this start wrote into a log that may hold others before it."""
+    if log is None:
+        return ""
+    with log.open("rb") as file:
+        file.seek(place)
+        return file.read(most).decode(errors="replace")
+
+
+_LOGGED: Final = re.compile(r"\S+ [\d:]+ (WARN|ERROR) [\w$.]+: (.*)")
+_CAUSE: Final = re.compile(r"Caused by: (?:[\w$]+\.)+[\w$]+: (.*)")
+
+
+def first_trouble(said: str) -> str | None:
+    """The first line of Spark's log that comes with an exception, and the cause under it; else its first error."""
+    lines = said.splitlines()
+    logged = [(at, found) for at, line in enumerate(lines) if (found := _LOGGED.fullmatch(line))]
+    ends = [*(at for at, _ in logged), len(lines)][1:]
+    for (at, found), end in zip(logged, ends, strict=True):
+        causes = [cause[1] for line in lines[at + 1 : end] if (cause := _CAUSE.fullmatch(line))]
+        if causes:
+            return f"{found[2]}: {causes[-1]}"[:300]
+    return next((found[2][:300] for _, found in logged if found[1] == "ERROR"), None)
+
+
+def _last_words(said: str) -> str:
     """Of a Java that ended: its error and the line behind it, or else the last that it said."""
-    lines = log.read_text(errors="replace").splitlines()[-200:] if log is not None else []
+    lines = said.splitlines()[-200:]
     spoken = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("at ")]
     wrong = re.compile(r"\berror\b|exception|cannot|could not", re.IGNORECASE)
     first = next((at for at, line in enumerate(spoken) if wrong.search(line)), len(spoken) - 1)

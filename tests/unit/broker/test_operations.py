@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 
 from millstream.broker.context import Context, Limits
-from millstream.broker.operations import groups, streams
+from millstream.broker.operations import groups, info, streams
 from millstream.broker.operations.durability import REMEMBER_MS
 from millstream.broker.steps.once import BatchWriter, Digest, Once
 from millstream.broker.steps.retention import call as retention
 from millstream.broker.steps.unique.call import append_unique
-from millstream.errors import BrokerUnavailable, DurabilityUnavailable, OutOfMemory, PayloadTooLarge, ServerError
+from millstream.errors import (
+    BrokerUnavailable,
+    DurabilityUnavailable,
+    OutOfMemory,
+    PayloadTooLarge,
+    ServerError,
+    ServerTooOld,
+)
 from millstream.model import EntryId, ManualClock
 from millstream.wire.commands import Batch, Command, Conversation, ErrorReply
 
@@ -179,3 +186,24 @@ def test_an_answer_that_tells_too_few_ids_is_no_success() -> None:
     assert batches.position == 0
     with pytest.raises(ServerError, match="1 of 2 entries"):
         talk(append_unique(Context(), "s", [("a", {"n": 1}), ("b", {"n": 2})]), [b"1-1"])
+
+
+OF_REDIS_6 = [b"name", b"billing", b"consumers", 0, b"pending", 0, b"last-delivered-id", b"5-1"]
+STREAM_OF_REDIS_6 = [
+    *(b"length", 1, b"radix-tree-keys", 1, b"radix-tree-nodes", 2, b"last-generated-id", b"5-1", b"groups", 1),
+    *(b"first-entry", [b"5-1", [b"n", b"1"]], b"last-entry", [b"5-1", [b"n", b"1"]]),
+]
+"""What Redis 6.2 answers to XINFO GROUPS and XINFO STREAM."""
+
+
+@pytest.mark.parametrize(
+    ("asking", "replies"),
+    [
+        (info.stream_info(Context(), "orders"), [STREAM_OF_REDIS_6]),
+        (info.group_info(Context(), "orders"), [[OF_REDIS_6], [[]]]),
+        (info.survey(Context(), ["orders"], memory=False), [[STREAM_OF_REDIS_6], [[OF_REDIS_6]]]),
+    ],
+)
+def test_a_server_that_is_too_old_to_tell_is_called_so(asking: Conversation[Any], replies: list[Any]) -> None:
+    with pytest.raises(ServerTooOld, match=r"Use Redis 7\.0 or newer"):
+        talk(asking, *replies)

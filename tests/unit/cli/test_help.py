@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
-from millstream.cli import show
+from millstream.cli import doctor, show
 from millstream.cli.main import CHAPTERS, LEGEND, build
 from millstream.demo.run import _next_steps
+from millstream.testing.verify import PromiseResult
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
@@ -95,3 +97,24 @@ def test_a_long_sentence_is_broken_between_words(tell: Any, monkeypatch: pytest.
     assert len(lines) == 2
     assert all(len(line) <= 80 for line in lines)
     assert " ".join(line.strip() for line in lines) == sentence
+
+
+def test_a_promise_that_a_server_breaks_is_told_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = (
+        "assert await broker.xadd(stream, fields, id='5-*') == EntryId(5, 5)  (ServerError: ERR Invalid stream ID)"
+    )
+
+    async def asked(*_: object) -> list[PromiseResult]:
+        return [PromiseResult("writing", "an id may be given", failure, None)]
+
+    terminal = NarrowTerminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr("millstream.cli.doctor._asked", asked)
+
+    with pytest.raises(typer.Exit):
+        doctor.verify()
+
+    told = re.sub(r"\x1b\[\d+m", "", terminal.getvalue()).splitlines()
+    assert all(len(line) <= 80 for line in told)
+    assert " ".join(line.strip() for line in told[1:-1]) == re.sub(r"\s+", " ", failure)

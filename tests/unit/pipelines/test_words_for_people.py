@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.pipelines import SpecRefused, Tally, check_parts, json_schema, make_plan, parse_pipeline
-from millstream.pipelines.session import check_before
+from millstream.pipelines.session import check_before, first_trouble
 from millstream.pipelines.spec.part import IN_WORDS
 from millstream.testing import free_port
 
@@ -107,3 +107,35 @@ def test_the_tally_tells_rows_in_and_out_for_each_sink() -> None:
         "sink b: 0 rows out",
         "dead letters: 2; see why: millstream dlq ls p",
     ]
+
+
+UNRESPONSIVE = """\
+Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties
+26/11/16 17:35:44 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform... using builtin-java
+26/11/16 17:35:47 WARN StandaloneAppClient$ClientEndpoint: Failed to connect to master spark.internal:7077
+org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:53)
+Caused by: java.io.IOException: Failed to connect to spark.internal/10.0.0.7:7077
+\tat org.apache.spark.network.client.TransportClientFactory.createClient(TransportClientFactory.java:287)
+\t... 4 more
+Caused by: java.net.ConnectException: Connection refused (111)
+\tat io.netty.channel.unix.Errors.newConnectException0(Errors.java:166)
+26/11/16 17:36:07 WARN StandaloneAppClient$ClientEndpoint: Failed to connect to master spark.internal:7077
+org.apache.spark.SparkException: Exception thrown in awaitResult:
+Caused by: java.io.IOException: something else
+26/11/16 17:36:47 ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters are unresponsive!
+26/11/16 17:36:50 WARN StandaloneAppClient$ClientEndpoint: Drop UnregisterApplication(null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (UNRESPONSIVE, "Failed to connect to master spark.internal:7077: Connection refused (111)"),
+        ("26/11/16 17:36:47 ERROR SparkContext: No room on the disk.\n" * 2, "No room on the disk."),
+        ("26/11/16 17:36:47 WARN Utils: Your hostname resolves to a loopback address\n", None),
+        ("", None),
+    ],
+)
+def test_of_a_spark_that_stopped_its_first_trouble_is_told_and_not_its_last_word(said: str, told: str | None) -> None:
+    assert first_trouble(said) == told

@@ -8,10 +8,18 @@ from typing import Any, NamedTuple
 from millstream.broker.context import Context
 from millstream.broker.links.targets import NodeName
 from millstream.broker.operations.conversion import Name, entries, entry_id, mapping, name_word, sequence
+from millstream.errors import ServerTooOld
 from millstream.model import ConsumerInfo, Entry, EntryId, GroupInfo, StreamInfo
 from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, to_name
 
 SCAN_STEP = b"1000"
+
+
+class Facts(dict[bytes, Any]):
+    """What XINFO tells of one thing. Raises ServerTooOld for what it does not tell."""
+
+    def __missing__(self, fact: bytes) -> Any:
+        raise ServerTooOld(fact.decode())
 
 
 def _one_entry(item: Any) -> Entry | None:
@@ -20,7 +28,7 @@ def _one_entry(item: Any) -> Entry | None:
 
 def stream_info(context: Context, stream: Name) -> Conversation[StreamInfo]:
     key = name_word(stream, "stream")
-    facts = mapping((yield Command((b"XINFO", b"STREAM", key), key, repeatable=True)))
+    facts = Facts(mapping((yield Command((b"XINFO", b"STREAM", key), key, repeatable=True))))
     return StreamInfo(
         name=to_name(key),
         length=facts[b"length"],
@@ -37,7 +45,7 @@ def stream_info(context: Context, stream: Name) -> Conversation[StreamInfo]:
 def group_info(context: Context, stream: Name) -> Conversation[list[GroupInfo]]:
     key = name_word(stream, "stream")
     reply = yield Command((b"XINFO", b"GROUPS", key), key, repeatable=True)
-    groups = [mapping(flat) for flat in reply]
+    groups = [Facts(mapping(flat)) for flat in reply]
     if not groups:
         return []
     members = yield Batch([(b"XINFO", b"CONSUMERS", key, facts[b"name"]) for facts in groups], key, repeatable=True)
@@ -177,7 +185,7 @@ def survey(
     infos = yield from _infos(keys, sizes, {} if memory else known)
     groups = yield from _each([(b"XINFO", b"GROUPS", key) for key in keys], keys)
     there = [
-        (key, mapping(info), [mapping(group) for group in found], sizes.get(key))
+        (key, Facts(mapping(info)), [Facts(mapping(group)) for group in found], sizes.get(key))
         for key, info, found in zip(keys, infos, groups, strict=True)
         if not isinstance(info, ErrorReply) and not isinstance(found, ErrorReply)
     ]
@@ -209,9 +217,7 @@ def _infos(keys: list[bytes], sizes: Mapping[bytes, Any], known: Mapping[str, St
     return [[b"length", lengths[key]] if key in heavy else infos[key] for key in keys]
 
 
-def _stream(
-    key: bytes, info: dict[bytes, Any], groups: list[dict[bytes, Any]], size: Any, oldest: dict[Any, EntryId]
-) -> StreamSurvey:
+def _stream(key: bytes, info: Facts, groups: list[Facts], size: Any, oldest: dict[Any, EntryId]) -> StreamSurvey:
     asked = b"entries-added" in info
     told = [
         group[b"entries-read"] + group[b"lag"]
