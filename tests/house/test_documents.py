@@ -18,6 +18,7 @@ from millstream import Limits
 from millstream.bench import Result
 from millstream.broker.links.targets import KEPT, OPTIONS
 from millstream.broker.open import LOCAL_MAX_STREAM_LEN
+from millstream.messaging.subscriber import book, reader, shard
 from millstream.pipelines import PipelineStatus
 from millstream.pipelines.sinks import SINKS
 from millstream.spark.options import SOURCE_OPTIONS
@@ -47,6 +48,9 @@ def rows_of(name: str, heading: str) -> list[list[str]]:
 # --- limits ---------------------------------------------------------------------------------------------------------
 
 
+HANDLED = "docs/explain/a-message-is-handled.md"
+
+
 def limits() -> list[tuple[str, str]]:
     """Sentences with numbers in them, made from the numbers that count."""
     own, redis = Limits(), SINKS["redis"].model_fields["config"].annotation
@@ -60,6 +64,16 @@ def limits() -> list[tuple[str, str]]:
             f"a batch travels in chunks of {own.chunk_commands:,} commands or {own.chunk_bytes // 1024} KiB, "
             f"{own.chunks_ahead} of them under way; scripts take {own.script_entries:,} entries or "
             f"{own.script_bytes // MIB} MiB; opening and silence {own.connect_ms // 1000} s each",
+        ),
+        (HANDLED, f"quiet topics, up to {reader.SHARD_SIZE} of them, in one read"),
+        (HANDLED, f"outlived {book.TRUST_AFTER} of them"),
+        (HANDLED, f"it rests for {shard.GATHER_MS} ms"),
+        (HANDLED, f"reads of many topics brings {shard.MOST:,} messages at most"),
+        (HANDLED, f"reads wait for {shard.UNWAKEABLE_BLOCK_MS} ms at a time"),
+        (
+            HANDLED,
+            f"Topics of the first {reader.WAITING_SLOTS} slots are waited for; further ones are polled, at least every "
+            f"{shard.POLL_MS[1]:.0f} ms, or {shard.POLL_MS_A_TOPIC} ms for each of them where they are more than 500",
         ),
         ("docs/contract.md", f"It is {LOCAL_MAX_STREAM_LEN:,} on `local://`"),
         ("docs/how-to/pipelines.md", f"the limit of an entry** ({own.max_entry_bytes // MIB} MiB"),
@@ -272,3 +286,9 @@ def test_every_metric_of_a_pipeline_is_on_the_page_of_pipelines_or_of_its_source
 
 def test_every_metric_has_a_sentence() -> None:
     assert not [name for name, _, text, _ in (*of_services(), *of_pipelines()) if not re.search(r"\w.*\.$", text)]
+
+
+def test_the_page_that_walks_a_message_names_every_file_of_the_subscriber_and_no_other() -> None:
+    page = (ROOT / HANDLED).read_text()
+    there = {path.name for path in (ROOT / "src/millstream/messaging/subscriber").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", page.partition("## The walk")[0])) == there
