@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 import weakref
@@ -32,7 +33,7 @@ from millstream.engine import (
     reject,
 )
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, ServerError
-from millstream.model import Clock, SystemClock
+from millstream.model import Backoff, Clock, SystemClock
 from millstream.wire import Args, ErrorReply, Push, Reply
 
 logger = logging.getLogger("millstream.embedded")
@@ -42,6 +43,7 @@ Deliver = Callable[[Reply], Any]
 _MULTI: Final = (b"MULTI",)
 _EXEC: Final = (b"EXEC",)
 _WRITES: Final = int(Flag.WRITE)
+_REST: Final = Backoff(initial_ms=100, max_ms=1000)
 _INTERRUPTED: Final = ErrorReply("UNBLOCKED the command that served this one was interrupted. Ask again.")
 
 
@@ -277,8 +279,7 @@ class Embedded:
         return isinstance(self._lock, _Barred)
 
     def _deliver(self, outbox: list[tuple[Session, Reply]]) -> None:
-        """An answer leaves the list once it is given: where this is interrupted, the others are still to be found. Who
-        waits hears the first that comes, and no other: every wait has a session of its own."""
+        """An answer leaves the list once it is given: interrupted, the rest is still to be found."""
         outbox.reverse()
         while outbox:
             session, reply = outbox[-1]
@@ -418,16 +419,19 @@ def _start_housekeeping(embedded: Embedded) -> None:
     pause = threading.Event()
 
     def keep() -> None:
-        while not pause.wait(0.1):
+        failures = 0
+        while not pause.wait(_REST.delay_ms(failures + 1, random.random()) / 1000):  # noqa: S311 (no secret)
             one = own()
             if one is None or one.closed:
                 return
             try:
                 one.keep_house()
+                failures = 0
             except BrokerClosed:
                 return
             except Exception:
                 # Without housekeeping nothing would be synced any more, and nobody would know.
+                failures += 1
                 logger.exception("housekeeping failed, and will be tried again")
             del one
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from typing import TYPE_CHECKING
 
 from millstream.broker import delayed
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.failure import text_of
-from millstream.model import monotonic_ms
+from millstream.model import Backoff, monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
 
 log = logging.getLogger(__name__)
 
-PAUSE_MS = 1_000.0
+AGAIN = Backoff(initial_ms=500, max_ms=5_000)
 
 
 class DelayedPublisher:
@@ -25,6 +26,8 @@ class DelayedPublisher:
     def __init__(self, broker: BrokerProtocol) -> None:
         self._broker = broker
         self._due_at: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        """In a row, by topic."""
         self._nudge = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -57,11 +60,12 @@ class DelayedPublisher:
             del self._due_at[topic]
             try:
                 _, next_ms = await self._broker.run(delayed.publish_due, topic)
+                self._failures.pop(topic, None)
             except BrokerClosed:
                 return
             except MillstreamError as error:
                 log.warning("publishing delayed messages to %s: %s", topic, error)
-                next_ms = int(PAUSE_MS)
+                next_ms = self._failed(topic)
             except Exception as error:  # whatever it was: what is due must not wait until another message is delayed
                 log.exception("publishing delayed messages to %s failed", topic)
                 self._broker.context.observer(
@@ -70,6 +74,11 @@ class DelayedPublisher:
                     error=text_of(error),
                     error_type=type(error).__name__,
                 )
-                next_ms = int(PAUSE_MS)
+                next_ms = self._failed(topic)
             if next_ms is not None:
                 self.due_in(topic, next_ms)
+
+    def _failed(self, topic: str) -> int:
+        """In how many milliseconds it is tried again."""
+        self._failures[topic] = self._failures.get(topic, 0) + 1
+        return AGAIN.delay_ms(self._failures[topic], random.random())  # noqa: S311 (jitter, not a secret)

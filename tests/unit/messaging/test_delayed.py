@@ -10,7 +10,7 @@ import pytest
 from millstream import Message, Publisher, open_broker
 from millstream.broker import Context
 from millstream.broker import delayed as steps
-from millstream.messaging import delayed
+from millstream.messaging import Backoff, delayed
 from millstream.testing import eventually
 
 
@@ -21,7 +21,7 @@ async def test_a_delayed_message_is_moved_after_what_nobody_foresaw(monkeypatch:
     def observe(name: str, /, **facts: Any) -> None:
         told.append((name, facts.get("part")))
 
-    monkeypatch.setattr(delayed, "PAUSE_MS", 10.0)
+    monkeypatch.setattr(delayed, "AGAIN", Backoff(initial_ms=10))
     async with open_broker(f"local://{uuid4().hex}", observer=observe) as broker, Publisher(broker) as publisher:
         publish_due, faults = steps.publish_due, [RuntimeError("planted"), KeyError("planted")]
 
