@@ -179,14 +179,24 @@ class PostgresDatabase:
 
     def drop(self) -> None:
         """With its slots, and whoever is connected."""
+        wait_until(self._without_slots, what="the end of all who read a slot", timeout_s=STARTING_S)
+        self.server.main.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+
+    def _without_slots(self) -> bool:
+        """Drops them. A reader that was cut off may be back before its slot is gone."""
+        import psycopg
+
         slots = self.execute(
             "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = current_database()"
         )
-        for slot, pid in slots:
-            if pid is not None:
-                self.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
-            self.execute(f"SELECT pg_drop_replication_slot('{slot}')")
-        self.server.main.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+        try:
+            for slot, pid in slots:
+                if pid is not None:
+                    self.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
+                self.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
 
 
 class PostgresProcess(DatabaseProcess):

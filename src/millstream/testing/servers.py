@@ -326,9 +326,14 @@ class LoadingRedis(RedisProcess):
 
     def restart_loading(self) -> None:
         """Starts it again after ``kill``, and returns when it answers LOADING: clients meet it so from now on."""
+        while not self._begins_loading():
+            self.kill()  # it had read everything before this process got any time: nobody was told that it loads
+
+    def _begins_loading(self) -> bool:
         self.mend_append_only_file()
         self.launch()
-        wait_until(lambda: self._says(b"-LOADING"), what="the server to be loading", timeout_s=60)
+        answer: bytes = wait_until(self._answer, what="the server to be loading", timeout_s=60)
+        return answer.startswith(b"-LOADING")
 
     def mend_append_only_file(self) -> bool:
         """As a careful operator does after a crash; whether the kill had cut a transaction in two.
@@ -343,9 +348,12 @@ class LoadingRedis(RedisProcess):
 
     def loaded(self) -> None:
         """Returns when everything is read."""
-        wait_until(lambda: self._says(b"+PONG"), what="the server to have loaded its data", timeout_s=LOADING_S)
+        wait_until(
+            lambda: self._answer().startswith(b"+PONG"), what="the server to have loaded its data", timeout_s=LOADING_S
+        )
 
-    def _says(self, answer: bytes) -> bool:
+    def _answer(self) -> bytes:
+        """What it says to a PING; nothing where it does not listen yet."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as probe:
                 login = f"AUTH {self._password}\r\n" if self._password else ""
@@ -354,8 +362,8 @@ class LoadingRedis(RedisProcess):
                 while heard.count(b"\r\n") < 1 + bool(login):
                     more = probe.recv(1000)
                     if not more:
-                        return False
+                        return b""
                     heard += more
         except OSError:
-            return False
-        return heard.split(b"\r\n")[bool(login)].startswith(answer)
+            return b""
+        return heard.split(b"\r\n")[bool(login)]

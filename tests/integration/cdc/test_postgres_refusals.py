@@ -22,6 +22,12 @@ def slots(database: PostgresDatabase) -> list[tuple[str]]:
     return database.execute("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
 
 
+def until_free(follower: Follower) -> None:
+    """The server's process that served a reader ends a moment after the reader has gone."""
+    asked = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{follower.options['slot']}'"
+    wait_until(lambda: follower.database.execute(asked) == [(False,)], what="the slot's release", timeout_s=60)
+
+
 def refused(follower: Follower) -> str:
     """The refusal's words, and that nothing was made."""
     before = slots(follower.database), follower.database.execute("SELECT pubname FROM pg_publication")
@@ -100,6 +106,7 @@ def test_a_slot_that_another_reader_holds_is_refused_at_the_first_start_before_a
     assert postgres.execute(published) == [(1,)], "the publication is as it was"
     assert not (tmp_path / "segments").exists()
     held.close()
+    until_free(follower)
     assert follower.drain() == []
     assert postgres.execute(published) == [(2,)], "once it is free, all is made"
     follower.stop()
@@ -150,6 +157,7 @@ def begun(postgres: PostgresDatabase, tmp_path: Path) -> Iterator[Follower]:
     postgres.execute("INSERT INTO orders VALUES (2, 'b')")
     assert len(follower.drain()) == 1
     follower.die()
+    until_free(follower)
     yield follower
     follower.stop()
 
@@ -236,6 +244,7 @@ def test_a_slot_in_use_is_waited_for_and_then_refused(postgres: PostgresDatabase
     follower = Follower(postgres, tmp_path)
     follower.drain()
     follower.die()
+    until_free(follower)
     held = ReplicationConnection(follower.reader._database.given.login)
     held.start(
         f"START_REPLICATION SLOT {follower.options['slot']} LOGICAL 0/0 (proto_version '1', publication_names 'pub')"
@@ -247,6 +256,7 @@ def test_a_slot_in_use_is_waited_for_and_then_refused(postgres: PostgresDatabase
         follower.drain()
     follower.die()
     held.close()
+    until_free(follower)
     assert len(follower.drain()) == 1, "once it is free, all is well"
     follower.stop()
 
