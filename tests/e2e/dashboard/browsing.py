@@ -58,7 +58,7 @@ def in_thread(work: Callable[[], Awaitable[Any]]) -> Any:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(60)
+    thread.join()  # however long it takes: a test has its own limit
     if failed:
         raise failed[0]
     return found[0]
