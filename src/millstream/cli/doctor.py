@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.broker import open_blocking_broker
 from millstream.cli import show
-from millstream.cli.lookup import need_stream, opened
+from millstream.cli.lookup import DEADLINE_MS, need_stream, opened
 from millstream.cli.main import FINDINGS
 from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url
 from millstream.errors import MillstreamError
@@ -98,6 +99,8 @@ def verify(
         import pytest  # noqa: F401  # the kit's tests use it
     except ImportError as error:
         raise KitMissing("the conformance kit needs pytest. Install it: pip install 'millstream[verify]'") from error
+    with open_blocking_broker(url, deadline_ms=DEADLINE_MS) as broker:
+        broker.server_time_ms()  # one that is away is said to be away soon; the kit itself is more patient
     verdicts = asyncio.run(_asked(url, prefix, output))
     failed = [one for one in verdicts if one.failure is not None]
     skipped = Counter(one.skipped for one in verdicts if one.skipped is not None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
@@ -160,7 +161,7 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
         remedy = "Allow this user INFO, or ask whoever runs the server: version, memory and disk are not examined."
         return [Finding(Severity.note, "server", "not readable", remedy), *settings]
     return [
-        version(broker.run(server_version)),
+        version(broker.run(server_version), info),
         *settings,
         last_save(info),
         memory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))),
@@ -184,8 +185,11 @@ def _setting(broker: BlockingBroker, name: str) -> str | None:
         return None
 
 
-def version(found: tuple[int, ...]) -> Finding:
-    text = ".".join(map(str, found))
+def version(found: tuple[int, ...], info: Mapping[str, str]) -> Finding:
+    """Others than Redis tell which one they behave as, and beside it, as Valkey does, their own name and version."""
+    text, name = ".".join(map(str, found)), info.get("server_name", "")
+    if name != "redis" and (own := info.get(f"{name}_version")):
+        text = f"{name} {own}, which answers as Redis {text}"
     if found < OLDEST:
         return Finding(Severity.problem, "server version", text, "Use Redis 7.0 or newer: lag and XAUTOCLAIM need it.")
     newer = [names for since, names in NEWER_CAPABILITIES if found >= since]

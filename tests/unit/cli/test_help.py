@@ -113,7 +113,7 @@ def test_a_promise_that_a_server_breaks_is_told_between_words(monkeypatch: pytes
     monkeypatch.setattr("millstream.cli.doctor._asked", asked)
 
     with pytest.raises(typer.Exit):
-        doctor.verify()
+        doctor.verify(url="local://")
 
     told = re.sub(r"\x1b\[\d+m", "", terminal.getvalue()).splitlines()
     assert all(len(line) <= 80 for line in told)
