@@ -171,7 +171,7 @@ class SharedConsumer:
         except MillstreamError:
             held = []  # whatever it is, the next read or sign of life meets it
         unheard = monotonic_ms() < topic.unheard_until_ms
-        if unheard or not any(one.times_delivered > times for one in held):
+        if unheard or not any(one.times_delivered > self._count_of(topic, one.id, times) for one in held):
             return self._told_namesake  # once there was one, it may have settled them, too
         topic.tell("messaging.consumer_shared")
         if not self._told_namesake:
@@ -183,6 +183,11 @@ class SharedConsumer:
                 *(topic.name, self.group, self.name),
             )
         return True
+
+    def _count_of(self, topic: Topic, entry_id: EntryId, times: int) -> int:
+        """As far as we know by now: it may have been counted here since somebody was refused it at ``times``."""
+        message = topic.book.entries.get(entry_id)
+        return times if message is None else max(times, message.times_delivered)
 
     def give_up(self, topic: Topic, lost: set[EntryId]) -> None:
         """Others have these entries."""

@@ -121,9 +121,10 @@ class Heartbeat:
             log.warning("lost %d entries of %s to other members: were we stopped?", len(gone), topic.name)
             topic.tell("messaging.lost", entries=len(gone))
             await lost(topic, answer, generation)
+            gone = {one for one in gone if _still(topic, one, times)}
             if not any(topic.book.is_suspect(topic.book.entries[one]) for one in gone):  # those may be being counted
                 await self._consumer.has_namesake(topic, gone, times)
-            self._consumer.give_up(topic, gone)
+            self._consumer.give_up(topic, {one for one in gone if _still(topic, one, times)})
         topic.book.trust(topic.valid_until(asked_at), (one for one in ids if one not in refused))
 
     async def _failed(self, topic: Topic, error: MillstreamError, generation: int) -> None:
