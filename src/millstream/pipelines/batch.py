@@ -251,7 +251,10 @@ class BatchRunner:
             if self._context.stopping.wait(0.2):
                 raise StopRequested(f"asked to stop while the spool of sink {config.id!r} was full")
             return True
-        lost = spool.drop_oldest()
+        try:
+            lost = spool.drop_oldest()
+        except FileNotFoundError:
+            return True  # the sink has it: there is room
         if lost is not None:
             self._tell_dropped(sink, lost, "the spool is full")
         return lost is not None

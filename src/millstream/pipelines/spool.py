@@ -62,7 +62,10 @@ class Spool:
         A replayed batch that is here already, or was delivered, is not stored again: its rows are those on disk.
         """
         target = self._at(batch_id)
-        if batch_id <= self.delivered() or target.exists():
+        if batch_id <= self.delivered():
+            return False
+        if target.exists():
+            _sync(self.directory)  # which may be what failed, when it was put before
             return False
         partial = target.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -108,7 +111,7 @@ class Spool:
         shutil.rmtree(self._at(batch_id), ignore_errors=True)
 
     def drop_oldest(self) -> int | None:
-        """Gives the oldest batch up, and says which it was."""
+        """Gives the oldest batch up, and says which it was. FileNotFoundError: the sink took it in this moment."""
         found = self.oldest()
         if found is None:
             return None
@@ -218,6 +221,7 @@ class Deliverer:
         backoff = self._plan.pipeline.spec.retry.backoff
         tries = 0
         while not self._stop.is_set():
+            found = None
             try:
                 found = None if self._parked else self._spool.oldest()
                 if found is not None:
@@ -225,7 +229,8 @@ class Deliverer:
                 tries, self._failing = 0, self._parked
             except Exception as error:  # whatever it is: the thread that ends here would never be missed
                 tries, self._failing = tries + 1, True
-                self._tell_failure(error, tries)
+                # A batch that is gone was given up meanwhile, because the spool is full: nothing is damaged then.
+                self._tell_failure(error, tries, final=is_fatal(error) and (found is None or found[1].exists()))
                 if not self._parked:
                     self._stop.wait(backoff.delay_ms(tries, random.random()) / 1000)  # noqa: S311  # no secret
                 continue
@@ -233,10 +238,10 @@ class Deliverer:
                 self._spool.arrived.wait(_IDLE_S)
                 self._spool.arrived.clear()
 
-    def _tell_failure(self, error: Exception, tries: int) -> None:
+    def _tell_failure(self, error: Exception, tries: int, *, final: bool) -> None:
         name, why = self._plan.pipeline.name, short(error)
         self._context.observer("pipeline.sink_error", pipeline=name, sink=self.name, error=why, attempt=tries)
-        if is_fatal(error):
+        if final:
             self._parked = True
             log.error(
                 "optional sink %s has failed: %s. Its batches wait on disk; mend it, and start it again: "

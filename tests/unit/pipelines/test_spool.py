@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 
 from millstream.model import Backoff
+from millstream.pipelines import spool as spool_module
+from millstream.pipelines.batch import BatchRunner
 from millstream.pipelines.errors import SpoolDamaged
 from millstream.pipelines.run_context import RunContext
 from millstream.pipelines.spool import Deliverer, Spool, rows_of
@@ -183,3 +185,67 @@ def test_a_deliverer_outlives_what_nobody_foresaw(spool: Spool, monkeypatch: pyt
     assert running.delivered == [1, 2]
     assert running.facts.count("pipeline.sink_error") == 3
     assert spool.delivered() == 2
+
+
+def test_a_batch_that_is_given_up_while_it_is_delivered_does_not_park_the_sink(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full spool gives up the oldest batch, which is the one that the deliverer has in its hands."""
+    monkeypatch.setattr("millstream.pipelines.spool.activate", lambda session: None)
+    running = Delivering(spool)
+    oldest = spool.oldest
+
+    def given_up_at_once() -> tuple[int, Path] | None:
+        found = oldest()
+        if found is not None and found[0] == 1:
+            monkeypatch.setattr(spool, "oldest", oldest)
+            assert spool.drop_oldest() == 1
+        return found
+
+    monkeypatch.setattr(spool, "oldest", given_up_at_once)
+    spool.put(1, fill)
+    spool.put(2, fill)
+    running.deliverer.start()
+    try:
+        wait_until(lambda: spool.count() == 0 or running.deliverer.state == "failed", what="the other to be delivered")
+        assert running.delivered == [2]
+    finally:
+        running.deliverer.stop()
+    assert "pipeline.sink_failed" not in running.facts
+
+
+def test_a_batch_that_is_delivered_while_it_is_to_be_given_up_has_made_room(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise an optional sink that catches up at the wrong moment would end the pipeline."""
+    runner = BatchRunner.__new__(BatchRunner)
+    sink: Any = SimpleNamespace(config=SimpleNamespace(id="s", spool=SimpleNamespace(overflow="drop_oldest")))
+    spool.put(1, fill)
+    spool.put(2, fill)
+    oldest = spool.oldest
+
+    def delivered_at_once() -> tuple[int, Path] | None:
+        found = oldest()
+        spool.done(1)
+        return found
+
+    monkeypatch.setattr(spool, "oldest", delivered_at_once)
+    assert runner._made_room(sink, spool)
+    assert oldest() == (2, spool.directory / f"{2:020d}")
+
+
+def test_a_stored_batch_counts_only_when_its_name_is_on_the_disk(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, fails = spool_module._sync, [True]
+
+    def synced(path: Path) -> None:
+        if path == spool.directory and fails:
+            raise OSError("no sync")
+        sync(path)
+
+    monkeypatch.setattr(spool_module, "_sync", synced)
+    for _ in range(2):  # the batch comes again, and its directory is there
+        with pytest.raises(OSError, match="no sync"):
+            spool.put(1, fill)
+    fails.clear()
+    assert not spool.put(1, fill)
+    assert spool.count() == 1
