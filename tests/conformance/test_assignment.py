@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,7 +34,7 @@ from millstream.assignment.membership import Settings
 from millstream.broker import leases
 from millstream.broker.keys import beside
 from millstream.broker.steps.script import script
-from millstream.errors import InvalidArgument, StaleOwner, WrongKeyType
+from millstream.errors import BrokerUnavailable, InvalidArgument, StaleOwner, WrongKeyType
 from millstream.model import Clock, SystemClock
 from millstream.testing import Fault, FaultyLink, eventually
 from millstream.wire.commands import Batch, Command
@@ -194,6 +194,52 @@ async def test_finishing_leaves_no_pending_entry_and_no_announcement(broker_url:
         assert (await a.broker.xpending("svc-input", "svc-group")).count == 0
         assert not await a.broker.exists(lock_key("s", lbs_id))
         await eventually(lambda: a.of(StreamTerminated) == ["s"], what="it was told")
+
+
+async def test_finishing_ends_an_announcement_that_a_failover_gave_back(broker_url: str) -> None:
+    """The new primary has the entry, and never heard that it was read."""
+    async with member(broker_url, "a", LONG) as a:
+        lbs_id = await a.client.announce("s")
+        await eventually(lambda: "s" in a.client.owned, what="it is owned")
+        await a.broker.xack("svc-input", "svc-group", lbs_id)
+        await a.client.finish("s")
+        assert await a.broker.xlen("svc-input") == 0
+        assert (await a.broker.xpending("svc-input", "svc-group")).count == 0
+
+
+async def test_what_is_finished_is_told_though_its_record_could_not_be_removed(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The announcement is gone: nobody could finish it once more."""
+
+    def away(*_: object) -> Iterator[None]:
+        raise BrokerUnavailable("planted")
+        yield
+
+    async with member(broker_url, "a", LONG) as a:
+        await a.client.announce("s")
+        await eventually(lambda: "s" in a.client.owned, what="it is owned")
+        with monkeypatch.context() as patched:
+            patched.setattr(leases, "release_lease", away)
+            await a.client.finish("s")
+        assert await a.broker.xlen("svc-input") == 0
+        await eventually(lambda: a.of(StreamTerminated) == ["s"], what="it was told")
+        await a.client.announce("s")
+        await eventually(lambda: "s" in a.client.owned, what="and it can be announced again")
+
+
+async def test_notifications_end_though_the_closing_is_cancelled(broker_url: str) -> None:
+    async with open_broker(broker_url) as broker:
+        client = AssignmentClient(broker, "svc", member="a", settings=QUICK)
+        reading = asyncio.create_task(drained(client))
+        await eventually(lambda: client.ready, what="it has joined")
+        async with client._changes:  # as while a step waits for its server
+            await eventually(lambda: bool(client._changes._waiters), what="another step waits for that one")
+            closing = asyncio.create_task(client.close())
+            await eventually(lambda: client._closed, what="it is being closed")
+            closing.cancel()
+            await asyncio.wait([closing])
+        await asyncio.wait_for(reading, 60)
 
 
 async def test_a_malformed_announcement_among_good_ones_is_buried(broker_url: str) -> None:

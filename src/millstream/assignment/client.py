@@ -130,8 +130,9 @@ class AssignmentClient:
         self._look_now.set()
         if self._listening is not None:
             self._listening.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.append(self._listening)
         try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             async with self._changes:
                 if self._joined:
                     await self._steps.leave()

@@ -287,15 +287,28 @@ class AssignmentMember(Ownership):
         if not await self._still_mine(lease):
             self._disown(lease)
             raise NotTheOwner(stream)
-        if not await self.broker.run(lease_steps.finish_announcement, self.stream, self.group, self.name, lease.lbs_id):
-            # A failover may have lost the last claim; the record still says that the entry is this member's.
-            await self._hold([lease.lbs_id])
-            await self.broker.run(lease_steps.finish_announcement, self.stream, self.group, self.name, lease.lbs_id)
+        if not await self._end_announcement(lease):
+            # A failover may have lost the last claim, or that it was read at all: hence by force. The record still says
+            # that the entry is this member's.
+            held = await self.broker.xclaim_ids(
+                self.stream, self.group, self.name, [lease.lbs_id], min_idle_ms=0, force=True
+            )
+            if held and not await self._end_announcement(lease):
+                raise NotTheOwner(stream)
         self.owned.pop(stream, None)
-        await self.broker.run(lease_steps.release_lease, stream, lease.guard.record)
-        await self._unlock([lease])
         self._emit(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
         self._tell("assignment.finished", stream=stream)
+        try:
+            await self.broker.run(lease_steps.release_lease, stream, lease.guard.record)
+            await self._unlock([lease])
+        except MillstreamError as error:
+            # Told all the same, for nobody can finish it once more. What stays names this member, who may take the
+            # stream if it is announced again; and so may everybody once this member is gone.
+            self._unanswered(stream, error)
+
+    async def _end_announcement(self, lease: Lease) -> bool:
+        step = lease_steps.finish_announcement
+        return await self.broker.run(step, self.stream, self.group, self.name, lease.lbs_id)
 
     async def release(self, stream: str) -> None:
         """Gives one stream back, unfinished: another member takes it."""
