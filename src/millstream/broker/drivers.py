@@ -238,6 +238,12 @@ class Gathering:
                 answers = await self._broker.run(together, [conversation for conversation, _ in some])
             except Exception as error:
                 answers = [error] * len(some)
+            except BaseException:
+                # Cancelled, as all tasks are when a loop ends: nobody asks for the rest, and nobody may wait for it.
+                for _, waiter in (*some, *self._waiting):
+                    waiter.cancel()
+                self._waiting = []
+                raise
             for (_, waiter), answer in zip(some, answers, strict=True):
                 if waiter.done():
                     continue  # whoever asked has gone

@@ -15,6 +15,7 @@ import pytest
 import millstream
 from millstream import open_blocking_broker, open_broker
 from millstream.broker.context import Context
+from millstream.broker.drivers import Gathering
 from millstream.testing import FaultyLink
 from millstream.wire.commands import Command, Conversation
 
@@ -177,3 +178,27 @@ def test_the_search_finds_what_it_looks_for() -> None:
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
     assert says_something_at_the_end(function)
+
+
+def _nothing_asked() -> list[Any]:
+    return [iter(()), iter(())]
+
+
+async def test_whoever_asks_together_with_others_does_not_wait_for_a_task_that_was_cancelled() -> None:
+    """As all tasks are when a loop ends; who waits may be shielded, and would hold up the end for ever."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def run(self, *_: object) -> None:
+            asked.set()
+            await answer.wait()
+
+    broker: Any = Slow()
+    gathering = Gathering(broker, in_one_go=1)
+    waiting = [asyncio.ensure_future(gathering.run(conversation)) for conversation in _nothing_asked()]
+    await asked.wait()
+    assert gathering._task is not None
+    gathering._task.cancel()
+    done, pending = await asyncio.wait(waiting, timeout=60)
+    assert not pending
+    assert all(one.cancelled() for one in done)
