@@ -33,8 +33,8 @@ async def test_a_failover_is_survived(sentinel: SentinelSetup) -> None:
 
 
 async def test_a_crash_is_survived_by_what_a_majority_has_confirmed() -> None:
-    """Two of three nodes: the sentinels promote the replica that has most, whichever of them was behind. As long as
-    they do not take it for dead: so a machine that is busy for a moment must not be enough for that."""
+    """Two of three nodes; the third hangs meanwhile, and goes on when the primary is dead. What was on its way to it is
+    there then, so that the sentinels may promote either of them."""
     with SentinelSetup(replicas=2) as setup:
         ask(setup.primary, "CONFIG", "SET", "min-replicas-to-write", "1")
         behind = setup.replicas[1]
