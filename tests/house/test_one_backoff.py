@@ -14,7 +14,6 @@ PAUSES = ("backoff", "delay", "pause", "rest", "wait")
 """What a pause is called, as a part of a name."""
 
 GROWN = {
-    "messaging/subscriber/fanout.py": "50 ms to 1 s, as the readers of groups, for one topic each",
     "messaging/subscriber/reader.py": "1 to 50 ms, while handlers catch up: nothing has failed",
     "messaging/subscriber/shard.py": "1 to 50 ms, until a read that was called back has come: nothing has failed",
 }
@@ -23,7 +22,6 @@ FIXED = {
     ("cdc/postgres/database.py", "acknowledge_end"): "for a reader that is going, 15 s at most: nothing has failed",
     ("cdc/postgres/session.py", "_opened"): "for a reader that is going, as long as the server may take to notice",
     ("dashboard/feed.py", "_read"): "for people who watch a page: one read a second, and the page tells why",
-    ("messaging/subscriber/fanout.py", "_first_position"): "asked once, when a topic is begun",
 }
 
 

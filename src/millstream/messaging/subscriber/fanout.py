@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,14 @@ from millstream.messaging.outcome import Ack, Outcome, Retry
 from millstream.messaging.partitions import OutputTopic, outputs_by_stream
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.supervision import can_pass
-from millstream.model import MIN_ID, Entry, EntryId, monotonic_ms
+from millstream.model import MIN_ID, Backoff, Entry, EntryId, monotonic_ms
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = (0.05, 1.0)
+FAILED = Backoff(initial_ms=50, max_ms=1_000)
 
 
 class Fanout:
@@ -138,6 +139,7 @@ class Fanout:
         if self._start != "$":
             return self._start if isinstance(self._start, EntryId) else EntryId.parse(self._start, argument="start")
         position = MIN_ID
+        failures = 0
         while not self._closing.is_set():
             try:
                 position = (await self._broker.run(stream_info, self.topic)).last_generated
@@ -147,7 +149,8 @@ class Fanout:
                 if not can_pass(error):
                     raise
                 self._tell("messaging.read_failed", error=text_of(error))
-                await asyncio.sleep(PAUSE_S[0])
+                failures += 1
+                await _pause(failures)
                 continue
             self._progress_ms = monotonic_ms()
             self.has_read = True
@@ -156,7 +159,7 @@ class Fanout:
 
     async def _read(self, position: EntryId) -> list[Entry]:
         """The next entries; nothing when closing. Reading is idempotent: whatever fails is asked again."""
-        pause = PAUSE_S[0]
+        failures = 0
         while not self._closing.is_set():
             read = asyncio.ensure_future(
                 self._broker.run(
@@ -182,8 +185,8 @@ class Fanout:
                 closing.cancel()
                 read.cancel()
             self._progress_ms = 0.0
-            await asyncio.sleep(pause)
-            pause = min(PAUSE_S[1], pause * 2)
+            failures += 1
+            await _pause(failures)
         return []
 
     def _decoded(self, entry: Entry) -> Message | None:
@@ -200,3 +203,7 @@ class Fanout:
 
     def _tell(self, name: str, **facts: Any) -> None:
         self._broker.context.observer(name, topic=self.topic, **facts)
+
+
+async def _pause(failures: int) -> None:
+    await asyncio.sleep(FAILED.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
