@@ -150,7 +150,7 @@ class Fanout:
                     raise
                 self._tell("messaging.read_failed", error=text_of(error))
                 failures += 1
-                await _pause(failures)
+                await asyncio.sleep(FAILED.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
                 continue
             self._progress_ms = monotonic_ms()
             self.has_read = True
@@ -186,7 +186,7 @@ class Fanout:
                 read.cancel()
             self._progress_ms = 0.0
             failures += 1
-            await _pause(failures)
+            await asyncio.sleep(FAILED.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
         return []
 
     def _decoded(self, entry: Entry) -> Message | None:
@@ -203,7 +203,3 @@ class Fanout:
 
     def _tell(self, name: str, **facts: Any) -> None:
         self._broker.context.observer(name, topic=self.topic, **facts)
-
-
-async def _pause(failures: int) -> None:
-    await asyncio.sleep(FAILED.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
