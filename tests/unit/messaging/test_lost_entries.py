@@ -103,3 +103,38 @@ def test_what_a_sweep_took_back_unheard_does_not_look_like_another_process_of_th
 
     run_in_virtual_time(main())
     assert len(handled) == 2, "the other one may not have been done with it"
+
+
+def test_an_outage_while_it_is_asked_why_entries_were_lost_ends_no_heartbeat() -> None:
+    told: list[str] = []
+    refused: list[Command | Batch] = []
+
+    def refuse_the_question(request: Command | Batch) -> Fault | None:
+        if refused or words_of(request)[0][0] != b"PTTL":
+            return None
+        refused.append(request)
+        return Fault.refused()
+
+    async def main() -> None:
+        async with open_broker("local://", observer=lambda name, /, **_: told.append(name)) as inside:
+            broker = Broker(FaultyLink(inside.link, refuse_the_question), inside.context)
+            at_work = asyncio.Event()
+
+            async def handle(message: Message) -> None:
+                at_work.set()
+                while "messaging.lost" not in told:
+                    await asyncio.sleep(0.01)
+
+            subscriber = Subscriber(broker, group="g", consumer="me", group_start="0", claim_min_idle_ms=3_000)
+            task = asyncio.create_task(subscriber.consume("t", handle))
+            entry = await inside.xadd("t", {"payload": b"x"})
+            await at_work.wait()
+            await inside.xclaim("t", "g", "another", [entry], min_idle_ms=0)
+            await asyncio.sleep(10)
+            await subscriber.close()
+            await task
+
+    run_in_virtual_time(main())
+    assert refused
+    assert "messaging.keeping_failed" in told
+    assert "messaging.part_restarted" not in told

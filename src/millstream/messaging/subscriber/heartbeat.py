@@ -97,10 +97,12 @@ class Heartbeat:
             [*let_go, *(topic.talk(settle.heartbeat, ids, times_delivered=times) for topic, times, ids, _ in asked)],
         )
         for (topic, times, ids, generation), answer in zip(asked, answers[len(let_go) :], strict=True):
-            if isinstance(answer, MillstreamError):
-                await self._failed(topic, answer, generation)
-            else:
+            try:
+                if isinstance(answer, MillstreamError):
+                    raise answer
                 await self._heard(topic, times, ids, answer, generation, asked_at)
+            except MillstreamError as error:  # one topic's: the others' answers are heard all the same
+                await self._failed(topic, error, generation)
         now = time.monotonic()
         for topic in topics:
             if topic.lease_is_certain(now):

@@ -324,8 +324,14 @@ class Sweeper:
         for one in deliveries:
             times = one.times_delivered or 1
             leaving = 0 if not one.times_delivered else max(0, times - uncharge)
-            settled = await topic.run(settle.hand_back, [one.id], times_delivered=times, leaving=leaving)
-            topic.tell_gone(settled.gone)
+            try:
+                settled = await topic.run(settle.hand_back, [one.id], times_delivered=times, leaving=leaving)
+            except BrokerClosed:
+                raise
+            except MillstreamError as error:  # it waits until it is idle; what came for other topics does not
+                topic.tell("messaging.keeping_failed", error=str(error))
+            else:
+                topic.tell_gone(settled.gone)
 
     # --- members that died --------------------------------------------------------------------------------------------
 
