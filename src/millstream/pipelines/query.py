@@ -256,7 +256,9 @@ class PipelineRun:
             self._gate.close()
             self._await_commit(self._query)
             self._query.stop()
-            self._end(to)
+            # Whoever stops a pipeline is told, too, what its last batch has failed for.
+            failed = self._error is not None and not isinstance(self._error, StopRequested)
+            self._end("failed" if failed else to)
 
     def _await_commit(self, query: StreamingQuery) -> None:
         """Spark records a batch as done after our function has returned: stopping in between would replay it."""

@@ -190,6 +190,37 @@ def test_stopping_does_not_wait_for_a_sink_that_is_gone(spark: SparkSession, tmp
         assert sorted(numbers(redis.Redis(port=server.port))) == list(range(300))
 
 
+def test_what_fails_for_good_while_stopping_waits_for_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    with RedisProcess() as server:
+        client = redis.Redis(port=server.port)
+        hangs = threading.Event()
+
+        def observer(name: str, /, **told: object) -> None:
+            if name == "pipeline.batch" and told["batch"] == 0:  # between two batches
+                client.delete("out")
+                client.set("out", "not a stream")
+                server.signal(signal.SIGSTOP)
+                hangs.set()
+
+        runner = Runner(
+            [pipeline(tmp_path, sinks=[redis_sink(server.url, **PATIENT)])], session=spark, observer=observer
+        ).start()
+        run = runner.named("orders")
+        stopping = threading.Thread(target=run.stop)
+        try:
+            assert hangs.wait(90)
+            wait_until(lambda: run._gate.inside == 1, what="the next batch to be under way", timeout_s=60)
+            stopping.start()
+            wait_until(run._gate.closing.is_set, what="stopping to wait for it", timeout_s=60)
+        finally:
+            server.signal(signal.SIGCONT)
+        stopping.join(90)
+        runner.close()
+    assert run.state == "failed"
+    assert isinstance(run.error, SinkFailed)
+    assert "WRONGTYPE" in str(run.error)
+
+
 def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: SparkSession, tmp_path: Path) -> None:
     """Both are written in one pass: who is there has the batch at once, who is not gets it later, nobody twice."""
     with RedisProcess() as steady, RedisProcess() as shaky:
