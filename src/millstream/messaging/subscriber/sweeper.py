@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker import delayed, group_info, recovery, settle, slot_of, together
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.errors import BrokerClosed, BrokerUnavailable, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.subscriber.group import restore, retire_dead_consumers
 from millstream.messaging.subscriber.intake import accept, accept_taken
 from millstream.messaging.subscriber.topic import FIRST, MAX_SCAN, Topic
@@ -193,9 +193,10 @@ class Sweeper:
         if isinstance(error, BrokerClosed):
             raise error
         self.visit(topic, PAUSE_MS)
-        # What was taken without our hearing of it is abandoned once more, or seen under the own name, by then.
-        topic.unheard_until_ms = monotonic_ms() + 2 * topic.settings.claim_min_idle_ms
-        self._consumer.reader.look_again(topic)
+        if isinstance(error, BrokerUnavailable) and error.may_have_been_applied:
+            # What was taken without our hearing of it is abandoned once more, or seen under the own name, by then.
+            topic.unheard_until_ms = monotonic_ms() + 2 * topic.settings.claim_min_idle_ms
+            self._consumer.reader.look_again(topic)
         try:
             if isinstance(error, NoSuchGroup):
                 await restore(topic, generation)
