@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 RESTART = Backoff(initial_ms=50, max_ms=30_000, jitter=0.5)
 HEALTHY_MS = 60_000
 """A part that ran for so long has recovered: the next pause is a short one again."""
+STEPS_TO_CLOSE = 10
+"""Turns of the loop in which closing, its parts and theirs have all begun."""
 R = TypeVar("R")
 
 
@@ -94,12 +96,20 @@ async def run_until_signalled(
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(run)
     closing: list[asyncio.Future[Any]] = []
+    hurrying: list[asyncio.Future[None]] = []
+
+    async def hurry() -> None:
+        # Both signals may come in one turn of the loop: cancelled before it has told its parts to end, closing would
+        # not have begun, and what is cancelled would take its time.
+        for _ in range(STEPS_TO_CLOSE):
+            await asyncio.sleep(0)
+        running.cancel()
+        closing[0].cancel()
 
     def heard(number: signal.Signals) -> None:
         if closing:
             log.warning("%s again: not waiting any longer", number.name)
-            running.cancel()
-            closing[0].cancel()
+            hurrying.append(asyncio.ensure_future(hurry()))
             return
         log.info("%s: closing", number.name)
         closing.append(asyncio.ensure_future(close()))

@@ -182,7 +182,9 @@ class Supervisor:
         self._send_all(signal.SIGTERM)
         await _first_of(self._hurry, timeout=self._settings.drain_s + GRACE_S)
         if self._hurry.is_set():
-            self._send_all(signal.SIGTERM)  # the worker's second: it does not wait for handlers any more
+            # The worker's second: it does not wait for handlers any more. Another number than the first, because two of
+            # the same that reach it together are one.
+            self._send_all(signal.SIGINT)
             await asyncio.sleep(GRACE_S)
         for worker in list(self._workers.values()):
             log.error("%s does not end: killing it. Others will claim what it held.", worker)

@@ -131,8 +131,14 @@ def test_pages_can_be_read_without_scripts(browser: Browser, dashboard: Running)
     dashboard.broker.xadd_many("orders", [{"n": str(n), "note": "hay"} for n in range(60)])
     dashboard.broker.xadd("orders", {"n": "1", "note": "needle"})
     with watched_page(browser, dashboard.url, java_script_enabled=False) as page:
-        page.goto("/")
-        page.get_by_role("link", name="orders", exact=True).click()
+        orders = page.get_by_role("link", name="orders", exact=True)
+
+        def found() -> bool:
+            page.goto("/")  # nothing comes by itself here: the dashboard may not have looked since
+            return orders.count() == 1
+
+        wait_until(found, what="the stream on the page", timeout_s=60)
+        orders.click()
         expect(page.locator(".entries > li")).to_have_count(50)
         page.get_by_role("link", name="Older entries").click()
         expect(page.locator(".entries > li")).to_have_count(11)
