@@ -35,14 +35,16 @@ def say(broker: BlockingBroker, *words: str | bytes) -> Any:
     return broker.link.call(Command(tuple(word.encode() if isinstance(word, str) else word for word in words)))
 
 
+DOWN_AFTER_MS = 3_000
+"""So long that a machine which is busy for a moment has no failover of its own."""
+
+
 class SentinelSetup:
     """One primary, one replica or more, three sentinels that call them ``millstream`` and take for dead what has said
-    nothing for ``down_after_ms``: by default so long that a machine which is busy for a moment has no failover of its
-    own."""
+    nothing for ``DOWN_AFTER_MS``."""
 
-    def __init__(self, *, password: str = "", replicas: int = 1, down_after_ms: int = 3_000) -> None:
+    def __init__(self, *, password: str = "", replicas: int = 1) -> None:
         self._password = password
-        self._down_after_ms = down_after_ms
         locked = ["--requirepass", password, "--masterauth", password] if password else []
         self.primary = RedisProcess([*locked, "--repl-diskless-sync-delay", "0"])
         following = ["--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", str(self.primary.port)]
@@ -76,7 +78,7 @@ class SentinelSetup:
         login = f"sentinel auth-pass millstream {self._password}\n" if self._password else ""
         (directory / "sentinel.conf").write_text(
             f"sentinel monitor millstream 127.0.0.1 {self.primary.port} 2\n{login}"
-            f"sentinel down-after-milliseconds millstream {self._down_after_ms}\n"
+            f"sentinel down-after-milliseconds millstream {DOWN_AFTER_MS}\n"
             "sentinel failover-timeout millstream 3000\n"
         )
         return RedisProcess(["--sentinel"], directory=str(directory), sentinel=True).start()
