@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import uuid4
 
-from millstream.broker import BlockingBroker, beside, mapping, typed
+from millstream.broker import BlockingBroker, beside, typed
 from millstream.errors import InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import EntryId, StreamInfo
 from millstream.spark.offsets import StreamPosition
@@ -165,25 +165,29 @@ def note(broker: BlockingBroker, book: bytes, stream: str, lost: int | None) -> 
     """In a task. A repeated task writes the same field: a number replaces what was there, an unknown one does not."""
     field = to_bytes(stream)
     line = (b"HSETNX", book, field, _UNKNOWN) if lost is None else (b"HSET", book, field, b"%d" % lost)
+    ending = (b"PEXPIRE", book, b"%d" % KEPT_MS)
     try:
-        _both(broker, [line, (b"PEXPIRE", book, b"%d" % KEPT_MS)], book)
+        for reply in broker.link.call_many(Batch([line, ending], book, atomic=True, repeatable=True)):
+            if isinstance(reply, ErrorReply):
+                raise typed(reply)
     except MillstreamError as error:
         # A reader that may not write reads on: the gap is in the log.
         log.warning("the gap in stream %r is not in the query's progress: %s", stream, error)
 
 
 def noted(broker: BlockingBroker, book: bytes) -> dict[str, int | None]:
-    """On the driver, once the batch is finished. Takes the notes away; empty for a reader that may not write."""
+    """On the driver, once the batch is finished. Reads alone: an answer may be lost and the question asked again, and
+    what had been taken away with the first one would be missing from the query's progress."""
     try:
-        found = mapping(_both(broker, [(b"HGETALL", book), (b"DEL", book)], book)[0])
+        found = broker.hgetall(book)
     except PermissionDenied:
         return {}  # its tasks could not note anything either, and have said so
     return {to_name(stream): None if lost == _UNKNOWN else int(lost) for stream, lost in found.items()}
 
 
-def _both(broker: BlockingBroker, commands: list[tuple[bytes, ...]], key: bytes) -> list[object]:
-    replies = broker.link.call_many(Batch(commands, key, atomic=True, repeatable=True))
-    for reply in replies:
-        if isinstance(reply, ErrorReply):
-            raise typed(reply)
-    return list(replies)
+def forget(broker: BlockingBroker, book: bytes) -> None:
+    """On the driver, after what was noted is counted. Notes that cannot be taken away end by themselves."""
+    try:
+        broker.delete(book)
+    except MillstreamError as error:
+        log.info("notes of gaps stay in %r for a day at most: %s", to_name(book), error)

@@ -181,11 +181,15 @@ class RedisStreamsReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _count_losses(self, finished: Offset) -> None:
         """What tasks of the batch that ends here found missing. Asked for once a batch: an idle query polls often."""
-        batch, self._running = self._running, None
+        batch = self._running
         if batch is not None and batch.book is not None and batch.end == finished:
-            for stream, lost in self._losses.by_tasks(data_loss.noted(self._broker(), batch.book)).items():
+            noted = data_loss.noted(self._broker(), batch.book)
+            for stream, lost in self._losses.by_tasks(noted).items():
                 amount = "an unknown number of" if lost is None else lost
                 log.warning("data loss: tasks of the last batch missed %s entries of stream %r", amount, stream)
+            if noted:
+                data_loss.forget(self._broker(), batch.book)
+        self._running = None
         self._losses.planning()
 
     def _publish(self, finished: Offset) -> None:
