@@ -6,6 +6,7 @@ No other file may paste a key name together.
 from __future__ import annotations
 
 from binascii import crc_hqx
+from itertools import count
 from typing import Final, NamedTuple
 
 from millstream.errors import InvalidArgument
@@ -75,6 +76,12 @@ LEGEND: Final = (
         "a day after a reader with durability=replicated(n) last read",
     ),
     Legend(
+        "migrating",
+        "a key that `millstream migrate` is making, of its own type; where the name can have no companion it is called "
+        "migrating:<number>.<name>",
+        "takes the key's name when it is whole; what an interrupted run left ends with the next one, or after a day",
+    ),
+    Legend(
         "members",
         "hash beside a load-balancer stream: member to 'expires_ms owned capacity'",
         "a day after the last member's last heartbeat",
@@ -114,6 +121,14 @@ def beside(stream: str | bytes, suffix: str | bytes) -> bytes:
     if b"}" in name:
         raise InvalidArgument("stream", stream, "a name without '}', or with a hash tag such as {orders}, for this")
     return b"{%b}.%b" % (name, end)
+
+
+def migrating_key(key: bytes) -> bytes:
+    """Where a key is made before it takes its name: in its slot, whatever its name, and the same in every run."""
+    if key and (b"}" not in key or tag_of(key) != key):
+        return beside(key, "migrating")
+    slot = slot_of(key)  # no braces can carry such a name: a number before it is looked for, about 16,000 of them
+    return next(name for number in count() if slot_of(name := b"migrating:%d.%b" % (number, key)) == slot)
 
 
 def made_key(stream: str | bytes, group: str | bytes) -> bytes:

@@ -1,7 +1,8 @@
 """From an embedded broker's directory to a Redis: every key is made there by the commands that a journal is made of.
 
-Keys that exist there are refused before anything is written. Afterwards both sides are asked the same questions, and
-the answers must be the same.
+Keys that exist there are refused before anything is written. Each key is made under a name of its own and takes its
+right one in one step: whoever is interrupted, at any place, leaves no half of a key under the name that programs read.
+Afterwards both sides are asked the same questions, and the answers must be the same.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from millstream.broker.embedded import Embedded
+from millstream.broker.keys import migrating_key
 from millstream.broker.links.local import address_of
 from millstream.broker.open import open_blocking_broker
 from millstream.broker.operations.conversion import mapping
-from millstream.engine import Session, Stream, effects_of_key
+from millstream.engine import Session, Stream, effects_of_value
 from millstream.errors import InvalidArgument, MillstreamError, ServerError
 from millstream.wire import Args, Batch, Command, ErrorReply, format_double, to_name
 
 COMMANDS_AT_A_TIME: Final = 500
+KEPT_MS: Final = 86_400_000
+"""How long half a key of an interrupted run outlives it, where no other run comes."""
 
 Progress = Callable[[str, int, int], Any]
 """Told a key's name, how many keys are done, and how many there are."""
@@ -61,8 +65,8 @@ def _no_progress(name: str, done: int, total: int) -> None:
 def migrate(source: str, target: str, *, skip_existing: bool = False, progress: Progress = _no_progress) -> Report:
     """Copies every key of ``source`` (local:///path) to ``target`` (redis:// and its kin, sentinel and cluster too).
 
-    Not atomic: keys appear one after the other. A key that fails half-way is removed again, those before it stay; with
-    ``skip_existing`` a second run passes over keys that are the same already. The source is only read.
+    Each key appears whole, one after the other. Whoever is interrupted repeats it with ``skip_existing``: that passes
+    over keys that are the same already, and makes the one that was under way anew. The source is only read.
     """
     address = address_of(source)
     if not address.path:
@@ -140,31 +144,66 @@ class _Move:
         return same
 
     def copy(self, key: bytes, report: Report) -> None:
-        effects = effects_of_key(self._database, key)
-        for commands in _portions(effects):
-            for reply in self._broker.link.call_many(Batch(commands, key=key)):
-                if isinstance(reply, Exception):
-                    self._ask_target(b"UNLINK", key)
-                    raise self._failed(key, f"the target refused it: {reply}. What was written of it is removed again")
+        if not self._ask_source(b"EXISTS", key):
+            return  # its time to live has ended since
+        value, expires_ms = self._database.values[key], self._database.expires.get(key)
+        counts = counts_of_stream(self._ask_source, key) if isinstance(value, Stream) else None
+        half = migrating_key(key)
+        try:
+            self._clear(key, half)
+            self._write(key, half, value)
+            self._name(key, half, expires_ms)
+        except MigrationFailed:
+            raise
+        except MillstreamError as error:
+            raise self._failed(key, f"the target did not take it: {error}") from error
         if not self._is_same(key):
             raise self._failed(key, "it is not the same in the target, where somebody else may be writing to it")
-        value = self._database.values[key]
-        if isinstance(value, Stream):
-            counts = counts_of_stream(self._ask_source, key)
-            report.streams += 1
-            report.entries += counts.entries
-            report.groups += counts.groups
-            report.consumers += counts.consumers
-            report.pending += counts.pending
-        else:
+        if counts is None:
             report.other_keys += 1
+            return
+        report.streams += 1
+        report.entries += counts.entries
+        report.groups += counts.groups
+        report.consumers += counts.consumers
+        report.pending += counts.pending
+
+    def _clear(self, key: bytes, half: bytes) -> None:
+        """What an interrupted run has left. Every such key ends by itself: one that does not is somebody else's."""
+        if self._ask_target(b"PEXPIRETIME", half) == -1:
+            raise self._failed(
+                key, f"it is made as {to_name(half)!r}, and the target has a key of that name. Rename it"
+            )
+        self._ask_target(b"UNLINK", half)
+
+    def _write(self, key: bytes, half: bytes, value: Any) -> None:
+        """Under ``half``, which has an end from its first command on and at any later time."""
+        ending = (b"PEXPIRE", half, b"%d" % KEPT_MS)
+        effects = effects_of_value(half, value)
+        first = Batch([next(effects), ending], key=half, atomic=True)
+        rest = (Batch([*commands, ending], key=half) for commands in _portions(effects))
+        for batch in chain([first], rest):
+            for reply in self._broker.link.call_many(batch):
+                if isinstance(reply, Exception):
+                    self._ask_target(b"UNLINK", half)
+                    raise self._failed(key, f"the target refused it: {reply}. What was written of it is removed again")
+
+    def _name(self, key: bytes, half: bytes, expires_ms: int | None) -> None:
+        """From now on it is there, with the end that it had in the source."""
+        ending = (b"PERSIST", half) if expires_ms is None else (b"PEXPIREAT", half, b"%d" % expires_ms)
+        _, renamed = self._broker.link.call_many(Batch([ending, (b"RENAMENX", half, key)], key=half, atomic=True))
+        if renamed == 1 or not self._ask_source(b"EXISTS", key):
+            return  # in the second case its time to live has just ended, on both sides
+        self._ask_target(b"UNLINK", half)
+        why = "somebody has made it in the target meanwhile" if renamed == 0 else f"the target refused it: {renamed}"
+        raise self._failed(key, why)
 
     def _is_same(self, key: bytes) -> bool:
         return fingerprint(self._ask_source, key) == fingerprint(self._ask_target, key)
 
     def _failed(self, key: bytes, why: str) -> MigrationFailed:
         return MigrationFailed(
-            f"key {to_name(key)!r} was not moved: {why}. "
+            f"key {to_name(key)!r} was not moved: {why.rstrip('.')}. "
             "The keys before it are in the target; when this is mended, repeat with --skip-existing.",
             key=to_name(key),
         )

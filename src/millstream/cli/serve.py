@@ -140,8 +140,12 @@ def migrate(
     from millstream.broker import migrate
 
     began = time.monotonic()
-    with _Bar(shown=output is OutputKind.table and sys.stderr.isatty()) as bar:
-        report = migrate(source, target, skip_existing=skip_existing, progress=bar.tell)
+    try:
+        with _Bar(shown=output is OutputKind.table and sys.stderr.isatty()) as bar:
+            report = migrate(source, target, skip_existing=skip_existing, progress=bar.tell)
+    except KeyboardInterrupt:
+        show.error("interrupted: the keys that were moved are whole. Repeat with --skip-existing to go on.")
+        raise typer.Exit(130) from None
     seconds = time.monotonic() - began
     moved = (
         f"{count_of(report.streams, 'stream', 'streams')} with {count_of(report.entries, 'entry', 'entries')}",

@@ -6,7 +6,7 @@ No clock, no socket and no waiting here: a blocked reader is a value in a queue,
 
 from millstream.engine.admission import reject
 from millstream.engine.commands.transactions import Call, Twin
-from millstream.engine.effects import Effect, effects_of_key, snapshot
+from millstream.engine.effects import Effect, effects_of_value, snapshot
 from millstream.engine.engine import Engine, Hooks
 from millstream.engine.journal.files import DirectoryLock, DiskFiles, Files
 from millstream.engine.journal.frames import load_journal
@@ -46,7 +46,7 @@ __all__ = [
     "Session",
     "Stream",
     "Twin",
-    "effects_of_key",
+    "effects_of_value",
     "load_journal",
     "reject",
     "snapshot",

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import redis
@@ -13,6 +15,7 @@ from millstream.broker import migration
 from millstream.broker.embedded import Embedded
 from millstream.broker.migration import KeysExist, MigrationFailed, migrate
 from millstream.errors import DirectoryLocked, InvalidArgument
+from millstream.testing.answering import AnsweringProxy, ProxyAnswer
 
 
 @pytest.fixture
@@ -81,18 +84,15 @@ def test_a_second_run_passes_over_what_is_the_same_and_refuses_what_is_not(sourc
 )
 def test_what_differs_in_the_target_is_noticed(source, redis_server, monkeypatch, meddle):
     url, _ = source
-    seen = []
 
-    def meddling(effects):
-        yield from real_portions(effects)
-        if seen:
-            return
+    def meddling(ask, key):
         client = redis.Redis(port=redis_server.port)
-        if client.exists("s"):
+        if not seen and client.exists("s"):
             seen.append(meddle(client))
+        return real_fingerprint(ask, key)
 
-    real_portions = migration._portions
-    monkeypatch.setattr(migration, "_portions", meddling)
+    seen, real_fingerprint = [], migration.fingerprint
+    monkeypatch.setattr(migration, "fingerprint", meddling)
     with pytest.raises(MigrationFailed, match=r"key 's' was not moved: it is not the same"):
         migrate(url, redis_server.url)
 
@@ -108,8 +108,81 @@ def test_a_key_that_the_target_refuses_is_not_left_there_by_half(source, redis_s
         with pytest.raises(MigrationFailed, match="OOM") as caught:
             migrate(url, redis_server.url)
         assert not client.exists(caught.value.key)
+        assert not half_keys(client)
     finally:
         client.config_set("maxmemory", 0)
+
+
+def half_keys(client):
+    return [key for key in client.keys("*") if b"migrating" in key]
+
+
+def in_the_middle(request):
+    return request.name == b"XADD" and b"n700" in request.words
+
+
+def at_the_first_step(request):
+    return request.name == b"EXEC" and request.number < 10
+
+
+def at_the_last_step(request):
+    return request.name == b"EXEC" and request.number > 10
+
+
+WHERE = (in_the_middle, at_the_first_step, at_the_last_step)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "heard"),
+    [
+        *(("orders", where, heard) for where in WHERE for heard in (0, 1)),
+        *((name, in_the_middle, 1) for name in ("odd}name", "{tag}ged", "")),
+    ],
+)
+def test_whoever_was_interrupted_goes_on_with_a_second_run(tmp_path, redis_server, name, where, heard):
+    """No key is there by half, wherever the connection to the target was lost; and the next run makes it whole."""
+    embedded = Embedded(directory=tmp_path / "data")
+    entries = [(b"XADD", name.encode(), b"*", b"f", b"n%d" % n) for n in range(1200)]
+    embedded.execute_many(embedded.session(), entries)
+    embedded.close()
+    url, client = f"local://{tmp_path}/data", redis.Redis(port=redis_server.port)
+    cut = ProxyAnswer(forward=bool(heard), cut=True)
+    with AnsweringProxy(redis_server.port, lambda request: cut if where(request) else None) as proxy:
+        with pytest.raises(MigrationFailed, match="repeat with --skip-existing"):
+            migrate(url, proxy.url)
+        assert proxy.answered
+    assert client.xlen(name) in (0, 1200), "half a key is under its name"
+    assert all(client.pttl(key) > 0 for key in half_keys(client)), "nothing ends what is left if nobody comes again"
+
+    migrate(url, redis_server.url, skip_existing=True)
+    assert client.xlen(name) == 1200
+    assert client.pttl(name) == -1
+    assert not half_keys(client)
+
+
+def test_a_key_that_is_none_of_ours_is_not_taken_for_half_a_copy(source, redis_server):
+    url, _ = source
+    client = redis.Redis(port=redis_server.port)
+    client.set("{s}.migrating", "mine")
+    with pytest.raises(
+        MigrationFailed, match=r"it is made as '\{s\}\.migrating', and the target has a key of that name"
+    ):
+        migrate(url, redis_server.url)
+    assert client.get("{s}.migrating") == b"mine"
+
+
+def test_a_key_that_somebody_makes_meanwhile_is_left_to_them(source, redis_server):
+    url, _ = source
+    client = redis.Redis(port=redis_server.port)
+
+    def make(name, done, total):
+        if name == "s":
+            client.set("s", "mine")
+
+    with pytest.raises(MigrationFailed, match="somebody has made it in the target meanwhile"):
+        migrate(url, redis_server.url, progress=make)
+    assert client.get("s") == b"mine"
+    assert not half_keys(client)
 
 
 def test_the_source_must_be_a_directory_that_nobody_has_open(tmp_path, redis_server):
@@ -184,3 +257,29 @@ def test_a_delivery_time_that_differs_is_noticed_wherever_it_is(tmp_path, redis_
             migrate(url, redis_server.url, skip_existing=True)
         client.delete("s")
         migrate(url, redis_server.url)
+
+
+def test_ctrl_c_says_how_to_go_on(source, redis_server):
+    """A real signal, in the middle of a key."""
+    there = threading.Event()
+
+    def hold(request):
+        if request.name == b"XADD":
+            there.set()
+            return ProxyAnswer(after_s=60, cut=True)
+        return None
+
+    command = [sys.executable, "-m", "millstream", "migrate", "--from", source[0], "--to"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with AnsweringProxy(redis_server.port, hold) as proxy:
+        running = subprocess.Popen([*command, proxy.url], stderr=subprocess.PIPE, text=True, env=environment)
+        assert there.wait(60)
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert told == "interrupted: the keys that were moved are whole. Repeat with --skip-existing to go on.\n"
+    again = subprocess.run(
+        [*command, redis_server.url, "--skip-existing"], capture_output=True, timeout=60, check=False, env=environment
+    )
+    assert again.returncode == 0, again.stderr
+    assert target_pictures(redis_server) == source[1]

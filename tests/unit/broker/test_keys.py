@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.keys import LEGEND, beside, slot_of
+from millstream.broker.keys import LEGEND, beside, migrating_key, slot_of
 from millstream.errors import InvalidArgument
 
 
@@ -41,3 +41,13 @@ def test_a_name_that_cannot_have_companions() -> None:
 def test_the_legend_tells_how_every_key_ends() -> None:
     assert all(line.holds and line.ends for line in LEGEND)
     assert len({line.suffix for line in LEGEND}) == len(LEGEND)
+
+
+@pytest.mark.parametrize(
+    "key", [b"orders", b"{orders}", b"{tag}ged", b"odd}name", b"}{", b"{}", b"{}x{tag}", b"{", b""]
+)
+def test_a_key_is_made_in_its_own_slot_whatever_its_name(key: bytes) -> None:
+    half = migrating_key(key)
+    assert half != key
+    assert slot_of(half) == slot_of(key)
+    assert migrating_key(key) == half, "the next run must find what this one left"
