@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary
 from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber.group import pending_here
-from millstream.messaging.subscriber.heartbeat import Heartbeat
 from millstream.messaging.subscriber.intake import release
+from millstream.messaging.subscriber.membership import Heartbeat, pending_here
 from millstream.messaging.subscriber.process import GcPause, Room
 from millstream.messaging.subscriber.reader import Reader
 from millstream.messaging.subscriber.settler import Settler

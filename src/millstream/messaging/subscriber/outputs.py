@@ -22,8 +22,8 @@ from millstream.errors import (
 from millstream.messaging.message import Message
 from millstream.messaging.partitions import output_stream, outputs_by_stream
 from millstream.messaging.subscriber.book import ids_by_count
-from millstream.messaging.subscriber.group import lost, not_held
 from millstream.messaging.subscriber.intake import release
+from millstream.messaging.subscriber.membership import lost, not_held
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import EntryId
 

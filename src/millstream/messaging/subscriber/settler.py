@@ -21,8 +21,8 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.partitions import outputs_by_stream
 from millstream.messaging.subscriber.book import ids_by_count, messages_by_count
-from millstream.messaging.subscriber.group import lost, not_held, pending_here, restore
 from millstream.messaging.subscriber.intake import release, start_again
+from millstream.messaging.subscriber.membership import lost, not_held, pending_here, restore
 from millstream.messaging.subscriber.outputs import store_outputs
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import Backoff, EntryId

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from millstream.broker import together, unblock, wait_for_streams, xreadgroup
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
 from millstream.messaging.failure import text_of
-from millstream.messaging.subscriber.group import restore
+from millstream.messaging.subscriber.membership import restore
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import can_pass
 from millstream.model import Backoff, Delivery, monotonic_ms

@@ -18,7 +18,7 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome
 from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber import group as membership
+from millstream.messaging.subscriber import membership
 from millstream.messaging.subscriber.book import ids_by_count
 from millstream.messaging.subscriber.consumer import SharedConsumer, consumer_of
 from millstream.messaging.subscriber.process import ends

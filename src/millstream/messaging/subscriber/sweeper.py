@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import delayed, group_info, recovery, settle, slot_of, together
 from millstream.errors import BrokerClosed, BrokerUnavailable, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.messaging.subscriber.group import restore, retire_dead_consumers
 from millstream.messaging.subscriber.intake import accept, accept_taken
+from millstream.messaging.subscriber.membership import restore, retire_dead_consumers
 from millstream.messaging.subscriber.topic import FIRST, MAX_SCAN, Topic
 from millstream.model import Delivery, GroupInfo, monotonic_ms
 from millstream.wire import Conversation
