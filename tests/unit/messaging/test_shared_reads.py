@@ -19,7 +19,6 @@ from millstream.errors import WrongKeyType
 from millstream.messaging import Message, SubscriberSettings
 from millstream.messaging.codecs import codec
 from millstream.messaging.subscriber.consumer import SharedConsumer
-from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.shard import GATHER_FROM, GATHER_MS, Shard
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import Delivery, EntryId
@@ -126,7 +125,7 @@ def test_a_read_never_asks_for_more_than_there_is_room_for(
                 taken = 0 if topic.closing else min(spec["taken_over"], topic.sweep_room(), consumer.room.free())
                 await consumer.sweeper._take(topic, Swept(b"0-0", True, entries(taken, 0), []), 0.0)
                 assert len(topic.book.entries) <= topic.settings.max_in_flight
-                release(consumer, topic, [one for one in topic.book.entries if chance.random() < 0.5])
+                consumer.release(topic, [one for one in topic.book.entries if chance.random() < 0.5])
             assert consumer.room.messages <= process_room
             assert consumer.room.reserved == 0
 

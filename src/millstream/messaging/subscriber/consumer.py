@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 
 from millstream.broker import BrokerProtocol, Gathering, JoinedGroup, join_group, settle
 from millstream.errors import BrokerClosed, MillstreamError
+from millstream.messaging.errors import DeliveriesExhausted
+from millstream.messaging.outcome import Bury
 from millstream.messaging.settings import SubscriberSettings
-from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.membership import Heartbeat, pending_here
 from millstream.messaging.subscriber.process import GcPause, Room
 from millstream.messaging.subscriber.reader import Reader
@@ -188,9 +189,37 @@ class SharedConsumer:
         message = topic.book.entries.get(entry_id)
         return times if message is None else max(times, message.times_delivered)
 
+    # --- out of the book ----------------------------------------------------------------------------------------------
+
+    def release(self, topic: Topic, ids: Iterable[EntryId], *, refused: Collection[object] = ()) -> None:
+        """The broker confirmed what became of these: they leave the book, and others move up.
+
+        Where it ``refused`` some, they may have come to us anew since it was asked (a group that was made again): then
+        they were in the book, and no second handler was begun. So we look under the own name, or nobody would handle
+        them before they have been idle for long.
+        """
+        if topic.book.release(ids):
+            self.start_suspects(topic)
+        if refused:
+            self.reader.look_again(topic)
+        topic.changed()
+        if topic.left_out and topic.book.room() > 0:
+            self.reader.room_freed(topic)
+        if topic.no_room:
+            self.sweeper.visit(topic)
+        if topic.book.ready:
+            topic.wake_workers()
+
+    def start_suspects(self, topic: Topic) -> None:
+        starts, exhausted = topic.book.next_suspects()
+        for message in exhausted:
+            message.settle(Bury(DeliveriesExhausted(message.times_delivered)))
+        if starts:
+            self.settler.charge(topic, starts)
+
     def give_up(self, topic: Topic, lost: set[EntryId]) -> None:
         """Others have these entries."""
-        release(self, topic, topic.book.give_up(lost))
+        self.release(topic, topic.book.give_up(lost))
 
     def hand_back(self, topic: Topic, deliveries: Iterable[Delivery]) -> None:
         """Entries that came for a topic which has left: free for others at once, and not counted as a delivery."""

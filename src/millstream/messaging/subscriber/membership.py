@@ -16,7 +16,6 @@ from millstream.broker import Settled, create_consumer, groups, settle, stream_i
 from millstream.errors import BrokerClosed, ConsumerHasPending, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.messaging.message import Message
 from millstream.messaging.subscriber.book import ids_by_count
-from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import MIN_ID, ConsumerInfo, EntryId, PendingEntry, monotonic_ms
 from millstream.wire import Conversation
@@ -85,7 +84,7 @@ class Heartbeat:
             for (times, leaving), ids in _by_counts(late).items():
                 steps.append(topic.talk(settle.hand_back, ids, times_delivered=times, leaving=leaving))
             if late:
-                release(self._consumer, topic, ())  # what was not started has left: others move up
+                self._consumer.release(topic, ())  # what was not started has left: others move up
             topic.tell_expired([message for message, _ in late])
         return steps
 

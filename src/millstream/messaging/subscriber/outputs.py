@@ -22,7 +22,6 @@ from millstream.errors import (
 from millstream.messaging.message import Message
 from millstream.messaging.partitions import output_stream, outputs_by_stream
 from millstream.messaging.subscriber.book import ids_by_count
-from millstream.messaging.subscriber.intake import release
 from millstream.messaging.subscriber.membership import lost, not_held
 from millstream.messaging.subscriber.topic import Topic
 from millstream.model import EntryId
@@ -142,7 +141,7 @@ async def _store_in_one_step(
         # Where a namesake is at work on them we do not look again: we would take them from it, and it from us.
         if not await consumer.has_namesake(topic, ids, times):
             refused += ids
-    release(consumer, topic, [message.id for message in messages if message.id is not None], refused=refused)
+    consumer.release(topic, [message.id for message in messages if message.id is not None], refused=refused)
     return None
 
 
@@ -175,7 +174,7 @@ async def _write_and_acknowledge(
             await lost(topic, settled, generation)
             if not await consumer.has_namesake(topic, settled.refused, times):
                 refused += settled.refused
-    release(consumer, topic, [message.id for message in written if message.id is not None], refused=refused)
+    consumer.release(topic, [message.id for message in written if message.id is not None], refused=refused)
     if failed is not None and _concerns_all(failed):
         raise failed
     return failed

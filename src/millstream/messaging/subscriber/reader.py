@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from millstream.broker import inherit_consumers, slot_of, together, xreadgroup
 from millstream.errors import MillstreamError
-from millstream.messaging.subscriber.intake import accept
 from millstream.messaging.subscriber.shard import POLL_MS, POLL_MS_A_TOPIC, Shard
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import Outage
@@ -240,7 +239,7 @@ class Reader:
         elif deliveries:
             topic.tell("messaging.received", entries=len(deliveries))
             topic.last_delivered = max(topic.last_delivered, deliveries[-1].id)
-            accept(topic, deliveries, topic.valid_until(asked_at))
+            topic.accept(deliveries, topic.valid_until(asked_at))
 
     def returned(self) -> None:
         """A read has come back: whoever waited for that goes on."""

@@ -21,7 +21,6 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import ACKED, Ack, Bury, Outcome, Retry, limit_deliveries
 from millstream.messaging.partitions import outputs_by_stream
 from millstream.messaging.subscriber.book import ids_by_count, messages_by_count
-from millstream.messaging.subscriber.intake import release, start_again
 from millstream.messaging.subscriber.membership import lost, not_held, pending_here, restore
 from millstream.messaging.subscriber.outputs import store_outputs
 from millstream.messaging.subscriber.topic import Topic
@@ -47,7 +46,7 @@ class Settler:
         self._dirty: dict[Topic, None] = {}
         """Topics with something to be brought about."""
 
-    # --- what handlers and the intake say ---------------------------------------------------------------------------
+    # --- what handlers and topics say -------------------------------------------------------------------------------
 
     def settle(self, topic: Topic, message: Message, outcome: Outcome) -> None:
         if isinstance(outcome, Ack) and not outcome.outputs:
@@ -76,7 +75,7 @@ class Settler:
             answer = await topic.run(settle.ack_held, [message.id], times_delivered=message.times_delivered)
             accepted = not answer.refused
             topic.tell("messaging.acked", entries=int(accepted))
-            release(self._consumer, topic, [message.id])
+            self._consumer.release(topic, [message.id])
 
         message.mark_settled(ACKED)
         await self._insist(topic, step, [message])
@@ -166,7 +165,7 @@ class Settler:
             await self._not_ours(topic, settled, generation)
             if await self._consumer.has_namesake(topic, refused, times):
                 refused = []  # it is at work on them: looking again, we would take them from it, and it from us
-        release(self._consumer, topic, ids, refused=refused)
+        self._consumer.release(topic, ids, refused=refused)
 
     async def drained(self, topic: Topic, *, running: bool) -> None:
         """Waits until everything that was said is done; does it itself where the loop does not run any more."""
@@ -214,7 +213,7 @@ class Settler:
                     topic.tell("messaging.settle_retried", error=str(trouble))
                 else:
                     ids = [message.id for message in messages if message.id is not None]
-                    release(self._consumer, topic, ids, refused=ids)
+                    self._consumer.release(topic, ids, refused=ids)
                     return
             except BrokerClosed:
                 return  # the reader ends because of it, and tells
@@ -239,7 +238,7 @@ class Settler:
         else:
             log.error("could not settle %d deliveries of %s: %s", len(messages), topic.name, error)
         topic.tell("messaging.settle_failed", entries=len(messages), error=text_of(error))
-        release(self._consumer, topic, [message.id for message in messages if message.id is not None])
+        self._consumer.release(topic, [message.id for message in messages if message.id is not None])
 
     # --- the steps --------------------------------------------------------------------------------------------------
 
@@ -279,7 +278,7 @@ class Settler:
         topic.tell_gone(answer.gone)
         refused = set(answer.refused)
         counted = [message for message in messages if message.id not in refused] if refused else messages
-        start_again(topic, counted, times + 1, topic.valid_until(asked_at))
+        topic.start_again(counted, times + 1, topic.valid_until(asked_at))
         if refused:
             await self._not_ours(topic, answer, generation)
             rest = [message for message in messages if message.id in refused]
@@ -293,9 +292,9 @@ class Settler:
         held = await pending_here(topic, [one.id for one in mine if one.id is not None])
         idle_ms = {one.id: one.idle_ms for one in held if one.times_delivered == times + 1}
         since = asked_at - max(idle_ms.values(), default=0) / 1000
-        start_again(topic, [one for one in mine if one.id in idle_ms], times + 1, topic.valid_until(since))
+        topic.start_again([one for one in mine if one.id in idle_ms], times + 1, topic.valid_until(since))
         if left := [one.id for one in mine if one.id is not None and one.id not in idle_ms]:
-            release(self._consumer, topic, left, refused=left)
+            self._consumer.release(topic, left, refused=left)
 
     async def _not_ours(self, topic: Topic, settled: Settled, generation: int) -> None:
         """Nothing is undone where the group cannot be seen to now: the next sign of life meets it too."""
@@ -318,7 +317,7 @@ class Settler:
             topic.tell("messaging.retried", entries=retried, delay_ms=delay_ms)
             if answer.refused:
                 await lost(topic, answer, generation)
-            release(self._consumer, topic, ids, refused=answer.refused)
+            self._consumer.release(topic, ids, refused=answer.refused)
         self._consumer.sweeper.visit(topic, delay_ms)
 
     async def _bury(self, error: BaseException, topic: Topic, messages: Sequence[Message]) -> None:
@@ -350,7 +349,7 @@ class Settler:
             counted = f"{times} {'delivery' if times == 1 else 'deliveries'}"
             log.warning("buried %s of %s after %s: %s: %s", message.id, topic.name, counted, kind, text)
             topic.tell("messaging.buried", id=str(message.id), error=text, error_type=kind, deliveries=times)
-        release(self._consumer, topic, [message.id], refused=() if buried is not None else messages)
+        self._consumer.release(topic, [message.id], refused=() if buried is not None else messages)
 
     # --- retries inside the process, for keys in order --------------------------------------------------------------
 
@@ -370,11 +369,11 @@ class Settler:
         if message.id not in topic.book.entries:
             return
         if message.id in topic.book.lost:  # others have it: it leaves, and its key goes on
-            release(self._consumer, topic, [message.id])
+            self._consumer.release(topic, [message.id])
         elif charged:
             self.charge(topic, [message])
         else:
-            start_again(topic, [message], message.times_delivered, message.valid_until)
+            topic.start_again([message], message.times_delivered, message.valid_until)
 
     async def let_go(self, topic: Topic) -> None:
         """On closing: what rests here is free at once. Resting on elsewhere, it would let the rest of its key pass."""
@@ -385,7 +384,7 @@ class Settler:
             leaving = times if charged else max(0, times - 1)
             answer = await topic.run(settle.hand_back, [message.id], times_delivered=times, leaving=leaving)
             topic.tell_gone(answer.gone)
-            release(self._consumer, topic, [message.id])
+            self._consumer.release(topic, [message.id])
 
 
 def _ack_all(topic: Topic, ids_of: Mapping[int, list[EntryId]]) -> Any:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import delayed, group_info, recovery, settle, slot_of, together
 from millstream.errors import BrokerClosed, BrokerUnavailable, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.messaging.subscriber.intake import accept, accept_taken
 from millstream.messaging.subscriber.membership import restore, retire_dead_consumers
 from millstream.messaging.subscriber.topic import FIRST, MAX_SCAN, Topic
 from millstream.model import Delivery, GroupInfo, monotonic_ms
@@ -286,7 +285,8 @@ class Sweeper:
             # What was delivered before keeps its count; what was handed back in good order (0) counts one since.
             await self._decline(topic, swept.deliveries, uncharge=0)
         elif swept.deliveries:
-            accept_taken(self._consumer, topic, swept.deliveries, topic.valid_until(asked_at))
+            topic.accept_taken(swept.deliveries, topic.valid_until(asked_at))
+            self._consumer.start_suspects(topic)
             self._consumer.reader.holds(topic)
 
     # --- what is due --------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class Sweeper:
             if topic.closing:
                 await self._decline(topic, due.deliveries, uncharge=1)
                 continue
-            accept(topic, due.deliveries, topic.valid_until(asked_at))
+            topic.accept(due.deliveries, topic.valid_until(asked_at))
             self._consumer.reader.holds(topic)
             if due.next_ms is not None:
                 self.visit(topic, due.next_ms)

@@ -1,23 +1,27 @@
-"""One topic as the shared parts see it: its names, its book, and where its reading stands. It does nothing itself."""
+"""One topic as the shared parts see it: its names, its book, and where its reading stands. It asks nobody for anything:
+what others were given for it becomes messages in the book, and outcomes where it can never be started.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker import BrokerProtocol
 from millstream.messaging.codecs import Codec
+from millstream.messaging.errors import Undecodable
+from millstream.messaging.failure import OF, is_for, unmarked
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message, Origin
-from millstream.messaging.outcome import Outcome
+from millstream.messaging.outcome import ACKED, Bury, Outcome
 from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.book import Book
 from millstream.messaging.subscriber.process import Room
-from millstream.model import MIN_ID, EntryId, monotonic_ms
+from millstream.model import MIN_ID, Delivery, EntryId, monotonic_ms
 from millstream.wire import Conversation, to_bytes
 
 if TYPE_CHECKING:
@@ -201,6 +205,92 @@ class Topic:
     def catching_up(self) -> bool:
         """Older entries than any read can bring lie under the own name, and keys keep their order: those first."""
         return self.own.active and self.book.keeps_order
+
+    # --- what was received becomes messages in the book ---------------------------------------------------------------
+
+    def accept(self, deliveries: Sequence[Delivery], valid_until: float) -> None:
+        """New entries, and those whose time has come again."""
+        book, decode, origin = self.book, self.codec.decode, self.origin
+        entries, ready, in_order = book.entries, book.ready, book.keeps_order
+        count = size = 0
+        for entry_id, fields, times in deliveries:
+            if entry_id in entries:
+                book.adopt(entry_id, times or 1, valid_until)
+                continue
+            assert fields is not None
+            if OF in fields and not is_for(fields, to_bytes(self.group)):
+                self._pass_over(entry_id, fields, times or 1)
+                continue
+            try:
+                message = decode(unmarked(fields))
+                # ``Message.receive`` and ``Book.enter`` in plain stores: every call here is paid by every message.
+                message._origin = origin
+                message.id = entry_id
+                message.times_delivered = times or 1
+                message.fields = fields
+                message.valid_until = valid_until
+                if in_order:
+                    book.enter(message)
+                    continue
+            except Exception as error:
+                self._bury_unreadable(entry_id, fields, times or 1, error)
+                continue
+            message.weight = weight = len(message.payload)
+            entries[entry_id] = message
+            count += 1
+            size += weight
+            ready.append(message)
+        book.grew(count, size)
+        self.weigh(count, size)
+        if ready:
+            self.wake_workers()
+
+    def accept_taken(self, deliveries: Sequence[Delivery], valid_until: float) -> None:
+        """What a sweep took over, in its order, which a key's messages keep. What was handed back in good order is
+        like new; the rest goes through probation."""
+        for delivery in deliveries:
+            entry_id, fields, times = delivery
+            if not times:
+                self.accept([delivery], valid_until)
+                continue
+            # Our sign of life was late; or others had it in between, and a handler here is at work on it still.
+            if self.book.adopt(entry_id, times, valid_until):
+                continue
+            assert fields is not None
+            if OF in fields and not is_for(fields, to_bytes(self.group)):
+                self._pass_over(entry_id, fields, times)
+                continue
+            try:
+                message = self.codec.decode(unmarked(fields))
+                self.book.enter(message.receive(self.origin, entry_id, times, fields, valid_until), suspect=True)
+            except Exception as error:
+                self._bury_unreadable(entry_id, fields, times, error)
+
+    def start_again(self, messages: Iterable[Message], times_delivered: int, valid_until: float) -> None:
+        """One more start of the same entries, decoded afresh: the last handler may have changed its message. A suspect
+        has met no handler here."""
+        book, decode, origin = self.book, self.codec.decode, self.origin
+        for message in messages:
+            assert message.id is not None
+            assert message.fields is not None
+            fresh = message if book.is_suspect(message) else decode(unmarked(message.fields))
+            fresh.receive(origin, message.id, times_delivered, message.fields, valid_until)
+            book.once_more(fresh, message.weight)
+        self.wake_workers()
+
+    def _pass_over(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int) -> None:
+        """Another group's dead letter, sent round again: this group was done with it the first time."""
+        message = Message(b"").receive(self.origin, entry_id, times, fields)
+        self.book.hold(message)
+        message.settle(ACKED)
+
+    def _bury_unreadable(self, entry_id: EntryId, fields: dict[bytes, bytes], times: int, error: Exception) -> None:
+        """Its codec, or the function that names its key, cannot make anything of it: no handler ever will."""
+        if not isinstance(error, Undecodable):
+            log.error("entry %s of %s cannot be made a message", entry_id, self.name, exc_info=error)
+        message = Message(b"").receive(self.origin, entry_id, times, fields)
+        self.book.hold(message)
+        message.settle(Bury(error))
 
     # --- how long what was heard is certain ---------------------------------------------------------------------------
 
