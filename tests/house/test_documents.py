@@ -18,7 +18,7 @@ from millstream import Limits
 from millstream.bench import Result
 from millstream.broker.links.targets import KEPT, OPTIONS
 from millstream.broker.open import LOCAL_MAX_STREAM_LEN
-from millstream.messaging.subscriber import book, reader, shard
+from millstream.messaging.subscriber import book, reader, room, shard
 from millstream.pipelines import PipelineStatus
 from millstream.pipelines.sinks import SINKS
 from millstream.spark.options import SOURCE_OPTIONS
@@ -68,7 +68,7 @@ def limits() -> list[tuple[str, str]]:
         (HANDLED, f"quiet topics, up to {reader.SHARD_SIZE} of them, in one read"),
         (HANDLED, f"outlived {book.TRUST_AFTER} of them"),
         (HANDLED, f"it rests for {shard.GATHER_MS} ms"),
-        (HANDLED, f"reads of many topics brings {shard.MOST:,} messages at most"),
+        (HANDLED, f"reads of many topics brings {room.MOST:,} messages at most"),
         (HANDLED, f"reads wait for {shard.UNWAKEABLE_BLOCK_MS} ms at a time"),
         (
             HANDLED,

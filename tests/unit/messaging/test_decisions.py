@@ -12,7 +12,7 @@ from millstream.messaging import Ack, Backoff, Message, SubscriberSettings
 from millstream.messaging.settings import check_topic, default_consumer
 from millstream.messaging.subscriber.book import TRUST_AFTER, Book, ids_by_count
 from millstream.messaging.subscriber.membership import restart_point
-from millstream.messaging.subscriber.process import Room
+from millstream.messaging.subscriber.room import Room
 from millstream.model import MIN_ID, EntryId
 
 

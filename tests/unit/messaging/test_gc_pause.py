@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.messaging.subscriber import process
-from millstream.messaging.subscriber.process import MANY, VERY_MANY, GcPause
+from millstream.messaging.subscriber import consumer
+from millstream.messaging.subscriber.consumer import MANY, VERY_MANY, GcPause
 from millstream.testing import eventually, wait_until
 
 
@@ -45,7 +45,7 @@ async def test_it_goes_through_everything_once_after_very_many() -> None:
 async def test_it_rests_for_no_longer_than_a_moment_whatever_holds_the_topics_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "LONGEST_S", 0.01)
+    monkeypatch.setattr(consumer, "LONGEST_S", 0.01)
     pause = GcPause()
     for _ in range(MANY):
         pause.begin()
@@ -66,7 +66,7 @@ async def test_a_collector_that_its_program_has_switched_off_stays_off() -> None
 
 
 def test_a_loop_that_is_closed_in_mid_start_leaves_the_collector_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LONGEST_S", 2.0)
+    monkeypatch.setattr(consumer, "LONGEST_S", 2.0)
     pause = GcPause()
 
     async def begins_and_never_ends() -> None:

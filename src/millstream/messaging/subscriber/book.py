@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from millstream.messaging.message import Message
 from millstream.messaging.settings import KeyOf
-from millstream.messaging.subscriber.process import Room
+from millstream.messaging.subscriber.room import Room
 from millstream.model import EntryId
 
 TRUST_AFTER = 64

@@ -7,7 +7,9 @@ there are, one task sweeps, one sends signs of life, one settles, and few read.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
@@ -19,8 +21,8 @@ from millstream.messaging.errors import DeliveriesExhausted
 from millstream.messaging.outcome import Bury
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.membership import Heartbeat, pending_here
-from millstream.messaging.subscriber.process import GcPause, Room
 from millstream.messaging.subscriber.reader import Reader
+from millstream.messaging.subscriber.room import Room
 from millstream.messaging.subscriber.settler import Settler
 from millstream.messaging.subscriber.sweeper import Sweeper, interval_ms
 from millstream.messaging.subscriber.topic import Topic
@@ -29,6 +31,13 @@ from millstream.messaging.supervision import keep_running
 from millstream.model import Delivery, EntryId, monotonic_ms
 
 log = logging.getLogger(__name__)
+
+MANY = 200
+"""Topics that begin at a time: fewer are left to the collector."""
+VERY_MANY = 2_000
+"""After so many, and where they are half of all or more, it goes through everything once."""
+LONGEST_S = 10.0
+"""It rests for everybody in this process, so not for longer than that, whatever holds the topics up."""
 
 _consumers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[Any, ...], SharedConsumer]] = WeakKeyDictionary()
 
@@ -234,3 +243,46 @@ class SharedConsumer:
             await topic.run(settle.hand_back, ids, times_delivered=1, leaving=0)
         except MillstreamError as error:
             log.info("%d entries of %s wait until they are idle: %s", len(ids), topic.name, error)
+
+
+class GcPause:
+    """The collector of garbage rests while hundreds of topics begin at once. Each topic is some fifty objects, none of
+    them garbage, and the collector would go through all that there are again and again while they are made: for ten
+    thousand topics that takes a third of the time of their start. What is left to go through afterwards it would go
+    through in the middle of the first messages, which wait meanwhile; so it does at the end.
+
+    For one event loop. Whoever begins ends, whatever becomes of it.
+    """
+
+    def __init__(self) -> None:
+        self._beginning = 0
+        self._begun = 0
+        self._timer: threading.Timer | None = None
+        """Set while the collector rests because of us. No timer of the loop's: one that is closed in mid-start would
+        never let the collector go on, and the process would only grow."""
+
+    def begin(self) -> None:
+        self._beginning += 1
+        if self._beginning == MANY and self._timer is None and gc.isenabled():
+            gc.disable()
+            self._timer = threading.Timer(LONGEST_S, gc.enable)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self, topics: int) -> None:
+        """``topics``: how many there are in all."""
+        self._beginning -= 1
+        self._begun += 1
+        if self._beginning:
+            return
+        paused = self._timer is not None
+        self._resume()
+        if paused and self._begun >= max(VERY_MANY, topics // 2):
+            self._begun = 0
+            gc.collect()
+
+    def _resume(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            gc.enable()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from millstream.broker import together, unblock, wait_for_streams, xreadgroup
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
 from millstream.messaging.failure import text_of
 from millstream.messaging.subscriber.membership import restore
+from millstream.messaging.subscriber.room import Choice
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import can_pass
 from millstream.model import Backoff, Delivery, monotonic_ms
@@ -42,12 +42,6 @@ GATHER_FROM = 100
 GATHER_MS = 30
 """A read of so many topics that brought few messages is not asked again at once: to wake it and to let it wait again
 costs the server the more the more topics there are, and what comes within a moment then comes with one read."""
-MOST = 4_000
-"""Messages that one read of many topics may bring: those of which there are more become hot."""
-CERTAIN_S = 0.25
-"""How often leases are looked at: each read would ask for hundreds, which change together and rarely."""
-UNCERTAIN_MS = 50.0
-"""How long the others are waited for where a lease is not certain: it may be in a moment."""
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
 
 
@@ -62,12 +56,7 @@ class Shard:
         self._reader = reader
         self._consumer = reader.consumer
         self._changed = asyncio.Event()
-        self._choice: dict[bytes, Topic] | None = None
-        """What the next read names, while nothing has changed: working it out takes longer than reading."""
-        self._block_ms = 0
-        self._most = self._least = 1
-        self._active: set[Topic] = set()
-        """Topics that may hold something: the others have all their room."""
+        self._choice = Choice(self.topics, self._consumer.room)
         self._unsure: set[Topic] = set()
         """Topics that may have entries under the own name which nobody here knows of."""
         self._named: dict[bytes, Topic] = {}
@@ -81,9 +70,6 @@ class Shard:
         self._found: set[bytes] = set()
         """Topics that the read before brought something of."""
         self._node_key = b""
-        self._certain_of: dict[bytes, Topic] | None = None
-        self._certain_until = self._certain_at = 0.0
-        """Until when all topics of that choice are ours, and when that was seen."""
         self._troubled = False
         self._generation = 0
         """The first topic's, when its turn began."""
@@ -96,25 +82,25 @@ class Shard:
         self.topics.pop(topic.key, None)
         self._unsure.discard(topic)
         self.changed(topic)
-        self._active.discard(topic)
+        self._choice.drop(topic)
 
     def names(self, topic: Topic) -> bool:
         return topic.key in self._named
 
     def holds(self, topic: Topic) -> None:
         """Something came for the topic, whoever brought it: the next read asks for as much less."""
-        self._active.add(topic)
+        self._choice.holds(topic)
 
     def changed(self, topic: Topic) -> None:
         """The topic, or its room, is another than when the last read was made: one that waits is asked anew."""
-        self._active.add(topic)
+        self._choice.holds(topic)
         if topic.own.active:
             self._unsure.add(topic)
         self.forget_choice()
         self.wake()
 
     def forget_choice(self) -> None:
-        self._choice = None
+        self._choice.forget()
 
     def wake(self) -> None:
         """What waits on the server shall come back."""
@@ -200,8 +186,8 @@ class Shard:
         if self._unsure:
             await self._recover()
             self.forget_choice()
-        chosen = self._choose()
-        choice, certain_ms = self._while_certain(chosen)
+        chosen = self._choice.topics()
+        choice, certain_ms = self._choice.while_certain(chosen, time.monotonic())
         free = self._consumer.room.free()
         # The process was full: what lies under the own name is seen to as soon as it is not.
         starved = any(topic.own.active and topic.sweep_room() > 0 for topic in self._unsure)
@@ -210,7 +196,7 @@ class Shard:
             soon = chosen or starved or any(topic.catching_up for topic in self._unsure)
             await self._wait_for_change(50 if soon else min(topic.block_ms for topic in topics))
             return
-        block_ms, count = int(min(self._block_ms, max(1.0, certain_ms))), min(self._most, self._least)
+        block_ms = int(min(self._choice.block_ms, max(1.0, certain_ms)))
         if len(choice) > free:
             # Fewer than there are: those that were not asked come first in the next read, and that is soon.
             choice, block_ms = dict(list(choice.items())[:free]), SCARCE_MS
@@ -227,10 +213,9 @@ class Shard:
         if everybody == 1:
             count = topics[0].read_count(free)
         else:
-            # Half of the room at most for reads that wait: the other half is for topics that are known to be busy.
-            count = max(1, min(count, free // 2 // max(len(choice), everybody), MOST // len(choice) // self._beside()))
-            if not self._consumer.room.entry_bytes:
-                count = 1  # nobody knows yet what messages weigh here: so many large ones would be far too much
+            # On a cluster a read that waits covers one slot.
+            reads_beside = self._reader.waiting_slots if self.slot is not None else 1
+            count = self._choice.count(len(choice), free, everybody, reads_beside)
         if self.polls:
             await self._poll(choice, count)
         else:
@@ -238,45 +223,6 @@ class Shard:
         self._made_progress(topics)
         if scarce:
             await asyncio.sleep(SCARCE_MS / 1000)  # the room is for another shard now
-
-    def _beside(self) -> int:
-        """Reads that together bring what one of many topics may: on a cluster a read that waits covers one slot."""
-        return self._reader.waiting_slots if self.slot is not None else 1
-
-    def _choose(self) -> dict[bytes, Topic]:
-        """Topics that have room and are not hot; how long to wait for them, and how many to ask of each at most."""
-        for topic in list(self._active):
-            room = topic.book.room()
-            if room <= 0:
-                topic.left_out = True
-                self.forget_choice()
-            elif not topic.book.entries:
-                self._active.discard(topic)
-        if self._choice is None:
-            self._choice = {}
-            self._block_ms = self._most = 1 << 30
-            for key, topic in self.topics.items():
-                topic.left_out = topic.book.room() <= 0 or topic.catching_up
-                if not (topic.hot or topic.closing or topic.fetching or topic.left_out):
-                    self._choice[key] = topic
-                    self._block_ms = min(self._block_ms, topic.block_ms)
-                    self._most = min(self._most, topic.settings.count, topic.settings.max_in_flight)
-        self._least = min(
-            (topic.book.room() for topic in self._active if topic.key in self._choice), default=self._most
-        )
-        return self._choice
-
-    def _while_certain(self, choice: dict[bytes, Topic]) -> tuple[dict[bytes, Topic], float]:
-        """Those that nobody else can have taken, and for how many milliseconds: a read is not fenced, so it neither
-        begins nor waits past a lease. It would take what the next owner's handlers are to have before what follows."""
-        now = time.monotonic()
-        if choice is not self._certain_of or now > self._certain_until or now > self._certain_at + CERTAIN_S:
-            leases = [topic.certain_until() for topic in choice.values() if topic.certain_until is not None]
-            self._certain_until = min(leases, default=math.inf)
-            self._certain_of, self._certain_at = choice, now
-        if now < self._certain_until:
-            return choice, (self._certain_until - now) * 1000
-        return {key: topic for key, topic in choice.items() if topic.lease_is_certain(now)}, UNCERTAIN_MS
 
     async def _recover(self) -> None:
         """What lies under the own name, before anything new: a key's messages keep their order."""

@@ -25,8 +25,7 @@ from millstream.messaging.settings import (
     key_function,
 )
 from millstream.messaging.subscriber.fanout import Fanout
-from millstream.messaging.subscriber.process import begins, others_of, own_name
-from millstream.messaging.subscriber.subscription import Subscription
+from millstream.messaging.subscriber.subscription import Subscription, begins, others_of, own_name
 from millstream.model import Backoff, EntryId
 
 if TYPE_CHECKING:
@@ -306,8 +305,7 @@ class Subscriber:
         return [
             one
             for one in others_of(subscription)
-            if isinstance(one, Subscription)
-            and (one in self._open or (self._named and one.consumer == self._settings.consumer))
+            if (one in self._open or (self._named and one.consumer == self._settings.consumer))
             and one.shares_link(subscription)
         ]
 

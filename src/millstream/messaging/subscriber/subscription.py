@@ -1,12 +1,19 @@
-"""One subscription to one topic: how it begins, what its handlers say, and how it ends."""
+"""One subscription to one topic: how it begins, what its handlers say, and how it ends; and which ones there are.
+
+Two loops under one name would take each other's entries for lost ones, and handle them at the same time; so each
+subscription has a name of its own while it reads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain, count
+from weakref import ref
 
 from millstream.broker import BrokerProtocol, recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuchStream
@@ -17,11 +24,10 @@ from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome
 from millstream.messaging.partitions import OutputTopic
-from millstream.messaging.settings import SubscriberSettings
+from millstream.messaging.settings import SubscriberSettings, default_consumer
 from millstream.messaging.subscriber import membership
 from millstream.messaging.subscriber.book import ids_by_count
 from millstream.messaging.subscriber.consumer import SharedConsumer, consumer_of
-from millstream.messaging.subscriber.process import ends
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import RESTART, can_pass
 
@@ -32,6 +38,35 @@ LAST_WORDS_S = 5.0
 
 LAST_ANSWER_S = 1.0
 """For the answer to what was just asked. Broken off, it could leave entries that nobody here knows of."""
+
+
+_reading: dict[tuple[str, str | None], list[ref[Subscription]]] = {}
+"""By topic and group: there may be thousands. Weak: a subscription that nobody holds any more reads nothing."""
+os.register_at_fork(after_in_child=_reading.clear)  # what the parent reads, this process does not
+
+
+def begins(subscription: Subscription) -> None:
+    _reading.setdefault((subscription.topic, subscription.group), []).append(ref(subscription))
+
+
+def ends(subscription: Subscription) -> None:
+    place = (subscription.topic, subscription.group)
+    left = [one for one in _reading.pop(place, ()) if one() is not None and one() is not subscription]
+    if left:
+        _reading[place] = left
+
+
+def others_of(subscription: Subscription) -> list[Subscription]:
+    """Those of this process that read the same topic in the same group, on whatever broker."""
+    known = [one() for one in _reading.get((subscription.topic, subscription.group), ())]
+    return [one for one in known if one is not None and one is not subscription and one.alive]
+
+
+def own_name(others: Iterable[Subscription]) -> str:
+    """Host and process; where that is taken, with a number behind it."""
+    taken = {one.consumer for one in others}
+    first = default_consumer()
+    return next(name for name in chain([first], (f"{first}-{n}" for n in count(2))) if name not in taken)
 
 
 class Subscription:

@@ -83,23 +83,7 @@ class Sweeper:
     # --- the room of the process --------------------------------------------------------------------------------------
 
     def _shares(self, wanted: Mapping[Topic, int]) -> dict[Topic, int]:
-        """How many entries each may be brought: what it has room for, within its part of what the process may hold.
-        Where that is not enough for all, those that got nothing the last time come first."""
-        room = self._consumer.room
-        wanting = sorted((topic for topic in wanted if wanted[topic] > 0), key=lambda topic: not topic.starved)
-        if len(self._consumer.topics) == 1:
-            return {topic: wanted[topic] for topic in wanting}  # the process has as much room as its one topic
-        free = room.free()
-        if not (room.messages or room.entry_bytes):
-            free = min(free, len(wanting))  # nobody knows yet what messages weigh here
-        shares: dict[Topic, int] = {}
-        for number, topic in enumerate(wanting):
-            share = min(wanted[topic], -(-free // (len(wanting) - number)))
-            topic.starved = share <= 0
-            if share > 0:
-                shares[topic] = share
-                free -= share
-        return shares
+        return self._consumer.room.shares(wanted, alone=len(self._consumer.topics) == 1)
 
     def _visit_starved(self, wanted: Mapping[Topic, int], shares: Mapping[Topic, int]) -> None:
         """The more topics, the rarer: a process that is full for long is not to look all the time."""

@@ -20,7 +20,7 @@ from millstream.messaging.outcome import ACKED, Bury, Outcome
 from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.settings import SubscriberSettings
 from millstream.messaging.subscriber.book import Book
-from millstream.messaging.subscriber.process import Room
+from millstream.messaging.subscriber.room import Room
 from millstream.model import MIN_ID, Delivery, EntryId, monotonic_ms
 from millstream.wire import Conversation, to_bytes
 
