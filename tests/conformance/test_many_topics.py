@@ -26,7 +26,7 @@ from millstream.broker import beside
 from millstream.errors import PermissionDenied, WrongKeyType
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.subscriber import consumer as shared
-from millstream.messaging.subscriber import reader, shard
+from millstream.messaging.subscriber import reader, room
 from millstream.messaging.subscriber.reader import SHARD_SIZE
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.wire.commands import Command
@@ -157,7 +157,7 @@ async def test_busy_topics_are_not_read_further_ahead_than_handlers_can_follow(
 ) -> None:
     """What handlers have not begun only lies in memory: one round of reads brings no more than it may."""
     monkeypatch.setattr(reader, "AHEAD", 100)
-    monkeypatch.setattr(shard, "MOST", 100)
+    monkeypatch.setattr(room, "MOST", 100)
     topics = [f"t{n}" for n in range(20)]
     most = 0
 
