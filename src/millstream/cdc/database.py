@@ -31,6 +31,8 @@ from millstream.model import Backoff
 log = logging.getLogger("millstream.cdc")
 
 TICK_S = 0.2
+STOP_S = 30.0
+"""How long a session may take to end: a connection that is being made knows nothing of it."""
 _RECONNECT = Backoff(initial_ms=200, max_ms=5000)
 
 
@@ -58,10 +60,14 @@ class ChangeSession(threading.Thread, ABC):
         for what may pass; everything else ends the session for good."""
 
     def stop(self) -> None:
-        """Returns when the thread has ended. Idempotent."""
+        """Waits for the thread's end, though not for ever: one that hangs in a call to the database or the disk is told
+        of in the log, and touches no file any more when that call returns. Idempotent."""
         self._ending.set()
         if self.is_alive():
-            self.join(30)
+            self.join(STOP_S)
+        self._spool.close()
+        if self.is_alive():
+            log.warning("the session with %s has not ended in %g s: it is left behind", self._shown, STOP_S)
 
     def run(self) -> None:
         attempt = 0

@@ -42,5 +42,9 @@ class SegmentDamaged(MillstreamError):
         )
 
 
+class SpoolClosed(MillstreamError):
+    """What was read ahead cannot be added to: its session was stopped."""
+
+
 class UnreadableMessage(MillstreamError):
     """The database sent what this decoder does not know."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.cdc.errors import SegmentDamaged
+from millstream.cdc.errors import SegmentDamaged, SpoolClosed
 from millstream.cdc.segments import SUFFIX, Marks, Numbers, read_facts, read_marks, write_segment
 
 _NAME = re.compile(r"([0-9a-f]{16})-(\d{4,})-([0-9a-f]{16}|open)" + re.escape(SUFFIX))
@@ -137,11 +137,22 @@ class LogSpool:
         self.needed = 0
         """Up to here the log is read even if there is no room: a batch that is replayed needs it."""
         self.error: BaseException | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """From now on no file is written or removed: another session may own the directory. Without the lock, which
+        one that hangs may hold."""
+        self._closed = True
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise SpoolClosed("the session was stopped. Begin another one to read on.")
 
     # --- for the session ------------------------------------------------------------------------------------------
 
     def restart(self) -> None:
         """A new connection begins where whole transactions end: what came of another one comes again."""
+        self._must_be_open()
         self.seal()
         for path in self._builder.files:
             path.unlink(missing_ok=True)
@@ -183,6 +194,7 @@ class LogSpool:
 
     def part(self, open_transaction: dict[str, Any] | None) -> None:
         """Closes a file inside a transaction: it is too large, or a table has other columns from here on."""
+        self._must_be_open()
         builder = self._builder
         if builder.lengths:
             if self._count is not None and open_transaction is not None:
@@ -200,6 +212,7 @@ class LogSpool:
 
     def abandon(self) -> None:
         """What came of the transaction at hand never happened."""
+        self._must_be_open()
         builder = self._builder
         count, size = builder.whole
         del builder.body[size:], builder.lengths[count:]
@@ -224,6 +237,7 @@ class LogSpool:
 
     def seal(self) -> None:
         """All whole transactions are in files from now on; what follows them stays in memory."""
+        self._must_be_open()
         builder = self._builder
         if not builder.positions:
             return
