@@ -151,3 +151,27 @@ async def test_a_sentinel_that_dies_is_replaced_as_a_teller(sentinel: SentinelSe
         sentinel.sentinels.remove(told_by)
         await eventually(lambda: _listeners(sentinel) == 1, what="the link to listen to another sentinel")
     await eventually(lambda: _listeners(sentinel) == 0, what="the closed link to listen no more")
+
+
+async def test_a_sentinel_that_refuses_the_subscription_is_asked_again(sentinel: SentinelSetup) -> None:
+    """Meanwhile the primary is found as ever; when somebody has corrected the rights, the links hear of switches."""
+    for one in sentinel.sentinels:
+        ask(one, "ACL", "SETUSER", "default", "-subscribe")
+    async with open_broker(sentinel.url, deadline_ms=60_000) as broker:
+        with open_blocking_broker(sentinel.url, deadline_ms=60_000) as blocking:
+            await broker.xadd("orders", {"n": 1})
+            await asyncio.to_thread(blocking.xadd, "orders", {"n": 2})
+            await eventually(lambda: _refused(sentinel) >= 4, what="both links to be refused, and to ask again")
+            assert await broker.xlen("orders") == 2
+            assert await asyncio.to_thread(blocking.xlen, "orders") == 2
+            for one in sentinel.sentinels:
+                ask(one, "ACL", "SETUSER", "default", "+subscribe")
+            await eventually(lambda: _listeners(sentinel) == 2, what="both links to listen to a sentinel")
+    await eventually(lambda: _listeners(sentinel) == 0, what="the closed links to listen no more")
+
+
+def _refused(sentinel: SentinelSetup) -> int:
+    """How often a client was told that it may not subscribe."""
+    told = (found for one in sentinel.sentinels for found in ask(one, "ACL", "LOG"))
+    entries = [dict(zip(found[::2], found[1::2], strict=True)) for found in told]
+    return sum(entry[b"count"] for entry in entries if entry[b"object"] == b"subscribe")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from millstream.broker.links.async_connection import AsyncConnection
-from millstream.broker.links.blocking_connection import BlockingConnection, pack
+from millstream.broker.links.blocking_connection import BlockingConnection
 from millstream.broker.links.retry_policy import BACKOFF
 from millstream.broker.links.routes import NoAnswer, NotSent
 from millstream.broker.links.targets import Node, Target
@@ -23,6 +23,11 @@ from millstream.wire import Args
 
 CHANNEL = b"+switch-master"
 SUBSCRIBE: Args = (b"SUBSCRIBE", CHANNEL)
+
+
+def confirmed(reply: Any) -> bool:
+    """Whether the sentinel will tell. One that refuses (NOPERM) would leave its listener waiting for ever."""
+    return isinstance(reply, list) and reply[:2] == [b"subscribe", CHANNEL]
 
 
 def new_primary(reply: Any, service: str) -> Node | None:
@@ -57,21 +62,26 @@ class SentinelWatch:
         self._opening = asyncio.get_running_loop().create_task(self._subscribe(sentinel))
 
     async def _subscribe(self, sentinel: Node) -> None:
+        connection: AsyncConnection | None = None
         try:
-            connection: AsyncConnection = await self._open_one(sentinel)
+            connection = await self._open_one(sentinel)
+            connection.on_push = self._heard  # a message may come right behind the confirmation
+            listening = confirmed((await connection.exchange([SUBSCRIBE]))[0]) and connection.alive
         except (NotSent, NoAnswer, MillstreamError):
-            self._opening = None
-            self._again()
-            return
+            listening = False
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
         self._opening = None
-        if self._closed:
-            connection.close()
+        if connection is not None and listening and not self._closed:
+            self._connection = connection
+            self._failures = 0
+            connection.on_lost = self._lost
             return
-        self._connection = connection
-        self._failures = 0
-        connection.on_push = self._heard
-        connection.on_lost = self._lost
-        connection.subscribe(pack(SUBSCRIBE))
+        if connection is not None:
+            connection.close()
+        self._again()
 
     def _heard(self, reply: Any) -> None:
         if (primary := new_primary(reply, self._target.service)) is not None:
@@ -123,22 +133,21 @@ class BlockingSentinelWatch(threading.Thread):
         self._sentinels: Sequence[Node] = link.target.nodes
         self._service = link.target.service
         self._connection: BlockingConnection | None = None
+        self._failures = 0
         self._closed = False
 
     def run(self) -> None:
-        failures = 0
         while not self._closed:
             try:
-                self._listen(self._sentinels[failures % len(self._sentinels)])
-            except (NotSent, NoAnswer):
-                failures += 1
-            except MillstreamError:
-                failures += 1  # a sentinel that wants another password; or the link was closed
+                self._listen(self._sentinels[self._failures % len(self._sentinels)])
+            except (NotSent, NoAnswer, MillstreamError):
+                pass  # the connection is gone; a sentinel wants another password; or the link was closed
+            self._failures += 1
             link = self._link()
             if link is None or self._closed:
                 return
             try:
-                link.pause(BACKOFF.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
+                link.pause(BACKOFF.delay_ms(self._failures, random.random()) / 1000)  # noqa: S311 - spreads retries
             except MillstreamError:
                 return  # the link was closed
             del link
@@ -150,9 +159,9 @@ class BlockingSentinelWatch(threading.Thread):
         connection = self._connection = link.open_own(sentinel)
         del link
         try:
-            if self._closed:
+            if self._closed or not confirmed(connection.exchange([SUBSCRIBE])[0]):
                 return
-            connection.send([SUBSCRIBE])
+            self._failures = 0
             while True:
                 reply = connection.receive(None)
                 if (primary := new_primary(reply, self._service)) is not None and (link := self._link()) is not None:
