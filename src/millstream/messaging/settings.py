@@ -37,7 +37,9 @@ class SubscriberSettings:
     count: int = 50
     """Entries a read asks for, at most."""
     max_in_flight: int = MAX_IN_FLIGHT
-    """Messages that this consumer holds at a time, waiting or being handled: the bound of its concurrency."""
+    """Messages that this consumer holds at a time, waiting or being handled: the bound of its concurrency. No more
+    handlers than this run at a time. A read that waits and a sweep that takes over what was abandoned may be answered
+    in the same moment: then up to ``count`` messages more are held for a while, and wait."""
     max_bytes_in_flight: int = 64 * 1024 * 1024
     """The same, in bytes of payload. One message may exceed it; it then travels alone. What handlers put out and is not
     stored yet counts too: beyond this no other handler starts."""

@@ -52,6 +52,40 @@ class RecoveryChapter(Chapter):
         assert sorted(seen.payloads) == [b"%d" % n for n in range(5)]
         assert {message.times_delivered for message in seen.messages} == {2}
 
+    async def test_what_a_sweep_and_a_read_bring_together_starts_no_more_handlers_than_may_run(
+        self, broker: Broker, publisher: Publisher, topic: str
+    ) -> None:
+        """New messages come in the moment in which the first abandoned ones have: the read that waits for them asked
+        before. What is held beyond the bound is no more than that read may bring, and waits."""
+        at_a_time, count = 20, 10
+        await publisher.publish(topic, *numbered(100))
+        await abandon(broker, topic, "dead", count=100, times=0)  # as handed back: nothing keeps them from starting
+        go_on = asyncio.Event()
+
+        async def wait(message: Message) -> None:
+            await go_on.wait()
+
+        async def held() -> int:
+            return (await broker.xpending(topic, "g")).consumers.get("me", 0)
+
+        async def taken_over() -> bool:
+            return await held() > 0
+
+        seen = Seen(wait)
+        options = {"consumer": "me", "max_in_flight": at_a_time, "count": count}
+        async with running(broker, topic, seen, **options):
+            await eventually(taken_over, what="the first abandoned ones", timeout_s=60)
+            await publisher.publish(topic, *numbered(100, 100))
+            await eventually(lambda: seen.under_way >= at_a_time, what="as many as may run", timeout_s=60)
+            for _ in range(30):
+                assert await held() <= at_a_time + count
+                await asyncio.sleep(0.01)
+            go_on.set()
+            await seen.have(200, timeout_s=120)
+            await nothing_pending(broker, topic)
+        assert Counter(seen.payloads) == {b"%d" % n: 1 for n in range(200)}
+        assert seen.most <= at_a_time
+
     async def test_a_busy_stream_recovers_too(self, broker: Broker, publisher: Publisher, topic: str) -> None:
         """Under constant load, and although far more is pending than one look covers, with living entries in front."""
         living, dead = MAX_SCAN + 200, 40
