@@ -459,3 +459,17 @@ def test_one_load_serves_all_streams_of_a_node_and_nobody_elses_answer_waits() -
 
     assert replies == [1 if key in here else 2 for key in keys]
     assert len(road.trips) == 5
+
+
+def test_whoever_waits_for_longer_than_two_seconds_is_told_once_for_whom(caplog: pytest.LogCaptureFixture) -> None:
+    refused = NotSent("here:1: connection refused")
+    road = Road(single(), *[refused] * 10, 1, *[refused] * 3, 2, deadline_ms=10_000)
+    assert road.walk(road.retry_policy.call(WRITE)) == 1
+    assert caplog.messages == [
+        "no answer yet, trying for 10 s: here:1: connection refused",
+        "the server answers again",
+    ]
+    before = road.clock.monotonic_ms()
+    assert road.walk(road.retry_policy.call(WRITE)) == 2
+    assert 0 < road.clock.monotonic_ms() - before < 2000
+    assert len(caplog.messages) == 2, "a trouble that has passed soon is told to observers alone"

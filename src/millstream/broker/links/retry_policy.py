@@ -6,6 +6,7 @@ repeated only if it is safe to repeat; what was refused for a passing reason is 
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,11 @@ from millstream.errors import BrokerUnavailable
 from millstream.model import Backoff, Clock, Observer
 from millstream.wire import Args, Batch, Command, ErrorReply, Reading, as_they_are
 
+log = logging.getLogger("millstream.broker")
+
 BACKOFF = Backoff(initial_ms=20, max_ms=800, jitter=0.25)
+TELL_AFTER_MS = 2_000
+"""Whoever waits for longer is told for whom: a program that says nothing looks as if it hung."""
 MAX_HOPS = 5
 """Redirections in a row that are followed at once; after that it waits between them, for the cluster is rearranging."""
 MAX_LOADS = 3
@@ -45,6 +50,8 @@ class RetryPolicy:
         self._deadline_ms = deadline_ms
         self._observer = observer
         self._chance = chance
+        self._waiting = False
+        """The log says that there is no answer; told once, however many calls wait."""
 
     def call(self, command: Command) -> Exchanges[Any]:
         """One command's reply; an error reply is raised as its typed error."""
@@ -196,6 +203,8 @@ class RetryPolicy:
                 else:
                     refused = refused_from(replies[: len(replies) - trailing], atomic=atomic)
                     if refused is None:
+                        if self._waiting:
+                            self._answered()
                         return [*done, *replies] if done else replies
                     done += replies[:refused]
                     requests, replies = requests[refused:] if refused else requests, replies[refused:]
@@ -215,7 +224,15 @@ class RetryPolicy:
                     "Check that it runs and that the URL is right."
                 )
             self._observer("broker.retry", reason=str(trouble), attempt=attempt, pause_ms=pause_ms)
+            waited_ms = self._clock.monotonic_ms() + pause_ms - (deadline - self._deadline_ms)
+            if waited_ms > TELL_AFTER_MS and not self._waiting:
+                self._waiting = True
+                log.warning("no answer yet, trying for %g s: %s", self._deadline_ms / 1000, trouble)
             yield Pause(pause_ms / 1000)
+
+    def _answered(self) -> None:
+        self._waiting = False
+        log.warning("the server answers again")
 
     def _load(self, node: Node, sources: Sequence[bytes]) -> Exchanges[None]:
         """Whether it worked, the next try tells: without its script the command is refused again."""
