@@ -136,13 +136,13 @@ _MOST_SLOW: Final = 100_000
 class Config:
     """One engine's settings. What is read for every command is kept as an attribute."""
 
-    __slots__ = ("_engine", "_values", "stream_node_max_bytes", "stream_node_max_entries")
+    __slots__ = ("_engine", "_values", "approximate_trim_limit", "stream_node_max_bytes", "stream_node_max_entries")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._values = {name: parameter.default for name, parameter in _PARAMETERS.items()}
         self.stream_node_max_bytes = 4096
-        self.stream_node_max_entries = 100
+        self._set_node_entries(100)
         if engine.password is not None:
             self._values["requirepass"] = to_name(engine.password)
         if engine.debug_enabled:
@@ -210,7 +210,12 @@ class Config:
         elif name == "stream-node-max-bytes":
             self.stream_node_max_bytes = int(value)
         elif name == "stream-node-max-entries":
-            self.stream_node_max_entries = int(value)
+            self._set_node_entries(int(value))
+
+    def _set_node_entries(self, most: int) -> None:
+        self.stream_node_max_entries = most
+        self.approximate_trim_limit = min(100 * most, 1_000_000) if 0 < 100 * most <= INT64_MAX else 10_000
+        """Redis's bound on the work of one approximate trim: a hundred nodes."""
 
 
 def _failed(name: str, why: str) -> str:

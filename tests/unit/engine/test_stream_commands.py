@@ -292,3 +292,22 @@ def test_what_is_delivered_together_is_recorded_together_and_comes_back_the_same
     assert [words[0] for words in written].count(b"XCLAIM") < 10
     for line in ("XPENDING s g - + 1000", "XINFO GROUPS s", "XRANGE s - +"):
         assert again.say(line) == driver.say(line)
+
+
+class _Gigabyte(bytes):
+    """Claims a length that nobody has to make room for."""
+
+    def __len__(self) -> int:
+        return (1 << 30) + 1
+
+
+@pytest.mark.parametrize("id", [b"*", b"9-1"])
+@pytest.mark.parametrize("options", [(), (b"MAXLEN", b"~", b"10")])
+def test_an_entry_of_more_than_a_gigabyte_is_refused_however_it_is_added(
+    driver: Driver, options: tuple[bytes, ...], id: bytes
+) -> None:
+    before = list(snapshot(driver.engine))
+    refused = driver.send((b"XADD", b"s", *options, id, b"f", _Gigabyte(b"v")))
+    assert isinstance(refused, ErrorReply)
+    assert refused.text == "ERR Elements are too large to be stored"
+    assert list(snapshot(driver.engine)) == before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from millstream.engine.keyspace import STREAM, Database
-from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int
+from millstream.engine.numbers import SYNTAX_ERROR, parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Block, Session
 from millstream.engine.stream import Stream, reading
@@ -21,10 +21,12 @@ from millstream.engine.stream.ids import (
     parse_start,
     plain_id,
 )
-from millstream.engine.stream.listpack import MAX_BYTES
 from millstream.engine.stream.reading import BLOCKED_COUNT, ReadOptions, changed_unwatched, modified_quietly
 from millstream.engine.stream.stream import EXHAUSTED, Trim
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Pairs, Reply
+
+if TYPE_CHECKING:
+    from millstream.engine.engine import Engine
 
 _GREATER_OUTSIDE_GROUP = (
     "ERR The > ID can be specified only when calling XREADGROUP using the GROUP <group> <consumer> option."
@@ -111,20 +113,29 @@ _LIMIT_EXACT = "ERR syntax error, LIMIT cannot be used without the special ~ opt
 _NO_TRIM = "ERR syntax error, XTRIM must be called with a trimming strategy"
 _ZERO_ID = "ERR The ID specified in XADD must be greater than 0-0"
 _SMALL_ID = "ERR The ID specified in XADD is equal or smaller than the target stream top item"
-_TOO_LARGE = "ERR Elements are too large to be stored"
 
 
 @command("XADD", arity=-5, flags=Flag.WRITE | Flag.DENY_OOM | Flag.FAST, keys=(1, 1, 1))
 def xadd(session: Session, args: Sequence[bytes]) -> Reply:
-    db, key = session.db, args[1]
+    engine, db, key = session.engine, session.db, args[1]
+    at, given, trim, create = _BARE if args[2] == b"*" else _xadd_options(engine, args)
+    words = (args[at + 1], args[at + 2]) if len(args) == at + 3 else _fields(args, at + 1)
+    if given is not None and given == (0, True):
+        raise ErrorReply(_ZERO_ID)
     stream = db.values.get(key)
-    if args[2] != b"*" or not len(args) & 1 or type(stream) is not Stream or db.expires:
-        return _xadd(session, args)
-    engine = session.engine
-    words = (args[3], args[4]) if len(args) == 5 else tuple(args[3:])
-    if len(words) > 2:
-        _check_size(words)
-    raw = stream.append_now(engine.now_ms, words)
+    if type(stream) is not Stream or db.expires:
+        stream = db.find_as(key, Stream)
+        if stream is None:
+            if not create:
+                return None
+            stream = Stream(engine.config)
+            db.add(key, stream)
+    if given is None:
+        raw = stream.append_now(engine.now_ms, words)
+    else:
+        entry_id = _decide_id(stream, given)
+        stream.append(entry_id >> SEQ_BITS, entry_id & SEQ_MAX, words)
+        raw = format_id(entry_id)
     if db.attended:
         engine.modified(db, key)
     else:
@@ -133,44 +144,17 @@ def xadd(session: Session, args: Sequence[bytes]) -> Reply:
         engine.notify(db, STREAM, b"xadd", key)
     if engine.recording:
         engine.record(db, b"XADD", key, raw, *words)
-    return raw
-
-
-def _check_size(words: tuple[bytes, ...]) -> None:
-    if sum(map(len, words)) > MAX_BYTES:
-        raise ErrorReply(_TOO_LARGE)
-
-
-def _xadd(session: Session, args: Sequence[bytes]) -> Reply:
-    engine, db, key = session.engine, session.db, args[1]
-    entry_id = plain_id(args[2])
-    options = _parse(session, args, adding=True) if entry_id is None else _Options(2, (entry_id, True), None, True)
-    words = tuple(args[options.at + 1 :])
-    if len(words) < 2 or len(words) & 1:
-        raise ErrorReply("ERR wrong number of arguments for 'xadd' command")
-    if options.id == (0, True):
-        raise ErrorReply(_ZERO_ID)
-    stream = db.find_as(key, Stream)
-    if stream is None:
-        if not options.create:
-            return None
-        stream = Stream(engine.config)
-        db.add(key, stream)
-    _check_size(words)
-    if options.id is None:
-        raw = stream.append_now(engine.now_ms, words)
-    else:
-        entry_id = _decide_id(stream, options.id)
-        stream.append(entry_id >> SEQ_BITS, entry_id & SEQ_MAX, words)
-        raw = format_id(entry_id)
-    engine.modified(db, key)
-    engine.notify(db, STREAM, b"xadd", key)
-    if engine.recording:
-        engine.record(db, b"XADD", key, raw, *words)
-    if options.trim is not None and options.trim.apply(stream):
+    if trim is not None and trim.apply(stream):
         engine.notify(db, STREAM, b"xtrim", key)
         _record_trim(db, key, stream)
     return raw
+
+
+def _fields(args: Sequence[bytes], start: int) -> tuple[bytes, ...]:
+    words = tuple(args[start:])
+    if not words or len(words) & 1:
+        raise ErrorReply("ERR wrong number of arguments for 'xadd' command")
+    return words
 
 
 def _decide_id(stream: Stream, given: tuple[int, bool]) -> int:
@@ -187,41 +171,42 @@ def _decide_id(stream: Stream, given: tuple[int, bool]) -> int:
     return entry_id
 
 
-class _Options(NamedTuple):
-    at: int
-    """Where the id is, or would be."""
-    id: tuple[int, bool] | None
-    """None for ``*``; the id, and whether its sequence number was given."""
-    trim: Trim | None
-    create: bool
+_Options = tuple[int, tuple[int, bool] | None, Trim | None, bool]
+"""Where the id is, or would be; the id, and whether its sequence number was given (None for ``*``); what to trim; whether
+a stream that is not there is made."""
+
+_BARE: Final[_Options] = (2, None, None, True)
 
 
-def _parse(session: Session, args: Sequence[bytes], *, adding: bool) -> _Options:
+def _xadd_options(engine: Engine, args: Sequence[bytes]) -> _Options:
+    entry_id = plain_id(args[2])
+    return _parse(engine, args, adding=True) if entry_id is None else (2, (entry_id, True), None, True)
+
+
+def _parse(engine: Engine, args: Sequence[bytes], *, adding: bool) -> _Options:
     """XADD's and XTRIM's options. The order of the checks decides which error a client sees."""
     max_len: int | None = None
     min_id: int | None = None
     approximate, create = False, True
     limit: int | None = None
     entry_id: tuple[int, bool] | None = None
-    at, end = 2, len(args)
-    while at < end:
-        more = end - 1 - at
+    at, last = 2, len(args) - 1
+    while at <= last:
         option = args[at].upper()
         if adding and option == b"*":
             break
-        if option in (b"MAXLEN", b"MINID") and more:
+        if option in (b"MAXLEN", b"MINID") and at < last:
             if max_len is not None or min_id is not None:
                 raise ErrorReply(_TWO_TRIMS)
-            approximate = False
-            if more >= 2 and args[at + 1] in (b"~", b"="):
-                at += 1
-                approximate = args[at] == b"~"
             at += 1
+            approximate = args[at] == b"~" and at < last
+            if approximate or (args[at] == b"=" and at < last):
+                at += 1
             if option == b"MINID":
                 min_id = parse_id(args[at])
             else:
                 max_len = _not_negative(args[at], "MAXLEN")
-        elif option == b"LIMIT" and more:
+        elif option == b"LIMIT" and at < last:
             at += 1
             limit = _not_negative(args[at], "LIMIT")
         elif adding and option == b"NOMKSTREAM":
@@ -238,11 +223,11 @@ def _parse(session: Session, args: Sequence[bytes], *, adding: bool) -> _Options
     if not adding and not has_trim:
         raise ErrorReply(_NO_TRIM)
     if limit is None:
-        limit = _default_limit(session) if approximate else 0
+        limit = engine.config.approximate_trim_limit if approximate else 0
     elif not approximate:
         raise ErrorReply(_LIMIT_EXACT)
     trim = Trim(max_len, min_id, approximate, limit) if has_trim else None
-    return _Options(at, entry_id, trim, create)
+    return at, entry_id, trim, create
 
 
 def _not_negative(raw: bytes, name: str) -> int:
@@ -250,12 +235,6 @@ def _not_negative(raw: bytes, name: str) -> int:
     if number < 0:
         raise ErrorReply(f"ERR The {name} argument must be >= 0.")
     return number
-
-
-def _default_limit(session: Session) -> int:
-    """Redis's bound on the work of one approximate trim: a hundred nodes."""
-    limit = 100 * session.engine.config.stream_node_max_entries
-    return min(limit, 1_000_000) if 0 < limit <= INT64_MAX else 10_000
 
 
 def _record_trim(db: Database, key: bytes, stream: Stream) -> None:
@@ -266,7 +245,7 @@ def _record_trim(db: Database, key: bytes, stream: Stream) -> None:
 @command("XTRIM", arity=-4, flags=Flag.WRITE, keys=(1, 1, 1))
 def xtrim(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db, key = session.engine, session.db, args[1]
-    trim = _parse(session, args, adding=False).trim
+    _, _, trim, _ = _parse(engine, args, adding=False)
     assert trim is not None
     stream = db.find_as(key, Stream)
     if stream is None:

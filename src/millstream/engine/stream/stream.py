@@ -34,15 +34,16 @@ class Trim:
         """Returns how many entries went."""
         deleted = 0
         nodes = stream.nodes
+        max_len = self.max_len
         while len(nodes):
-            if self.max_len is not None and stream.length <= self.max_len:
+            if max_len is not None and stream.length <= max_len:
                 break
             at = nodes.first
             node = nodes[at]
             live = node.live
             if self.limit and deleted + live > self.limit:
                 break
-            if self._takes_all(stream, node):
+            if self._is_too_old(node) if max_len is None else stream.length - live >= max_len:
                 stream.remove_node(at)
                 stream.count_gone(live)
                 deleted += live
@@ -55,9 +56,7 @@ class Trim:
             break
         return deleted
 
-    def _takes_all(self, stream: Stream, node: StreamNode) -> bool:
-        if self.max_len is not None:
-            return stream.length - node.live >= self.max_len
+    def _is_too_old(self, node: StreamNode) -> bool:
         assert self.min_id is not None
         return node.last_id() < self.min_id
 
@@ -70,6 +69,7 @@ class Trim:
         return sum(map(node.is_live, range(node.skip, stop)))
 
 
+TOO_LARGE: Final = "ERR Elements are too large to be stored"
 EXHAUSTED: Final = "ERR The stream has exhausted the last possible ID, unable to add more items"
 
 _GROUP_BYTES: Final = 500
@@ -217,9 +217,11 @@ class Stream:
 
     def append(self, ms: int, seq: int, words: Words) -> None:
         """Adds an entry with an id that is greater than ``last_id``."""
+        length = sum(map(len, words))
+        if length > MAX_BYTES:
+            raise ErrorReply(TOO_LARGE)
         tail = self._tail or self._reopen()
         limits = self._limits
-        length = sum(map(len, words))
         if tail is None:
             self._start_node(ms, seq, words)
         elif tail.has_room_for(length, limits.stream_node_max_bytes or MAX_BYTES, limits.stream_node_max_entries):
