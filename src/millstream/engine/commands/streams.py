@@ -172,8 +172,8 @@ def _decide_id(stream: Stream, given: tuple[int, bool]) -> int:
 
 
 _Options = tuple[int, tuple[int, bool] | None, Trim | None, bool]
-"""Where the id is, or would be; the id, and whether its sequence number was given (None for ``*``); what to trim; whether
-a stream that is not there is made."""
+"""Where the id is, or would be; the id, and whether its sequence number was given (None for ``*``); what to trim; and
+whether a stream that is not there is made."""
 
 _BARE: Final[_Options] = (2, None, None, True)
 
