@@ -168,13 +168,18 @@ def together(context: Context, conversations: Sequence[Conversation[Any]]) -> Co
                     if isinstance(request, Command):
                         answer = answers[at]
                         at += 1
-                        if type(answer) is ErrorReply:
-                            go_on(number, error=typed(answer))
+                        if isinstance(answer, (ErrorReply, MillstreamError)):
+                            go_on(number, error=typed(answer) if isinstance(answer, ErrorReply) else answer)
                         else:
                             go_on(number, answer)
+                        continue
+                    own = answers[at : at + len(request.commands)]
+                    at += len(own)
+                    trouble = _unanswered(request, own)
+                    if trouble is None:
+                        go_on(number, request.read(own))
                     else:
-                        go_on(number, request.read(answers[at : at + len(request.commands)]))
-                        at += len(request.commands)
+                        go_on(number, error=trouble)
     finally:
         for conversation in conversations:
             conversation.close()
@@ -198,6 +203,12 @@ def _shares(asked: Asked) -> list[Asked]:
         else:
             others[number] = request
     return [share for share in (repeatable, others, *alone) if share]
+
+
+def _unanswered(batch: Batch, replies: Sequence[Any]) -> MillstreamError | None:
+    """The error that the batch would have met alone: its node did not answer; or of many nodes not one did."""
+    errors = [reply for reply in replies if isinstance(reply, MillstreamError)]
+    return errors[0] if errors and (batch.keys is None or len(errors) == len(replies)) else None
 
 
 def _batch(share: Asked) -> Batch:

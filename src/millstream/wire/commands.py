@@ -49,7 +49,8 @@ class Batch(NamedTuple):
     after: Args | None = None
     """One more command, sent on the same connection after EXEC where the batch is atomic; its reply comes last."""
     keys: Sequence[bytes] | None = None
-    """One key a command, instead of ``key``: in a cluster each node gets its share in one go. Never atomic."""
+    """One key a command, instead of ``key``: in a cluster each node gets its share in one go, and what a node does not
+    answer is an error in the places of its commands alone. Never atomic."""
     reading: Reading = as_they_are
     """What the replies are turned into, all but that of ``after``. A link to a server does it with those that have
     come, while the server works on the rest."""

@@ -396,6 +396,69 @@ def test_a_batch_over_many_keys_is_shared_out() -> None:
     assert replies == [key + b"!" for key in keys]
 
 
+KEYS = [b"k%d" % n for n in range(12)]
+AT_HERE = [key for key in KEYS if slot_of(key) <= SLOTS // 2]
+FIRST, SECOND = (HERE, THERE) if KEYS[0] in AT_HERE else (THERE, HERE)
+ASKED_FIRST = [key for key in KEYS if (key in AT_HERE) == (FIRST == HERE)]
+ASKED_SECOND = [key for key in KEYS if key not in ASKED_FIRST]
+
+
+def over_both(*, repeatable: bool = False) -> Batch:
+    return Batch([(b"GET", key) for key in KEYS], keys=KEYS, repeatable=repeatable)
+
+
+def by_key(replies: list[Any]) -> dict[bytes, Any]:
+    return dict(zip(KEYS, replies, strict=True))
+
+
+def test_a_node_that_cannot_be_reached_costs_the_others_of_a_batch_nothing() -> None:
+    gone = NotSent("connection refused")
+    tries = [one for _ in range(30) for one in (HALVES, gone)]
+    road = Road(spread(), HALVES, ASKED_FIRST, gone, gone, *tries, deadline_ms=2_000)
+
+    replies = by_key(road.walk(road.retry_policy.call_many(over_both())))
+
+    assert [replies[key] for key in ASKED_FIRST] == ASKED_FIRST
+    assert len(ASKED_SECOND) > 2
+    for key in ASKED_SECOND:
+        assert isinstance(replies[key], BrokerUnavailable)
+        assert not replies[key].may_have_been_applied
+    assert sum(road.pauses) <= 2, "one deadline for all of them"
+
+
+def test_a_node_that_breaks_off_costs_the_others_of_a_batch_nothing() -> None:
+    """What it did answer counts; of the rest nobody knows."""
+    road = Road(spread(), HALVES, NoAnswer("reset", ASKED_FIRST[:1]), ASKED_SECOND)
+
+    replies = by_key(road.walk(road.retry_policy.call_many(over_both())))
+
+    assert [replies[key] for key in (ASKED_FIRST[0], *ASKED_SECOND)] == [ASKED_FIRST[0], *ASKED_SECOND]
+    for key in ASKED_FIRST[1:]:
+        assert isinstance(replies[key], BrokerUnavailable)
+        assert replies[key].may_have_been_applied
+
+
+def test_what_a_node_refuses_for_a_while_has_one_deadline_for_all_of_a_batch() -> None:
+    down = ErrorReply("CLUSTERDOWN Hash slot not served")
+    tries = [one for _ in range(60) for one in (HALVES, down)]
+    road = Road(spread(), HALVES, ASKED_FIRST, [down] * len(ASKED_SECOND), down, *tries, deadline_ms=2_000)
+
+    replies = by_key(road.walk(road.retry_policy.call_many(over_both())))
+
+    assert [replies[key] for key in ASKED_FIRST] == ASKED_FIRST
+    assert [replies[key] for key in ASKED_SECOND] == [down] * len(ASKED_SECOND)
+    assert sum(road.pauses) <= 2
+
+
+def test_a_batch_over_many_nodes_that_nobody_answers_is_an_error() -> None:
+    road = Road(spread(), HALVES, *[NoAnswer("reset")] * 2)
+
+    with pytest.raises(BrokerUnavailable) as caught:
+        road.walk(road.retry_policy.call_many(over_both()))
+
+    assert caught.value.may_have_been_applied
+
+
 # --- scripts ---
 
 STEP = Command(script("trim_safely").words((b"s",), (b"1", b"0")), b"s", repeatable=True)

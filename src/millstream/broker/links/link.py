@@ -31,7 +31,8 @@ class Link(Protocol):
         """The reply; an error reply is raised as its typed error."""
 
     async def call_many(self, batch: Batch) -> list[Any]:
-        """The replies in order, error replies among them as values."""
+        """The replies in order, error replies among them as values. Of a batch with ``keys`` each is answered for
+        itself: a BrokerUnavailable stands where a node did not answer, and is raised where none did."""
 
     def listen(self, patterns: Sequence[bytes]) -> Listener:
         """Messages of the channels that match. Messages sent while a connection is broken are missed."""

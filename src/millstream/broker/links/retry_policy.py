@@ -97,44 +97,81 @@ class RetryPolicy:
         return batch.read(replies)
 
     def _ask_each_node(self, batch: Batch, keys: Sequence[bytes]) -> Exchanges[list[Any]]:
-        """A batch over many keys: each node gets its share in one go; what that did not settle goes one by one."""
-        commands, repeatable = batch.commands, batch.repeatable
-        replies: list[Any] = [None] * len(commands)
-        shares, alone = yield from self._shares(keys)
+        """A batch over many keys: each node gets its share in one go; what that did not settle goes one by one, until
+        one deadline for all of them. What a node did not answer is an error in its place, and costs the others nothing;
+        where nobody answered anything it is raised."""
+        deadline = self._clock.monotonic_ms() + self._deadline_ms
+        replies: list[Any] = [None] * len(batch.commands)
+        shares, homeless = yield from self._shares(keys)
+        unreached = [homeless]
+        refused: list[int] = []
         for node, share in shares.items():
-            unsettled = share
-            for _ in range(2):  # the second time with what the node had to be given first
-                try:
-                    all_of_them = type(unsettled) is range
-                    answers = yield Exchange(node, commands if all_of_them else [commands[one] for one in unsettled])
-                except NotSent:
-                    alone += unsettled
+            again, unsent = yield from self._ask_share(node, share, batch, replies)
+            refused += again
+            unreached.append(unsent)
+        for index in refused:
+            yield from self._ask_one(batch, keys, index, replies, deadline)
+        for some in unreached:
+            for at, index in enumerate(some):
+                error = yield from self._ask_one(batch, keys, index, replies, deadline)
+                if error is not None and not error.may_have_been_applied:
+                    for other in some[at + 1 :]:  # nobody waits for that node once more for each of its keys
+                        replies[other] = error
                     break
-                except NoAnswer as failure:
-                    if not repeatable:
-                        raise unanswered(str(failure), failure.replies) from failure
-                    alone += unsettled
-                    break
-                sources: dict[bytes, list[int]] = {}
-                for index, answer in zip(unsettled, answers, strict=True):
-                    replies[index] = answer
-                    if type(answer) is not ErrorReply:
-                        continue
-                    if passing(answer):
-                        alone.append(index)
-                    elif (source := script_to_load(commands[index], answer)) is not None:
-                        sources.setdefault(source, []).append(index)
-                if not sources:
-                    break
-                unsettled = [index for some in sources.values() for index in some]
-                yield from self._load(node, list(sources))
-            else:
-                alone += unsettled
-        for index in alone:
-            (replies[index],) = yield from self._ask_until_answered(
-                [commands[index]], keys[index], repeatable, 0, alone=False
-            )
+        if all(isinstance(reply, BrokerUnavailable) for reply in replies):
+            raise next((one for one in replies if one.may_have_been_applied), replies[0])
         return replies
+
+    def _ask_share(
+        self, node: Node, share: Sequence[int], batch: Batch, replies: list[Any]
+    ) -> Exchanges[tuple[list[int], list[int]]]:
+        """One node's part of a batch. What it refused for a passing reason, and what has not reached it."""
+        commands = batch.commands
+        refused: list[int] = []
+        unsettled = share
+        for _ in range(2):  # the second time with what the node had to be given first
+            unheard: Sequence[int] = ()
+            try:
+                all_of_them = type(unsettled) is range
+                answers = yield Exchange(node, commands if all_of_them else [commands[one] for one in unsettled])
+            except NotSent:
+                return refused, list(unsettled)
+            except NoAnswer as failure:
+                answers = failure.replies
+                rest = unsettled[len(answers) :]
+                if batch.repeatable:
+                    unheard = rest
+                else:
+                    lost = unanswered(str(failure), ())
+                    for index in rest:
+                        replies[index] = lost
+            sources: dict[bytes, list[int]] = {}
+            for index, answer in zip(unsettled, answers, strict=False):
+                replies[index] = answer
+                if type(answer) is not ErrorReply:
+                    continue
+                if passing(answer):
+                    refused.append(index)
+                elif (source := script_to_load(commands[index], answer)) is not None:
+                    sources.setdefault(source, []).append(index)
+            unsettled = [index for some in sources.values() for index in some]
+            if unheard or not sources:
+                return [*refused, *unsettled], list(unheard)
+            yield from self._load(node, list(sources))
+        return [*refused, *unsettled], []
+
+    def _ask_one(
+        self, batch: Batch, keys: Sequence[bytes], index: int, replies: list[Any], deadline: float
+    ) -> Exchanges[BrokerUnavailable | None]:
+        """One of a batch, in its place of ``replies``; the error where it was not answered."""
+        try:
+            (replies[index],) = yield from self._ask_until_answered(
+                [batch.commands[index]], keys[index], batch.repeatable, 0, alone=False, deadline=deadline
+            )
+        except BrokerUnavailable as error:
+            replies[index] = error
+            return error
+        return None
 
     def _shares(self, keys: Sequence[bytes]) -> Exchanges[tuple[dict[Node, Sequence[int]], list[int]]]:
         """Which of the keys each node has, by their places; and those that no node has now. Where one node has all of
@@ -165,8 +202,11 @@ class RetryPolicy:
         trailing: int = 0,
         reading: Reading = as_they_are,
         on_wait: Callable[[int], None] | None = None,
+        deadline: float | None = None,
     ) -> Exchanges[list[Any]]:
-        deadline = self._clock.monotonic_ms() + self._deadline_ms
+        """``deadline``: another than this call's own; it is asked once in any case."""
+        if deadline is None:
+            deadline = self._clock.monotonic_ms() + self._deadline_ms
         done: list[Any] = []
         attempt = hops = loads = 0
         detour: Node | None = None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from millstream.broker.context import Context
 from millstream.broker.links.targets import NodeName
 from millstream.broker.operations.conversion import Name, entries, entry_id, mapping, name_word, sequence
-from millstream.errors import ServerTooOld
+from millstream.errors import MillstreamError, ServerTooOld
 from millstream.model import ConsumerInfo, Entry, EntryId, GroupInfo, StreamInfo
 from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, to_name
 
@@ -249,4 +249,8 @@ def _stream(key: bytes, info: Facts, groups: list[Facts], size: Any, oldest: dic
 def _each(commands: Sequence[Args], keys: Sequence[bytes]) -> Conversation[list[Any]]:
     if not commands:
         return []
-    return list((yield Batch(commands, keys=keys, repeatable=True)))
+    replies: list[Any] = yield Batch(commands, keys=keys, repeatable=True)
+    for reply in replies:
+        if isinstance(reply, MillstreamError):
+            raise reply  # a survey without a node's streams would tell that there are none
+    return replies
