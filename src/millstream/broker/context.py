@@ -6,7 +6,7 @@ Every bound of the broker stands here: how much an entry holds, how far a batch 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -66,6 +66,8 @@ class Context:
     """The owner record behind which deliveries are settled; None: whoever holds a delivery may settle it."""
     cluster: bool = False
     """Keys live on several nodes."""
+    node_of: Callable[[bytes], Hashable] | None = None
+    """On a cluster: which node has a key, as far as is known. What shares a node shares its outages."""
     until_trim: dict[bytes, int] = field(default_factory=dict)
     """Stream to the number of adds that are left until it is trimmed again."""
     durability_seen: dict[int, tuple[int, str]] = field(default_factory=dict)

@@ -56,6 +56,7 @@ def open_broker(
     target = _target(url)
     context.cluster = target.kind == "cluster"
     link = RedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    context.node_of = link.node_of if context.cluster else None
     return Broker(link, context, str(target))
 
 
@@ -84,6 +85,7 @@ def open_blocking_broker(
     target = _target(url)
     context.cluster = target.kind == "cluster"
     link = BlockingRedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    context.node_of = link.node_of if context.cluster else None
     return BlockingBroker(link, context, str(target))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -146,16 +146,17 @@ class SentinelSetup:
 
 
 class ClusterSetup:
-    """Three primaries that share the slots."""
+    """Three primaries that share the slots. ``options`` are those of each redis-server."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self._options = options
         self._bus = [free_port() for _ in range(3)]
         self.nodes = [self._node(bus) for bus in self._bus]
 
     def _node(self, bus: int) -> RedisProcess:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(bus)]
         # A primary whose last slot moves away stays one, and can be given slots again.
-        return RedisProcess([*options, "--cluster-allow-replica-migration", "no"])
+        return RedisProcess([*options, "--cluster-allow-replica-migration", "no", *self._options])
 
     @property
     def url(self) -> str:
@@ -188,6 +189,11 @@ class ClusterSetup:
             if b"cluster_state:ok" not in facts or len(ask(node, "CLUSTER", "SLOTS")) != len(self.nodes):
                 return False
         return True
+
+    def restart(self, node: RedisProcess) -> None:
+        """A node that was killed, from what it has on disk. Returns when everybody believes in it again."""
+        node.start()
+        wait_until(self._formed, what="the cluster to have its node again", timeout_s=SETTLING_S)
 
     def add_node(self) -> RedisProcess:
         """One more primary, without slots and without memory. Returns when everybody knows it."""

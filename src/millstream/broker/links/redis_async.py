@@ -181,6 +181,10 @@ class RedisLink:
             return []
         return await self._run(self._retry_policy.call_many(batch))
 
+    def node_of(self, key: bytes) -> Node | None:
+        """Which node has the key, as far as is known; nobody is asked."""
+        return self._retry_policy.route.known_node(key)
+
     def listen(self, patterns: Any) -> RedisListener:
         return RedisListener(self, tuple(patterns), self._limits, self._observer)
 

@@ -63,6 +63,9 @@ class NodeRoute(Protocol):
     def node_for(self, key: bytes | None) -> Exchanges[Node]:
         """Raises NotSent when no node can be found now."""
 
+    def known_node(self, key: bytes) -> Node | None:
+        """Without asking anybody; None where nobody has been asked yet."""
+
     def forget(self) -> None:
         """What was known is wrong: find out again."""
 
@@ -93,6 +96,9 @@ class SingleRoute:
         return self._node
         yield
 
+    def known_node(self, key: bytes) -> Node | None:
+        return self._node
+
     def forget(self) -> None:
         """There is only this one; a new connection may still reach another server behind its name."""
 
@@ -120,6 +126,9 @@ class SentinelRoute:
     def node_for(self, key: bytes | None) -> Exchanges[Node]:
         if self._primary is None:
             self._primary = yield from self._find()
+        return self._primary
+
+    def known_node(self, key: bytes) -> Node | None:
         return self._primary
 
     def _find(self) -> Exchanges[Node]:
@@ -180,6 +189,10 @@ class ClusterRoute:
             self._owners = []
             raise NotSent("no node of the cluster serves the slot of this key")
         return owner
+
+    def known_node(self, key: bytes) -> Node | None:
+        owners = self._owners  # threads share the route
+        return owners[slot_of(key)] if owners else None
 
     def _read_table(self) -> Exchanges[list[Node | None]]:
         troubles: list[str] = []

@@ -55,17 +55,20 @@ class Reader:
         slot = slot_of(topic.key) if self.consumer.broker.context.cluster else None
         shard = next((one for one in self._shards if one.slot == slot and len(one.topics) < SHARD_SIZE), None)
         if shard is None:
-            shard = self._new_shard(slot)
+            shard = self._new_shard(topic, slot)
         topic.shard = shard
         shard.add(topic)
 
-    def _new_shard(self, slot: int | None) -> Shard:
+    def _new_shard(self, topic: Topic, slot: int | None) -> Shard:
         shard = Shard(self, slot, polls=slot is not None and self.waiting_slots >= WAITING_SLOTS)
         if shard.polls:
             shard.slot = None
-            existing = next((one for one in self._shards if one.polls and len(one.topics) < IN_ONE_GO), None)
-            if existing is not None:
-                return existing
+            # A poll waits for all nodes that it asks: one that is away must cost the topics of others nothing.
+            node_of = self.consumer.broker.context.node_of
+            shard.node = node_of(topic.key) if node_of is not None else None
+            for one in self._shards:
+                if one.polls and one.node == shard.node and len(one.topics) < IN_ONE_GO:
+                    return one
         self._shards.append(shard)
         self.consumer.start(shard.run, "reader")
         return shard

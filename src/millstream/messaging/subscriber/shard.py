@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker import together, unblock, wait_for_streams, xreadgroup
@@ -46,11 +46,13 @@ FAILED = Backoff(initial_ms=50, max_ms=1_000)
 
 
 class Shard:
-    """Topics that one read waits for. On a cluster they lie in one slot, or are polled."""
+    """Topics that one read waits for. On a cluster they lie in one slot, or on one node, which is polled."""
 
     def __init__(self, reader: Reader, slot: int | None, *, polls: bool) -> None:
         self.slot = slot
         self.polls = polls
+        self.node: Hashable = None
+        """Of a polled one: where its topics were when they came."""
         self.topics: dict[bytes, Topic] = {}
         self.progress_ms = 0.0
         self._reader = reader
