@@ -19,7 +19,8 @@ import pytest
 
 from millstream import open_broker
 from millstream.messaging import Message, Publisher
-from millstream.testing import eventually
+from millstream.testing import ClusterSetup, eventually
+from millstream.testing.topologies import ask
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 WORKER = Path(__file__).with_name("assigned_worker.py")
@@ -85,6 +86,18 @@ class Journal:
         return any(line.member == member and line.number >= number for line in self.lines())
 
 
+@pytest.fixture(params=["redis", pytest.param("cluster", marks=pytest.mark.at_length)])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of an empty server, or of an empty cluster of three."""
+    if request.param == "cluster":
+        cluster: ClusterSetup = request.getfixturevalue("cluster")
+        for node in cluster.nodes:
+            ask(node, "FLUSHALL")
+        return cluster.url
+    address: str = request.getfixturevalue("redis_url")
+    return address
+
+
 @contextmanager
 def member(url: str, name: str, journal: Journal, topic: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": str(WORKER.parents[1])}
@@ -105,21 +118,21 @@ async def publish(url: str, topic: str, numbers: range) -> None:
 
 @pytest.mark.parametrize("trial", range(TRIALS))
 async def test_a_member_that_was_stopped_past_its_lease_begins_nothing_that_others_have_finished(
-    redis_url: str, tmp_path: Path, trial: int
+    url: str, tmp_path: Path, trial: int
 ) -> None:
     journal = Journal(tmp_path / "journal")
     topic = f"orders-{trial}"
     everything = {(f"k{key}", number) for key in range(KEYS) for number in range(EACH)}
-    with member(redis_url, "sleeper", journal, topic) as sleeper:
-        await publish(redis_url, topic, range(EACH))
+    with member(url, "sleeper", journal, topic) as sleeper:
+        await publish(url, topic, range(EACH))
         await eventually(lambda: len(journal.done()) > KEYS, what="the first to work", timeout_s=60)
         sleeper.send_signal(signal.SIGSTOP)
-        with member(redis_url, "heir", journal, topic):
+        with member(url, "heir", journal, topic):
             await eventually(lambda: journal.done() == everything, what="the heir to do the rest", timeout_s=60)
             sleeper.send_signal(signal.SIGCONT)
             number = EACH
             while not journal.has_handled("sleeper", EACH):
-                await publish(redis_url, topic, range(number, number + 1))
+                await publish(url, topic, range(number, number + 1))
                 number += 1
                 await asyncio.sleep(0.1)
     # The heir may begin again what the sleeper had finished and, stopped at that very moment, not acknowledged.
@@ -127,7 +140,7 @@ async def test_a_member_that_was_stopped_past_its_lease_begins_nothing_that_othe
 
 
 @pytest.mark.parametrize("trial", range(max(1, TRIALS // 2)))
-async def test_members_of_a_partitioned_topic_are_killed(redis_url: str, tmp_path: Path, trial: int) -> None:
+async def test_members_of_a_partitioned_topic_are_killed(url: str, tmp_path: Path, trial: int) -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6) * 100 + trial
     print(f"SEED={seed}")
     chance = random.Random(seed)
@@ -137,7 +150,7 @@ async def test_members_of_a_partitioned_topic_are_killed(redis_url: str, tmp_pat
 
         def hire(number: int) -> tuple[str, subprocess.Popen[bytes]]:
             name = f"m{number}"
-            return name, processes.enter_context(member(redis_url, name, journal, topic))
+            return name, processes.enter_context(member(url, name, journal, topic))
 
         def somebody_at_work(crew: dict[str, subprocess.Popen[bytes]]) -> list[str]:
             return sorted(crew.keys() & journal.at_work())
@@ -145,7 +158,7 @@ async def test_members_of_a_partitioned_topic_are_killed(redis_url: str, tmp_pat
         crew = dict(hire(number) for number in range(3))
         sent = 0
         for number in range(3, 7):
-            await publish(redis_url, topic, range(sent, sent + EACH // 4))
+            await publish(url, topic, range(sent, sent + EACH // 4))
             sent += EACH // 4
             await eventually(partial(somebody_at_work, crew), what="somebody at work", timeout_s=60)
             process = crew.pop(chance.choice(somebody_at_work(crew)))

@@ -24,7 +24,7 @@ from millstream import BlockingBroker, open_blocking_broker
 from millstream.assignment.announcement import Announcement
 from millstream.model import Entry
 from millstream.testing import SentinelSetup, wait_until
-from millstream.wire.commands import Command
+from millstream.testing.topologies import ask
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 STREAMS = [f"data-{n}" for n in range(9)]
@@ -93,12 +93,13 @@ def verdict(broker: BlockingBroker) -> None:
         assert longest_ms <= SETTINGS.lease_ms + 2_000, f"{stream} had no owner while others worked for {longest_ms} ms"
 
 
-@pytest.fixture(params=["server", "redis"])
+@pytest.fixture(params=["server", "redis", pytest.param("cluster", marks=pytest.mark.at_length)])
 def url(request: pytest.FixtureRequest) -> str:
-    server = request.getfixturevalue("millstream_server" if request.param == "server" else "shared_redis")
-    with open_blocking_broker(server.url) as broker:
-        broker.link.call(Command((b"FLUSHALL",)))
-    address: str = server.url
+    places = {"server": "millstream_server", "redis": "shared_redis", "cluster": "cluster"}
+    place = request.getfixturevalue(places[request.param])
+    for server in place.nodes if request.param == "cluster" else [place]:
+        ask(server, "FLUSHALL")
+    address: str = place.url
     return address
 
 
