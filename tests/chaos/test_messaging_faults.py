@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,18 +19,41 @@ import pytest
 
 from chaos.crew import TOPIC, Crew
 from millstream import Broker, open_broker
-from millstream.broker.keys import beside
+from millstream.broker.keys import beside, slot_of
 from millstream.errors import MillstreamError
 from millstream.messaging import Message, Publisher, Subscriber
 from millstream.messaging.codecs import codec
 from millstream.messaging.failure import original
-from millstream.testing import RedisProcess, eventually
+from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.testing.faults import CuttingProxy
 from millstream.testing.ledger import HandlingLedger, Verdict
+from millstream.testing.topologies import ask
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120 + 60 * TRIALS)]
+
+
+ON_DISK = ["--appendonly", "yes", "--appendfsync", "always"]
+PLACES = ["redis", pytest.param("cluster", marks=pytest.mark.at_length)]
+
+
+@pytest.fixture(params=PLACES)
+def url(request: pytest.FixtureRequest) -> str:
+    """Of an empty server, or of an empty cluster of three."""
+    if request.param == "cluster":
+        cluster: ClusterSetup = request.getfixturevalue("cluster")
+        for node in cluster.nodes:
+            ask(node, "FLUSHALL")
+        return cluster.url
+    address: str = request.getfixturevalue("redis_url")
+    return address
+
+
+@pytest.fixture
+async def broker(url: str) -> AsyncIterator[Broker]:
+    async with open_broker(url) as opened:
+        yield opened
 
 
 async def send(broker: Broker, ledger: HandlingLedger, tokens: list[str]) -> None:
@@ -126,9 +150,9 @@ async def killing_spree(
 
 
 async def test_workers_are_killed(
-    redis_broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
+    url: str, broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
 ) -> None:
-    verdict = await killing_spree(redis_broker, ledger, hire(3), chance, work(chance, 400))
+    verdict = await killing_spree(broker, ledger, hire(3, url=url), chance, work(chance, 400))
 
     assert verdict.kept, str(verdict)
     assert not verdict.buried, "nobody was charged for a neighbour's death"
@@ -162,15 +186,15 @@ async def test_one_killer_among_a_hundred(redis_broker: Broker, ledger: Handling
 
 
 async def test_a_worker_is_stopped_past_the_claim_time(
-    redis_broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
+    url: str, broker: Broker, ledger: HandlingLedger, hire: Any, chance: random.Random
 ) -> None:
-    crew = hire(2, slow_s=0.05)
-    async with Sending(redis_broker, ledger):
+    crew = hire(2, url=url, slow_s=0.05)
+    async with Sending(broker, ledger):
         await crew.all_at_work()
         for _ in range(2):
             await stop_in_the_middle(ledger, chance.choice(crew.processes))
             await asyncio.sleep(chance.random() * 0.3)
-    verdict = await finish(redis_broker, ledger, crew)
+    verdict = await finish(broker, ledger, crew)
 
     assert verdict.kept, str(verdict)
     assert verdict.overtaken, "it was stopped in the middle of its work"
@@ -207,21 +231,34 @@ def begun_since(ledger: HandlingLedger, tokens: set[str], since: float) -> bool:
 # --- the server dies --------------------------------------------------------------------------------------------------
 
 
-async def test_redis_is_killed_and_restarted(ledger: HandlingLedger, hire: Any, chance: random.Random) -> None:
-    with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as server:
-        async with open_broker(server.url, deadline_ms=15_000) as broker:
-            crew = hire(2, url=server.url)
-            async with Sending(broker, ledger) as sending:
-                await crew.all_at_work()
-                for _ in range(2):
-                    await asyncio.sleep(chance.random() * 0.3)
-                    ledger.outage()
-                    server.kill()
-                    await asyncio.sleep(chance.random() * 0.5)
-                    server.start()
-                    ledger.outage()
-            verdict = await finish(broker, ledger, crew)
-            stored = [payload(entry.fields) for entry in await broker.xrange(TOPIC)]
+@pytest.fixture(params=PLACES)
+def keeping(request: pytest.FixtureRequest) -> Iterator[tuple[str, RedisProcess]]:
+    """A server that has everything on disk, or a cluster of three: its URL, and who has the topic."""
+    if request.param == "redis":
+        with RedisProcess(ON_DISK) as server:
+            yield server.url, server
+        return
+    with ClusterSetup(ON_DISK) as cluster:
+        yield cluster.url, cluster.owner(slot_of(TOPIC.encode()))
+
+
+async def test_redis_is_killed_and_restarted(
+    keeping: tuple[str, RedisProcess], ledger: HandlingLedger, hire: Any, chance: random.Random
+) -> None:
+    url, server = keeping
+    async with open_broker(url, deadline_ms=15_000) as broker:
+        crew = hire(2, url=url)
+        async with Sending(broker, ledger) as sending:
+            await crew.all_at_work()
+            for _ in range(2):
+                await asyncio.sleep(chance.random() * 0.3)
+                ledger.outage()
+                server.kill()
+                await asyncio.sleep(chance.random() * 0.5)
+                server.start()
+                ledger.outage()
+        verdict = await finish(broker, ledger, crew)
+        stored = [payload(entry.fields) for entry in await broker.xrange(TOPIC)]
 
     assert verdict.kept, str(verdict)
     assert not verdict.buried
