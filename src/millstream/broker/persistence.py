@@ -318,6 +318,10 @@ class Persistence:
                 self._abandon_rewrite()
                 if self.interrupted:
                     self.recover()
+                if self.on:
+                    self.journal.check_place()  # housekeeping may have looked a second ago
+                    if self.journal.sync_failed:
+                        self._mend()
                 self.journal.close()
             except (JournalUnwritable, JournalCorrupt, OSError) as error:
                 raise JournalNotWritten(

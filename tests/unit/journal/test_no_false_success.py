@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 
 import pytest
 
@@ -112,6 +113,29 @@ def test_a_journal_whose_file_is_gone_or_another_one_is_made_anew_before_anythin
         again = Embedded(directory=tmp_path / "data", housekeeping=False)
         assert (ask(again, "GET", "k"), ask(again, "GET", "later")) == (b"v", b"w")
         again.close()
+
+
+def test_closing_makes_a_journal_anew_that_was_taken_away_since_housekeeping_looked(tmp_path):
+    for harm in (
+        lambda path: path.unlink(),
+        lambda path: (path.rename(path.with_name("away")), path.write_bytes(b"")),
+        lambda path: os.truncate(path, 30),
+    ):
+        embedded = Embedded(directory=tmp_path / "data", clock=ManualClock(), housekeeping=False)
+        assert ask(embedded, "SET", "k", "v") is OK
+        harm(tmp_path / "data" / JOURNAL_NAME)
+        embedded.close()
+        again = Embedded(directory=tmp_path / "data", housekeeping=False)
+        assert ask(again, "GET", "k") == b"v"
+        again.close()
+
+
+def test_closing_a_broker_whose_directory_is_gone_is_an_error(tmp_path):
+    embedded = Embedded(directory=tmp_path / "data", clock=ManualClock(), housekeeping=False)
+    assert ask(embedded, "SET", "k", "v") is OK
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(JournalNotWritten, match="removed, replaced or cut"):
+        embedded.close()
 
 
 def test_a_rewrite_reads_everything_that_it_is_to_replace_or_fails(tmp_path):
