@@ -220,9 +220,10 @@ class Subscriber:
     ) -> Messages:
         """``async for message in subscriber.subscribe("orders")``: settle each message yourself.
 
-        No more than ``max_in_flight`` are unsettled at a time. Leaving the loop hands back what was not yielded; what
-        was yielded may still be settled, until ``close_timeout_ms``. With ``group=None`` every instance gets every
-        message after ``start`` ("$", the default: from now on), and nothing is pending. Ends after ``close``.
+        Nothing more is asked for while ``max_in_flight`` are unsettled. Leaving the loop hands back what was not
+        yielded; what was yielded may still be settled, until ``close_timeout_ms``. With ``group=None`` every instance
+        gets every message after ``start`` ("$", the default: from now on), and nothing is pending.
+        Ends after ``close``.
         """
         subscription = self._make(topic, group, start)
         return Messages(
