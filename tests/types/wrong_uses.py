@@ -124,6 +124,14 @@ async def returns_a_number(message: Message) -> int:
 async def misspelt_in_a_bus(command: Any) -> None: ...
 
 
+@router.on("orders", group="billing", close_timeout_ms=3_000)  # wrong
+async def closing_alone(message: Message) -> None: ...
+
+
+@bus.handler(close_timeout_ms=3_000)  # wrong
+async def closing_alone_in_a_bus(command: Any) -> None: ...
+
+
 async def publishes(publisher: Publisher) -> None:
     await publisher.publish("orders", Message(b"1"), delay_ms=10)
     await publisher.publish("orders", "text")  # wrong

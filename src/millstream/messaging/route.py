@@ -296,7 +296,13 @@ class TopicReader(Protocol):
 def make_subscriber(broker: BrokerProtocol | None, route: Route) -> TopicReader:
     """The subscriber of a route. It connects to nothing yet, so it also serves to check the options."""
     options = dict(route.options)
-    for name in options:
+    for name, value in options.items():
+        if name == "close_timeout_ms":
+            raise HandlerRefused(
+                route.place,
+                "close_timeout_ms belongs to what closes as a whole: give it to the router, as in "
+                f"Router(broker, close_timeout_ms={value!r}), or to the bus.",
+            )
         if name not in OPTION_NAMES:
             hint = did_you_mean(name, OPTION_NAMES) or f". There are {', '.join(sorted(OPTION_NAMES))}."
             raise HandlerRefused(route.place, f"there is no option {name!r}{hint}")

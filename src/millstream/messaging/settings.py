@@ -66,6 +66,8 @@ class SubscriberSettings:
     grace_ms: int = 5_000
     """A read that is so much later than its block time means a reader that has silently stopped."""
     close_timeout_ms: int = 30_000
+    """How long ``close`` waits for handlers that run; then it hands their messages back. A router's and a bus's own
+    ``close_timeout_ms`` holds for all of their handlers."""
 
     def __post_init__(self) -> None:
         _check_group(self)
@@ -134,7 +136,6 @@ class HandlerOptions(SubscriberOptions, total=False):
 
     group_start: str | EntryId | None
     partitions: int | None
-    close_timeout_ms: int
 
 
 OPTION_NAMES = frozenset(HandlerOptions.__annotations__) - {"partitions"}

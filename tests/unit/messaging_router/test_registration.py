@@ -15,6 +15,7 @@ from millstream.messaging.handler import HandlerRefused, callable_name, callable
 from millstream.messaging.marshaler import PydanticMarshaler
 from millstream.messaging.message import Message
 from millstream.messaging.route import make_route
+from millstream.messaging.router import Router
 
 
 class Handler:
@@ -111,6 +112,15 @@ def test_what_cannot_be_called_is_refused_with_its_place(function: Any, says: st
     with pytest.raises(HandlerRefused, match=says) as caught:
         topic_handler(function, PydanticMarshaler(), {})
     assert getattr(function, "__name__", "orders") in caught.value.place
+
+
+def test_a_handlers_own_close_timeout_is_refused_and_told_where_it_belongs() -> None:
+    """A router closes as a whole: one handler's limit could only shorten what waits for the others anyway."""
+    router = Router()
+    wrong: dict[str, Any] = {"close_timeout_ms": 3_000}  # a type checker would refuse it, and not everybody runs one
+    with pytest.raises(HandlerRefused, match=r"close_timeout_ms.*Router\(broker, close_timeout_ms=3000\)"):
+        router.on("orders", group="billing", group_start="0", **wrong)(plain)
+    assert router.routes() == []
 
 
 async def test_a_handler_knows_who_runs_it_and_nobody_runs_afterwards() -> None:
