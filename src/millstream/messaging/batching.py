@@ -7,9 +7,9 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from millstream.broker import BatchWriter, RowsMissing, xrevrange
 from millstream.errors import MillstreamError
@@ -28,10 +28,26 @@ LEAST = 32
 """A batch of so many is not halved: a call to the broker has its price too."""
 
 Ids = list[EntryId | None]
+R = TypeVar("R")
 
 
 Row = list[bytes]
 """An entry as words: names and values in turn."""
+
+
+class Retries:
+    """Of one publish, from its first failure on: for how long it is tried again, and with which pauses."""
+
+    def __init__(self, retry_ms: int) -> None:
+        self._give_up_at = time.monotonic() + retry_ms / 1000
+        self._attempt = 0
+
+    def delay_ms(self, error: MillstreamError) -> int:
+        """Until the next try. Raises the error where that cannot help, or the time is over."""
+        if not error.retryable or time.monotonic() > self._give_up_at:
+            raise error
+        self._attempt += 1
+        return BACKOFF.delay_ms(self._attempt, random.random())  # noqa: S311 - spreads retries
 
 
 class QueuedCall(NamedTuple):
@@ -210,8 +226,7 @@ class TopicQueue:
         """The rows' ids, once it is proved that they are stored. Tried again from the same position, under the same
         token, until the time is over."""
         token = os.urandom(TOKEN_BYTES).hex().encode()
-        attempt = 0
-        give_up_at = 0.0
+        retries: Retries | None = None
         # Taken away, and put back with evidence only: whatever ends this (an error that nobody has foreseen, the end of
         # the loop) leaves nobody who knows whether these rows are stored, and what follows must not be taken for them.
         batches, self._batches = self._batches or self._begin(), None
@@ -221,20 +236,36 @@ class TopicQueue:
             except RowsMissing:
                 # The server forgot how far we were: flushed, or silent for an hour. So these rows were not stored.
                 batches = self._begin()
-                continue
             except MillstreamError as error:
-                give_up_at = give_up_at or time.monotonic() + self._retry_ms / 1000
-                if not error.retryable or time.monotonic() > give_up_at:
-                    raise
-                self.failing = True
-                self._outage.failed(self._topic, error)
-                self._broker.context.observer("messaging.publish_retried", topic=self._topic, error=str(error))
+                retries = retries or Retries(self._retry_ms)
+                await self._pause(retries.delay_ms(error), error)
             else:
                 self._batches = batches
                 self._outage.worked(self._topic)
                 return await self._complete(rows, appended.ids) if appended.skipped else appended.ids
-            attempt += 1
-            await asyncio.sleep(BACKOFF.delay_ms(attempt, random.random()) / 1000)  # noqa: S311 - spreads retries
+
+    async def until_stored(self, store: Callable[[], Awaitable[R]]) -> R:
+        """For what travels in no batch: calls ``store``, which adds nothing the second time, until it returns; for as
+        long as a batch is tried."""
+        retries: Retries | None = None
+        try:
+            while True:
+                try:
+                    stored = await store()
+                except MillstreamError as error:
+                    retries = retries or Retries(self._retry_ms)
+                    await self._pause(retries.delay_ms(error), error)
+                else:
+                    self._outage.worked(self._topic)
+                    return stored
+        finally:
+            self.failing = False
+
+    async def _pause(self, delay_ms: int, error: MillstreamError) -> None:
+        self.failing = True
+        self._outage.failed(self._topic, error)
+        self._broker.context.observer("messaging.publish_retried", topic=self._topic, error=str(error))
+        await asyncio.sleep(delay_ms / 1000)
 
     def _begin(self) -> BatchWriter:
         """A new version, from row 0 on."""

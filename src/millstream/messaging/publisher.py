@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -71,11 +72,17 @@ class Publisher:
         same number wherever the topic is written or read. Their messages need the metadata "key".
         ``max_buffered`` messages (or bytes) may wait to be sent; then ``publish`` waits for room.
 
-        ``retry_ms``: how long a batch is tried again while the broker cannot be reached, beyond the broker's deadline.
+        ``retry_ms``: how long a publish is tried again while the broker cannot be reached, beyond the broker's
+        deadline, whether it travels in a batch, has an ``idempotency_key`` or is delayed.
         """
         for name, value in (("max_batch", max_batch), ("max_buffered", max_buffered), ("retry_ms", retry_ms)):
             if type(value) is not int or value < 1:
                 raise InvalidArgument(name, value, "a whole number of 1 or more")
+        if type(idempotency_window_ms) is not int or idempotency_window_ms < retry_ms:
+            allowed = (
+                f"at least retry_ms, {retry_ms}: a key forgotten before its publish is repeated would store it twice"
+            )
+            raise InvalidArgument("idempotency_window_ms", idempotency_window_ms, allowed)
         self._broker = broker
         self._codec = codec_named(codec)
         self._durability = _level(durability)
@@ -94,6 +101,8 @@ class Publisher:
         self._versions = count(1)
         self._buffered = 0
         self._buffered_bytes = 0
+        self._alone = 0
+        """Calls that travel in no batch: with an idempotency key, or delayed."""
         self._waiting: OrderedDict[asyncio.Future[Ids], WaitingCall] = OrderedDict()
         self._delayed = DelayedPublisher(broker)
         self._outage = Outage("publish", broker.context.observer)
@@ -113,8 +122,9 @@ class Publisher:
     ) -> list[EntryId | None]:
         """Stores the messages, side by side and in order, and returns their ids once the broker has them.
 
-        ``idempotency_key``: any process that publishes with the same key within a day adds nothing (its ids are None);
-        with a delay, while the message waits and for a day after it is due.
+        ``idempotency_key``: any process that publishes with the same key within a day adds nothing (its ids are None,
+        also where it is this call that was stored and had to be repeated); with a delay, while the message waits and
+        for a day after it is due.
         ``delay_ms``: stored now, published later by whoever runs then, this publisher or any subscriber of the topic;
         the ids are not known yet (None). ``durability``: what must have happened before this returns.
         Waits while too much is buffered. Cancelled, it may or may not publish. Raises PublisherClosed,
@@ -132,9 +142,11 @@ class Publisher:
         if not messages:
             return []
         if delay_ms is not None:
-            return await self._publish_later(topic, messages, delay_ms, idempotency_key, level)
+            with self._awaited_by_close():
+                return await self._publish_later(queue, topic, messages, delay_ms, idempotency_key, level)
         if idempotency_key is not None:
-            return await self._publish_unique(topic, messages, idempotency_key, level)
+            with self._awaited_by_close():
+                return await self._publish_unique(queue, topic, messages, idempotency_key, level)
         stored = self._hand_in(queue, messages)
         if not self._waiting or stored not in self._waiting:
             return await stored
@@ -223,20 +235,40 @@ class Publisher:
 
     # --- the other two ways -----------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _awaited_by_close(self) -> Iterator[None]:
+        """These run in their callers' tasks, and may be tried again for long: a closed publisher has none left, and no
+        delayed message begins to be waited for after it."""
+        self._alone += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._alone -= 1
+            self._look_whether_idle()
+
     async def _publish_unique(
-        self, topic: str, messages: Sequence[Message], key: str, level: Durability | None
+        self, queue: TopicQueue, topic: str, messages: Sequence[Message], key: str, level: Durability | None
     ) -> list[EntryId | None]:
         if not key:
             raise InvalidArgument("idempotency_key", key, "a text that is not empty")
         for message in messages:
             _check_message(message)
         named = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        appended = await self._broker.run(append_unique, topic, named, window_ms=self._window_ms, durability=level)
+        appended = await queue.until_stored(
+            lambda: self._broker.run(append_unique, topic, named, window_ms=self._window_ms, durability=level)
+        )
         self._tell("messaging.published_unique", topic, messages=appended.added, skipped=appended.skipped)
         return appended.ids
 
     async def _publish_later(
-        self, topic: str, messages: Sequence[Message], delay_ms: int, key: str | None, level: Durability | None
+        self,
+        queue: TopicQueue,
+        topic: str,
+        messages: Sequence[Message],
+        delay_ms: int,
+        key: str | None,
+        level: Durability | None,
     ) -> list[EntryId | None]:
         if type(delay_ms) is not int or delay_ms < 0:
             raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative")
@@ -247,8 +279,10 @@ class Publisher:
             self._tokens += 1
             key = f"{self.id}.{self._tokens}"
         tokens = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        await self._broker.run(
-            delayed.publish_later, topic, tokens, delay_ms=delay_ms, unique_for_ms=window_ms, durability=level
+        await queue.until_stored(
+            lambda: self._broker.run(
+                delayed.publish_later, topic, tokens, delay_ms=delay_ms, unique_for_ms=window_ms, durability=level
+            )
         )
         self._delayed.due_in(topic, delay_ms)
         self._tell("messaging.published_later", topic, messages=len(tokens), delay_ms=delay_ms)
@@ -313,7 +347,10 @@ class Publisher:
             if not stored.done() and not self._take(*waiting):
                 break
             del self._waiting[stored]
-        if not self._buffered:
+        self._look_whether_idle()
+
+    def _look_whether_idle(self) -> None:
+        if not self._buffered and not self._alone:
             self._idle.set()
 
     def _start_afresh(self) -> None:
@@ -321,7 +358,7 @@ class Publisher:
         and not be stored. What the parent has buffered the parent sends."""
         self.id = new_uuid()
         self._queues = {}
-        self._buffered = self._buffered_bytes = 0
+        self._buffered = self._buffered_bytes = self._alone = 0
         self._waiting = OrderedDict()
         self._delayed = DelayedPublisher(self._broker)
         self._idle = asyncio.Event()

@@ -105,6 +105,71 @@ class PublishingChapter(Chapter):
         assert await stored(broker, topic) == [b"%d" % n for n in range(30)]
         assert [one for some in ids for one in some] == [entry.id for entry in await broker.xrange(topic)]
 
+    @pytest.mark.parametrize("fault", [Fault.refused(), Fault.answer_lost()])
+    @pytest.mark.parametrize("way", [{"idempotency_key": "k"}, {"delay_ms": 0}], ids=["unique", "delayed"])
+    async def test_every_way_to_publish_is_tried_again(
+        self, broker: Broker, topic: str, way: dict[str, Any], fault: Fault
+    ) -> None:
+        """The link has given up by then: what goes on is the publisher, for ``retry_ms``."""
+        failures = iter((fault, fault))
+
+        def twice(request: Command | Batch) -> Fault | None:
+            return next(failures, None) if writes(request) else None
+
+        async with Publisher(faulty(broker, twice)) as publisher:
+            await publisher.publish(topic, *numbered(3), **way)
+            assert publisher.ready
+
+            async def there() -> bool:
+                return await broker.xlen(topic) >= 3
+
+            await eventually(there)
+        assert await stored(broker, topic) == [b"0", b"1", b"2"]
+
+    @pytest.mark.parametrize("way", [{"idempotency_key": "k"}, {"delay_ms": 0}], ids=["unique", "delayed"])
+    async def test_every_way_to_publish_ends_with_its_error_when_the_time_is_over(
+        self, broker: Broker, topic: str, way: dict[str, Any]
+    ) -> None:
+        asked: list[Command | Batch] = []
+
+        def always(request: Command | Batch) -> Fault | None:
+            if not writes(request):
+                return None
+            asked.append(request)
+            return Fault.refused()
+
+        publisher = Publisher(faulty(broker, always), retry_ms=1)
+        with pytest.raises(BrokerUnavailable):
+            await publisher.publish(topic, Message(b""), **way)
+        assert len(asked) > 1
+        await publisher.close()
+
+    async def test_a_key_is_not_forgotten_while_its_publish_is_repeated(self, broker: Broker) -> None:
+        with pytest.raises(InvalidArgument, match="at least retry_ms, 30000"):
+            Publisher(broker, idempotency_window_ms=29_999)
+        await Publisher(broker, idempotency_window_ms=5_000, retry_ms=5_000).close()
+
+    async def test_close_waits_for_what_is_being_tried_again(self, broker: Broker, topic: str) -> None:
+        away = True
+
+        def choose(request: Command | Batch) -> Fault | None:
+            return Fault.refused() if writes(request) and away else None
+
+        publisher = Publisher(faulty(broker, choose), retry_ms=600_000)
+        calls = [
+            asyncio.ensure_future(publisher.publish(topic, Message(b"unique"), idempotency_key="k")),
+            asyncio.ensure_future(publisher.publish(topic, Message(b"delayed"), delay_ms=3_600_000)),
+        ]
+        await eventually(lambda: not publisher.ready, what="both are tried again")
+        closing = asyncio.ensure_future(publisher.close())
+        await asyncio.wait([closing], timeout=0.05)
+        assert not closing.done()
+        away = False
+        await closing
+        assert all(call.done() for call in calls)
+        await asyncio.gather(*calls)
+        assert "millstream delayed publisher" not in {task.get_name() for task in asyncio.all_tasks()}
+
     async def test_what_follows_a_failure_is_not_taken_for_it(self, broker: Broker, topic: str) -> None:
         answers_are_lost = True
 
