@@ -78,7 +78,8 @@ class BrokerClosed(MillstreamError):
 class BrokerUnavailable(MillstreamError):
     """The server could not be reached, or did not answer, until the deadline.
 
-    ``may_have_been_applied`` is true when a command was sent and its answer never came: it may or may not be stored.
+    ``may_have_been_applied`` is true when a command was sent and its answer never came, or when an embedded broker has
+    done it and its disk did not take it (yet): it may or may not be stored.
     Only an idempotent write (``append_once``) may then be repeated blindly.
     """
 

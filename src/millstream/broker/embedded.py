@@ -363,7 +363,7 @@ class Turn:
         except JournalUnwritable as error:
             self._embedded._held += self._answers
             self._answers = []
-            return ErrorReply(error.text)
+            return ErrorReply(error.unwritten)
         if self._answers:
             self._embedded._deliver(self._answers)
         return None

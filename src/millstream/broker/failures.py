@@ -11,6 +11,7 @@ from functools import partial
 
 from millstream.errors import (
     AuthenticationFailed,
+    BrokerUnavailable,
     GroupExists,
     IdTooSmall,
     InvalidArgument,
@@ -41,6 +42,10 @@ ADVICE: dict[str, tuple[Callable[[str], MillstreamError], str]] = {
     "MISCONF": (
         partial(ServerError, retryable=True),
         "Nothing was stored. The server cannot write to its disk: make room there, or see its log.",
+    ),
+    "UNWRITTEN": (
+        partial(BrokerUnavailable, may_have_been_applied=True),
+        "Look before you repeat it, or use append_once.",
     ),
     "NOGROUP": (NoSuchGroup, "Create it with create_group(stream, group, start=...)."),
     "BUSYGROUP": (GroupExists, "Use it as it is, or pass exist_ok=True."),

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from millstream.broker import BatchWriter, RowsMissing, xrevrange
-from millstream.errors import MillstreamError
+from millstream.errors import BrokerUnavailable, MillstreamError
 from millstream.messaging.supervision import Outage
 from millstream.model import Backoff, Durability, EntryId
 
@@ -41,11 +41,17 @@ class Retries:
     def __init__(self, retry_ms: int) -> None:
         self._give_up_at = time.monotonic() + retry_ms / 1000
         self._attempt = 0
+        self._perhaps: BrokerUnavailable | None = None
+        """An earlier try may be stored: then "nothing was stored" is true of the last one alone."""
 
     def delay_ms(self, error: MillstreamError) -> int:
         """Until the next try. Raises the error where that cannot help, or the time is over."""
-        if not error.retryable or time.monotonic() > self._give_up_at:
+        if isinstance(error, BrokerUnavailable) and error.may_have_been_applied:
+            self._perhaps = error
+        if not error.retryable:
             raise error
+        if time.monotonic() > self._give_up_at:
+            raise self._perhaps or error
         self._attempt += 1
         return BACKOFF.delay_ms(self._attempt, random.random())  # noqa: S311 - spreads retries
 

@@ -10,7 +10,7 @@ from millstream.broker import open_blocking_broker
 from millstream.broker.embedded import Embedded
 from millstream.engine.journal.frames import pack
 from millstream.engine.session import BLOCKED
-from millstream.errors import InvalidArgument
+from millstream.errors import BrokerUnavailable, InvalidArgument
 from millstream.server import Server, ServerLimits
 from millstream.server.connections import CannotListen
 from millstream.testing.waiting import wait_until
@@ -208,12 +208,28 @@ def test_what_the_journal_cannot_take_is_not_confirmed(tmp_path, make_server, co
     writer.send_raw(pack([b"GET", b"k"]) + pack([b"XADD", b"s", b"1-1", b"f", b"v"]) + pack([b"GET", b"k"]))
     replies = [writer.take() for _ in range(3)]
     assert replies[::2] == [b"v", b"v"]
-    assert replies[1].text.startswith("MISCONF Errors writing to the AOF file: No space left on device")
+    assert replies[1].text.startswith("UNWRITTEN Errors writing to the AOF file: No space left on device")
     assert reader.ask("SET", "k", "w").text.startswith("MISCONF")
     assert reader.ask("GET", "k") == b"v"
     disk.room = None
     assert waiter.take() == [[b"s", [[b"1-1", [b"f", b"v"]]]]]
     wait_until(lambda: writer.ask("SET", "k", "w") == b"OK", what="the journal to be mended")
+    durable.close()
+
+
+def test_an_entry_that_met_a_full_disk_is_not_added_again(tmp_path, make_server):
+    """Its change is in memory, and is written when there is room. To try it again by itself would add it twice."""
+    disk = SimulatedDisk()
+    durable = Embedded(directory=tmp_path, files=disk)
+    with open_blocking_broker(f"redis://127.0.0.1:{make_server(durable).port}", deadline_ms=600_000) as broker:
+        broker.xadd("s", {"n": "1"})
+        disk.room = 0
+        with pytest.raises(BrokerUnavailable, match="UNWRITTEN") as caught:
+            broker.xadd("s", {"n": "2"})
+        assert caught.value.may_have_been_applied
+        disk.room = None
+        broker.xadd("s", {"n": "3"})
+        assert [entry.fields[b"n"] for entry in broker.xrange("s")] == [b"1", b"2", b"3"]
     durable.close()
 
 

@@ -5,9 +5,10 @@ import logging
 import pytest
 
 from millstream.broker.embedded import Embedded
+from millstream.broker.failures import typed
 from millstream.engine.journal.journal import JOURNAL_NAME
 from millstream.engine.session import BLOCKED
-from millstream.errors import DurabilityUnavailable, JournalCorrupt, ServerError
+from millstream.errors import BrokerUnavailable, DurabilityUnavailable, JournalCorrupt, ServerError
 from millstream.model.clock import ManualClock
 from millstream.wire.commands import OK, ErrorReply
 from simulated_disk import SimulatedDisk
@@ -209,6 +210,8 @@ def test_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(directory, ro
     disk.room, disk.truncate_fails = room, truncate_fails
     refused = ask(embedded, "SET", "k", "w" * 40)
     assert isinstance(refused, ErrorReply)
+    assert refused.text.startswith("UNWRITTEN Errors writing to the AOF file: No space left on device")
+    refused = ask(embedded, "SET", "k", "x")
     assert refused.text.startswith("MISCONF Errors writing to the AOF file: No space left on device")
     assert ask(embedded, "SET", "k", "x") == refused
     session = embedded.session()
@@ -241,6 +244,27 @@ def test_a_crash_while_the_disk_is_full_loses_only_what_was_refused(directory):
     assert _state_on(left, directory.with_name("killed"), ManualClock()) == confirmed
 
 
+def test_who_made_the_change_that_could_not_be_written_hears_that_it_may_be_there(directory):
+    """It is in memory, and the first to be written; what is refused afterwards is nowhere. Neither is told as the
+    other: who is told that nothing was stored repeats it, and has it twice."""
+    disk, clock = SimulatedDisk(), ManualClock()
+    embedded = opened(directory, disk, clock=clock)
+    disk.room = 0
+    unwritten = typed(ask(embedded, "XADD", "q", "1-1", "f", "v"))
+    assert isinstance(unwritten, BrokerUnavailable)
+    assert unwritten.may_have_been_applied
+    assert "Nothing was stored" not in str(unwritten)
+    assert ask(embedded, "XLEN", "q") == 1
+    refused = typed(ask(embedded, "XADD", "q", "2-1", "f", "v"))
+    assert "Nothing was stored" in str(refused)
+    assert ask(embedded, "XLEN", "q") == 1
+    disk.room = None
+    clock.advance(1000)
+    embedded.keep_house()
+    embedded.close()
+    assert ask(opened(directory, disk), "XLEN", "q") == 1
+
+
 def test_a_waiter_is_not_answered_with_what_could_not_be_written(directory):
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock)
@@ -262,7 +286,7 @@ def test_after_a_failed_fsync_only_a_new_file_is_trusted(directory):
     ask(embedded, "SET", "k", "v")
     disk.sync_fails = True
     refused = ask(embedded, "SET", "k", "w")
-    assert refused.text.startswith("MISCONF Errors writing to the AOF file: Input/output error")
+    assert refused.text.startswith("UNWRITTEN Errors writing to the AOF file: Input/output error")
     with pytest.raises(ServerError, match="MISCONF"):
         embedded.fsync()
     clock.advance(1000)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from millstream import Broker, Publisher, open_broker
-from millstream.errors import BrokerUnavailable, MillstreamError, NonDeterministicReplay
+from millstream.errors import BrokerUnavailable, MillstreamError, NonDeterministicReplay, ServerError
 from millstream.messaging import Message
 from millstream.testing import FaultyLink
-from millstream.wire.commands import Command
+from millstream.testing.faults import Fault
+from millstream.wire.commands import Batch, Command
 
 LOST = BrokerUnavailable("planted: no answer", may_have_been_applied=True)
 
@@ -166,3 +167,21 @@ async def test_every_error_of_the_links_ends_in_stored_once_or_failed(broker: Br
 async def _keys(broker: Broker) -> list[bytes]:
     keys: list[bytes] = await broker.link.call(Command((b"KEYS", b"*")))
     return keys
+
+
+@pytest.mark.parametrize("way", [{}, {"idempotency_key": "k"}], ids=["batch", "unique"])
+async def test_a_publish_that_may_be_stored_does_not_end_with_nothing_was_stored(
+    broker: Broker, way: dict[str, Any]
+) -> None:
+    """The last refusal is true of the last try alone."""
+    full = Fault(before=ServerError("MISCONF planted: the disk is full. Nothing was stored.", retryable=True))
+    first = iter([Fault.answer_lost()])
+
+    def choose(request: Command | Batch) -> Fault | None:
+        return next(first, full) if isinstance(request, Command) and request.args[0] == b"EVALSHA" else None
+
+    async with Publisher(Broker(FaultyLink(broker.link, choose), broker.context), retry_ms=1) as publisher:
+        with pytest.raises(BrokerUnavailable) as caught:
+            await publisher.publish("t", *messages("a"), **way)
+    assert caught.value.may_have_been_applied
+    assert await stored(broker) == [b"a"]

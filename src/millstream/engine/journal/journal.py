@@ -36,11 +36,18 @@ _CLOSED: Final = "ERR the journal is closed: this broker is being shut down"
 
 
 class JournalUnwritable(Exception):
-    """The file system refused. ``text`` is the error reply for whoever wanted to write."""
+    """The file system refused. ``text`` is the error reply for whoever wants to write."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
+
+    @property
+    def unwritten(self) -> str:
+        """The reply to whoever made the change that could not be written. Unlike what is refused from then on it is in
+        memory, and in the file as soon as that can be written: it must not be taken for something that was not done."""
+        _, _, why = self.text.partition(" ")
+        return f"UNWRITTEN {why} This change is in memory, and the first to be written then."
 
 
 def refusal(error: OSError) -> str:
