@@ -21,7 +21,7 @@ from millstream.broker.links.local import address_of
 from millstream.broker.open import open_blocking_broker
 from millstream.broker.operations.conversion import mapping
 from millstream.engine import Session, Stream, effects_of_value
-from millstream.errors import InvalidArgument, MillstreamError, ServerError
+from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, ServerError
 from millstream.wire import Args, Batch, Command, ErrorReply, format_double, to_name
 
 COMMANDS_AT_A_TIME: Final = 500
@@ -43,6 +43,10 @@ class MigrationFailed(MillstreamError):
     """A key could not be written, or is not the same on both sides. ``key`` names it."""
 
     key: str
+
+
+class TargetLost(MigrationFailed):
+    """The target did not answer in the middle of a key. Try again when it does."""
 
 
 @dataclass(slots=True)
@@ -153,11 +157,14 @@ class _Move:
             self._clear(key, half)
             self._write(key, half, value)
             self._name(key, half, expires_ms)
+            same = self._is_same(key)
         except MigrationFailed:
             raise
+        except BrokerUnavailable as error:
+            raise self._failed(key, f"the target was lost: {error}", TargetLost) from error
         except MillstreamError as error:
             raise self._failed(key, f"the target did not take it: {error}") from error
-        if not self._is_same(key):
+        if not same:
             raise self._failed(key, "it is not the same in the target, where somebody else may be writing to it")
         if counts is None:
             report.other_keys += 1
@@ -201,8 +208,8 @@ class _Move:
     def _is_same(self, key: bytes) -> bool:
         return fingerprint(self._ask_source, key) == fingerprint(self._ask_target, key)
 
-    def _failed(self, key: bytes, why: str) -> MigrationFailed:
-        return MigrationFailed(
+    def _failed(self, key: bytes, why: str, kind: type[MigrationFailed] = MigrationFailed) -> MigrationFailed:
+        return kind(
             f"key {to_name(key)!r} was not moved: {why.rstrip('.')}. "
             "The keys before it are in the target; when this is mended, repeat with --skip-existing.",
             key=to_name(key),

@@ -44,6 +44,7 @@ LEGEND: Final = {
 
 _ALSO_NOT_FOUND: Final = frozenset({"NoSuchConsumer", "NoSuchEntry", "NoSuchDeadLetter", "NoSuchCheckpoint"})
 _ALSO_USAGE: Final = frozenset({"TargetRefused"})
+_ALSO_UNREACHABLE: Final = frozenset({"TargetLost"})
 """Errors of rooms that most commands do not load: known by name, so that telling an exit code costs no import."""
 
 
@@ -172,7 +173,7 @@ def main() -> None:
 def exit_code(error: MillstreamError) -> int:
     if isinstance(error, InvalidArgument) or type(error).__name__ in _ALSO_USAGE:
         return USAGE
-    if isinstance(error, BrokerUnavailable):
+    if isinstance(error, BrokerUnavailable) or type(error).__name__ in _ALSO_UNREACHABLE:
         return UNREACHABLE
     if isinstance(error, (AuthenticationFailed, PermissionDenied)):
         return DENIED

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from histories import make_history, picture
 from millstream.broker import migration
 from millstream.broker.embedded import Embedded
 from millstream.broker.migration import KeysExist, MigrationFailed, migrate
+from millstream.cli.main import FAILED, UNREACHABLE, exit_code
 from millstream.errors import DirectoryLocked, InvalidArgument
 from millstream.testing.answering import AnsweringProxy, ProxyAnswer
 
@@ -107,6 +109,7 @@ def test_a_key_that_the_target_refuses_is_not_left_there_by_half(source, redis_s
         embedded.close()
         with pytest.raises(MigrationFailed, match="OOM") as caught:
             migrate(url, redis_server.url)
+        assert exit_code(caught.value) == FAILED
         assert not client.exists(caught.value.key)
         assert not half_keys(client)
     finally:
@@ -148,9 +151,10 @@ def test_whoever_was_interrupted_goes_on_with_a_second_run(tmp_path, redis_serve
     url, client = f"local://{tmp_path}/data", redis.Redis(port=redis_server.port)
     cut = ProxyAnswer(forward=bool(heard), cut=True)
     with AnsweringProxy(redis_server.port, lambda request: cut if where(request) else None) as proxy:
-        with pytest.raises(MigrationFailed, match="repeat with --skip-existing"):
+        with pytest.raises(MigrationFailed, match="repeat with --skip-existing") as caught:
             migrate(url, proxy.url)
         assert proxy.answered
+    assert exit_code(caught.value) == UNREACHABLE
     assert client.xlen(name) in (0, 1200), "half a key is under its name"
     assert all(client.pttl(key) > 0 for key in half_keys(client)), "nothing ends what is left if nobody comes again"
 
@@ -158,6 +162,27 @@ def test_whoever_was_interrupted_goes_on_with_a_second_run(tmp_path, redis_serve
     assert client.xlen(name) == 1200
     assert client.pttl(name) == -1
     assert not half_keys(client)
+
+
+def test_a_target_that_is_lost_while_a_key_is_compared_ends_as_one_that_is_lost_before(
+    source, redis_server, monkeypatch
+):
+    """It is there and whole, only nobody could look: the next run finds it the same."""
+    url, seen = source
+    cut = ProxyAnswer(forward=False, cut=True)
+
+    def after_the_first_name(request):
+        return cut if request.name == b"TYPE" else None
+
+    with AnsweringProxy(redis_server.port, after_the_first_name) as proxy:
+        impatient = partial(migration.open_blocking_broker, deadline_ms=300)
+        monkeypatch.setattr(migration, "open_blocking_broker", impatient)
+        with pytest.raises(MigrationFailed, match=r"the target was lost.*repeat with --skip-existing") as caught:
+            migrate(url, proxy.url)
+    monkeypatch.undo()
+    assert exit_code(caught.value) == UNREACHABLE
+    migrate(url, redis_server.url, skip_existing=True)
+    assert target_pictures(redis_server) == seen
 
 
 def test_a_key_that_is_none_of_ours_is_not_taken_for_half_a_copy(source, redis_server):
