@@ -4,6 +4,7 @@ a real PostgreSQL, with rows that are there before the pipeline comes, and chang
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -67,13 +68,12 @@ class Stage:
         """With ``dsn`` it follows that database until it is told to stop; else it makes its rows up, and ends."""
         spec = self.data / "shop.yaml"
         name = "shop.yaml" if dsn is None else "shop-postgres.yaml"
-        spec.write_bytes((files("millstream.demo") / name).read_bytes())
+        template = (files("millstream.demo") / name).read_text(encoding="utf-8")
+        text = filled(template, url=self.url, tag=self.tag, rows=self.rows, data=self.data)
+        spec.write_text(text, encoding="utf-8")
         environment = {
             **os.environ,
             "DEMO_URL": self.url,
-            "DEMO_TAG": self.tag,
-            "DEMO_ROWS": str(self.rows),
-            "DEMO_DATA": str(self.data),
             "DEMO_DSN": dsn or "",
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -131,6 +131,20 @@ class Stage:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+
+
+def filled(template: str, *, url: str, tag: str, rows: int, data: Path) -> str:
+    """The pipeline's file as it is kept: whoever finds it can run it. Addresses that may hold a password stay variables
+    of the environment, and the file says how to set them."""
+    known = {"DEMO_TAG": tag, "DEMO_ROWS": str(rows), "DEMO_DATA": str(data)}
+    if "@" not in url and "?" not in url:
+        known["DEMO_URL"] = url
+    for name, value in known.items():
+        template = template.replace(f"${{{name}}}", json.dumps(value, ensure_ascii=False)[1:-1])
+    secrets = [name for name in ("DEMO_URL", "DEMO_DSN") if f"${{{name}}}" in template]
+    command = " ".join([*(f"{name}=..." for name in secrets), "millstream pipeline run shop.yaml"])
+    told = " Addresses may hold passwords, so these stay outside:" if secrets else ""
+    return f"# Run it, while the demo's servers run:{told} {command}\n{template}"
 
 
 TABLES = ("customers", "orders", "payments")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.demo.stage import filled
 from millstream.pipelines.plan import describe, make_plan
 from millstream.pipelines.spec.load import load_pipeline, parse_pipeline
 
@@ -29,3 +30,35 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("text", BLOCKS)
 def test_the_how_to_s_pipelines_can_be_planned(text: str) -> None:
     assert describe(make_plan(parse_pipeline(text, environ={"REDIS_URI": "redis://localhost"})))
+
+
+URL = "redis://127.0.0.1:6380"
+DIRECTORY = Path("/somewhere/wíth 😀: a 'quoted' \"name\"/demo")
+
+
+def of_the_demo(file: str, url: str = URL) -> str:
+    template = (ROOT / "src" / "millstream" / "demo" / file).read_text(encoding="utf-8")
+    return filled(template, url=url, tag="{demo-1}", rows=900, data=DIRECTORY)
+
+
+def test_the_file_that_the_demo_keeps_can_be_run_as_it_is() -> None:
+    pipeline = parse_pipeline(of_the_demo("shop.yaml"), environ={})
+    assert pipeline.spec.checkpoint.path == f"{DIRECTORY}/checkpoint"
+    told = describe(make_plan(pipeline))
+    assert URL in str(told)
+
+
+@pytest.mark.parametrize(
+    ("file", "url", "asked"),
+    [
+        ("shop-postgres.yaml", URL, "DEMO_DSN=..."),
+        ("shop.yaml", "redis://:secret@127.0.0.1:6380", "DEMO_URL=..."),
+        ("shop-postgres.yaml", "redis://:secret@127.0.0.1:6380", "DEMO_URL=... DEMO_DSN=..."),
+    ],
+)
+def test_what_may_hold_a_password_is_not_in_the_file_that_the_demo_keeps(file: str, url: str, asked: str) -> None:
+    text = of_the_demo(file, url)
+    assert "secret" not in text
+    assert f"{asked} millstream pipeline run shop.yaml" in text.splitlines()[0]
+    given = {"DEMO_URL": url, "DEMO_DSN": "postgresql://shop:secret@127.0.0.1/shop"}
+    assert describe(make_plan(parse_pipeline(text, environ=given)))
