@@ -113,6 +113,22 @@ def test_what_others_took_is_not_started_and_what_was_started_stays_until_it_end
     assert not book.adopt(EntryId(3), 4, 9.0)
 
 
+@pytest.mark.parametrize("way", ["given up", "held too long"])
+def test_what_waited_behind_those_that_leave_moves_up_in_its_order(way: str) -> None:
+    book = Book(99, 100, key_of=lambda one: one.key)
+    for number in range(40):
+        book.enter(message(number + 1, key=f"{number % 20}"))
+    first = {EntryId(number + 1) for number in range(20)}
+    if way == "given up":
+        assert book.give_up(first) == first
+    else:
+        behind = [book.entries.pop(EntryId(number + 1)) for number in range(20, 40)]
+        book.expire(0.0, 10.0)
+        book.entries.update((one.id, one) for one in behind if one.id is not None)
+        assert {one.id for one, _ in book.expire(10.0, 10.0)} == first
+    assert [one.id for one in book.ready] == [EntryId(number + 1) for number in range(20, 40)]
+
+
 def test_what_is_held_too_long_is_let_go_and_stays_until_its_handler_ends() -> None:
     book = Book(2, 100)
     for number in (1, 2):
@@ -311,7 +327,7 @@ class NaiveBook:
         self.ready.append(number)
 
     def release(self, numbers: set[int]) -> None:
-        for number in numbers:
+        for number in sorted(numbers):
             at = next((at for at, one in enumerate(self.held) if one[0] == number), None)
             if at is None:
                 continue

@@ -228,7 +228,7 @@ class Book:
         unstarted = lost & {message.id for message in self.unstarted() if message.id is not None}
         self.lost |= lost - unstarted
         self._withdraw(unstarted)
-        self.release(unstarted)
+        self.release(sorted(unstarted))  # those behind them move up in this order, too
         return unstarted
 
     def forget_unstarted(self) -> list[Message]:
@@ -323,7 +323,7 @@ class Book:
         ids = {message.id for message in late if message.id is not None}
         self.expired |= ids - unstarted
         self._withdraw(ids & unstarted)
-        self.release(ids & unstarted)
+        self.release(sorted(ids & unstarted))
         return leaving
 
     @property
