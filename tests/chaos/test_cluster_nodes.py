@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from chaos.crew import TOPIC
-from millstream import Broker, open_broker
+from chaos.crew import TOPIC, settled
+from millstream import open_broker
 from millstream.broker.keys import slot_of
-from millstream.errors import MillstreamError
 from millstream.messaging import Message, Publisher
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.testing.ledger import HandlingLedger
@@ -37,14 +36,6 @@ def keeping() -> Iterator[ClusterSetup]:
     options = ["--appendonly", "yes", "--appendfsync", "always", "--cluster-require-full-coverage", "no"]
     with ClusterSetup(options) as setup:
         yield setup
-
-
-async def settled(broker: Broker, topic: str) -> bool:
-    try:
-        (group,) = await broker.group_info(topic)
-    except (MillstreamError, ValueError):
-        return False
-    return not group.pending and not group.lag
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))

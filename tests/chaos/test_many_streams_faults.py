@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from chaos.crew import TOPIC
-from millstream import Broker, open_broker
-from millstream.errors import MillstreamError
+from chaos.crew import TOPIC, settled
+from millstream import open_broker
 from millstream.messaging import Message, Publisher
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.testing.ledger import HandlingLedger
@@ -59,14 +58,6 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         else:
             redis = servers.enter_context(RedisProcess())
             yield Place(redis.url, [redis])
-
-
-async def settled(broker: Broker, topic: str) -> bool:
-    try:
-        (group,) = await broker.group_info(topic)
-    except (MillstreamError, ValueError):
-        return False
-    return not group.pending and not group.lag
 
 
 async def test_workers_of_many_streams_are_killed_stopped_and_cut_off(

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chaos.crew import TOPIC, Crew
+from chaos.crew import TOPIC, Crew, settled
 from millstream import Broker, open_broker
 from millstream.broker.keys import beside, slot_of
 from millstream.errors import MillstreamError
@@ -106,11 +106,7 @@ async def finish(broker: Broker, ledger: HandlingLedger, crew: Crew, *, timeout_
 
     async def all_settled() -> bool:
         crew.look_after()
-        try:
-            (group,) = await broker.group_info(TOPIC)
-        except (MillstreamError, ValueError):
-            return False
-        return group.pending == 0 and group.lag == 0
+        return await settled(broker, TOPIC)
 
     await eventually(all_settled, what="everything settled", timeout_s=timeout_s)
     crew.dismiss()

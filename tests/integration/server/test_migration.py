@@ -301,8 +301,8 @@ def test_ctrl_c_says_how_to_go_on(source, redis_server):
         assert there.wait(60)
         running.send_signal(signal.SIGINT)
         _, told = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert told == "interrupted: the keys that were moved are whole. Repeat with --skip-existing to go on.\n"
+    how_to_go_on = "interrupted: the keys that were moved are whole. Repeat with --skip-existing to go on.\n"
+    assert (running.returncode, told) == (130, how_to_go_on)
     again = subprocess.run(
         [*command, redis_server.url, "--skip-existing"], capture_output=True, timeout=60, check=False, env=environment
     )
