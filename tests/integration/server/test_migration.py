@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from functools import partial
 
 import pytest
@@ -286,11 +285,10 @@ def test_a_delivery_time_that_differs_is_noticed_wherever_it_is(tmp_path, redis_
 
 def test_ctrl_c_says_how_to_go_on(source, redis_server):
     """A real signal, in the middle of a key."""
-    there = threading.Event()
 
     def hold(request):
         if request.name == b"XADD":
-            there.set()
+            running.send_signal(signal.SIGINT)  # from here: nobody else has to get time before an answer is overdue
             return ProxyAnswer(after_s=60, cut=True)
         return None
 
@@ -298,8 +296,6 @@ def test_ctrl_c_says_how_to_go_on(source, redis_server):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with AnsweringProxy(redis_server.port, hold) as proxy:
         running = subprocess.Popen([*command, proxy.url], stderr=subprocess.PIPE, text=True, env=environment)
-        assert there.wait(60)
-        running.send_signal(signal.SIGINT)
         _, told = running.communicate(timeout=60)
     how_to_go_on = "interrupted: the keys that were moved are whole. Repeat with --skip-existing to go on.\n"
     assert (running.returncode, told) == (130, how_to_go_on)
