@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from chaos.crew import Crew
-from millstream.testing import RedisProcess
+from millstream.testing import ClusterSetup, RedisProcess
 from millstream.testing.ledger import HandlingLedger
+from millstream.testing.topologies import ask
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 
@@ -49,3 +50,15 @@ def hire(crews: list[Crew], redis_server: RedisProcess, ledger: HandlingLedger, 
         return crew
 
     return hire
+
+
+@pytest.fixture(params=["redis", pytest.param("cluster", marks=pytest.mark.at_length)])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of an empty server, or of an empty cluster of three."""
+    if request.param == "cluster":
+        cluster: ClusterSetup = request.getfixturevalue("cluster")
+        for node in cluster.nodes:
+            ask(node, "FLUSHALL")
+        return cluster.url
+    address: str = request.getfixturevalue("redis_url")
+    return address

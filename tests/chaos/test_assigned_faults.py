@@ -19,8 +19,7 @@ import pytest
 
 from millstream import open_broker
 from millstream.messaging import Message, Publisher
-from millstream.testing import ClusterSetup, eventually
-from millstream.testing.topologies import ask
+from millstream.testing import eventually
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 WORKER = Path(__file__).with_name("assigned_worker.py")
@@ -84,18 +83,6 @@ class Journal:
 
     def has_handled(self, member: str, number: int) -> bool:
         return any(line.member == member and line.number >= number for line in self.lines())
-
-
-@pytest.fixture(params=["redis", pytest.param("cluster", marks=pytest.mark.at_length)])
-def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty server, or of an empty cluster of three."""
-    if request.param == "cluster":
-        cluster: ClusterSetup = request.getfixturevalue("cluster")
-        for node in cluster.nodes:
-            ask(node, "FLUSHALL")
-        return cluster.url
-    address: str = request.getfixturevalue("redis_url")
-    return address
 
 
 @contextmanager

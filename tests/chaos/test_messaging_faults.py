@@ -27,7 +27,6 @@ from millstream.messaging.failure import original
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.testing.faults import CuttingProxy
 from millstream.testing.ledger import HandlingLedger, Verdict
-from millstream.testing.topologies import ask
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 
@@ -36,18 +35,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120 + 60 * TRIALS)]
 
 ON_DISK = ["--appendonly", "yes", "--appendfsync", "always"]
 PLACES = ["redis", pytest.param("cluster", marks=pytest.mark.at_length)]
-
-
-@pytest.fixture(params=PLACES)
-def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty server, or of an empty cluster of three."""
-    if request.param == "cluster":
-        cluster: ClusterSetup = request.getfixturevalue("cluster")
-        for node in cluster.nodes:
-            ask(node, "FLUSHALL")
-        return cluster.url
-    address: str = request.getfixturevalue("redis_url")
-    return address
 
 
 @pytest.fixture
