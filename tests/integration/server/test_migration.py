@@ -283,6 +283,15 @@ def test_a_delivery_time_that_differs_is_noticed_wherever_it_is(tmp_path, redis_
         migrate(url, redis_server.url)
 
 
+AS_IN_A_TERMINAL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from millstream.cli.main import main
+main()
+"""
+"""Whoever runs tests side by side may ignore SIGINT, and what they start inherits that."""
+
+
 def test_ctrl_c_says_how_to_go_on(source, redis_server):
     """A real signal, in the middle of a key."""
 
@@ -292,7 +301,7 @@ def test_ctrl_c_says_how_to_go_on(source, redis_server):
             return ProxyAnswer(after_s=60, cut=True)
         return None
 
-    command = [sys.executable, "-m", "millstream", "migrate", "--from", source[0], "--to"]
+    command = [sys.executable, "-c", AS_IN_A_TERMINAL, "migrate", "--from", source[0], "--to"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with AnsweringProxy(redis_server.port, hold) as proxy:
         running = subprocess.Popen([*command, proxy.url], stderr=subprocess.PIPE, text=True, env=environment)
