@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from millstream.broker.bulk import gc_paused
 from millstream.broker.context import BrokerProtocol, Context
 from millstream.broker.failures import typed
 from millstream.errors import MillstreamError
@@ -163,23 +164,24 @@ def together(context: Context, conversations: Sequence[Conversation[Any]]) -> Co
                     for number in share:
                         go_on(number, error=error)
                     continue
-                at = 0
-                for number, request in share.items():
-                    if isinstance(request, Command):
-                        answer = answers[at]
-                        at += 1
-                        if isinstance(answer, (ErrorReply, MillstreamError)):
-                            go_on(number, error=typed(answer) if isinstance(answer, ErrorReply) else answer)
+                with gc_paused():
+                    at = 0
+                    for number, request in share.items():
+                        if isinstance(request, Command):
+                            answer = answers[at]
+                            at += 1
+                            if isinstance(answer, (ErrorReply, MillstreamError)):
+                                go_on(number, error=typed(answer) if isinstance(answer, ErrorReply) else answer)
+                            else:
+                                go_on(number, answer)
+                            continue
+                        own = answers[at : at + len(request.commands)]
+                        at += len(own)
+                        trouble = _unanswered(request, own)
+                        if trouble is None:
+                            go_on(number, request.read(own))
                         else:
-                            go_on(number, answer)
-                        continue
-                    own = answers[at : at + len(request.commands)]
-                    at += len(own)
-                    trouble = _unanswered(request, own)
-                    if trouble is None:
-                        go_on(number, request.read(own))
-                    else:
-                        go_on(number, error=trouble)
+                            go_on(number, error=trouble)
     finally:
         for conversation in conversations:
             conversation.close()

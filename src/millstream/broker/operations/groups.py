@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from millstream.broker.bulk import gc_paused
 from millstream.broker.context import Context
 from millstream.broker.operations.conversion import (
     Id,
@@ -205,7 +206,8 @@ def wait_for_streams(
     head = (b"XREADGROUP", b"GROUP", group, consumer, b"COUNT", b"%d" % count, b"BLOCK", b"%d" % block_ms, b"STREAMS")
     command = (*head, *streams, *(b">",) * len(streams))
     reply = yield Command(command, streams[0], block_ms=block_ms, on_wait=on_wait)
-    return [(name, deliveries(items)) for name, items in reply] if reply else []
+    with gc_paused():
+        return [(name, deliveries(items)) for name, items in reply] if reply else []
 
 
 def unblock(context: Context, connection: int, *, stream: Name) -> Conversation[bool]:

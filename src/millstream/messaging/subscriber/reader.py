@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.broker import inherit_consumers, slot_of, together, xreadgroup
+from millstream.broker import gc_paused, inherit_consumers, slot_of, together, xreadgroup
 from millstream.errors import MillstreamError
 from millstream.messaging.subscriber.shard import POLL_MS, POLL_MS_A_TOPIC, Shard
 from millstream.messaging.subscriber.topic import Topic
@@ -157,12 +157,8 @@ class Reader:
                 pause_s = min(0.05, pause_s * 2)
                 continue
             pause_s = 0.001
-            now = time.monotonic()
-            able = (one for one in self._hot if not one.catching_up and one.lease_is_certain(now))
-            topics = [topic for topic in able if topic.book.room() > 0][:IN_ONE_GO]
-            for topic in self._hot:
-                topic.left_out = topic.book.room() <= 0 or topic.catching_up
-            free = room.free()
+            free = min(room.free(), AHEAD)
+            topics = self._next_busy(free // AT_LEAST)
             if not topics or free <= 0:
                 self._warm.clear()
                 try:
@@ -171,13 +167,24 @@ class Reader:
                 except TimeoutError:
                     pass
                 continue
-            free = min(free, AHEAD)
-            topics = topics[: max(1, free // AT_LEAST)]
             for topic in topics:  # whoever was asked comes last in the next round
                 del self._hot[topic]
                 self._hot[topic] = None
             counts = [topic.read_count(max(1, free // len(topics))) for topic in topics]
             await self._read_busy(topics, counts)
+
+    def _next_busy(self, most: int) -> list[Topic]:
+        """Those that can be read now, in turn; at least one, and no more than are looked for: there may be thousands.
+        Of the others, whatever leaves the book of a full one brings it back."""
+        now = time.monotonic()
+        able: list[Topic] = []
+        for topic in self._hot:
+            topic.left_out = topic.book.room() <= 0 or topic.catching_up
+            if not topic.left_out and topic.lease_is_certain(now):
+                able.append(topic)
+                if len(able) >= most > 0:
+                    break
+        return able[: max(1, most)]
 
     async def _read_busy(self, topics: Sequence[Topic], counts: Sequence[int]) -> None:
         asked_at = time.monotonic()
@@ -200,15 +207,16 @@ class Reader:
                 if not answers:
                     topic.own.restart()
             self.returned()
-        for topic, count, answer in zip(topics, counts, answers, strict=True):
-            if isinstance(answer, MillstreamError):
-                topic.own.restart()  # it may have been given entries that never arrived
-                self._cool(topic)  # whatever it is, the shard's own read meets it
-                continue
-            if topic not in passed:
-                self.received(topic, answer, asked_at)
-            if len(answer) < count or topic.own.active:  # what lies under the own name is looked for by its shard
-                self._cool(topic)
+        with gc_paused():
+            for topic, count, answer in zip(topics, counts, answers, strict=True):
+                if isinstance(answer, MillstreamError):
+                    topic.own.restart()  # it may have been given entries that never arrived
+                    self._cool(topic)  # whatever it is, the shard's own read meets it
+                    continue
+                if topic not in passed:
+                    self.received(topic, answer, asked_at)
+                if len(answer) < count or topic.own.active:  # what lies under the own name is looked for by its shard
+                    self._cool(topic)
         await asyncio.sleep(0)
 
     # --- what every read does -----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import time
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.broker import together, unblock, wait_for_streams, xreadgroup
+from millstream.broker import gc_paused, together, unblock, wait_for_streams, xreadgroup
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
 from millstream.messaging.failure import text_of
 from millstream.messaging.subscriber.membership import restore
@@ -273,14 +273,15 @@ class Shard:
         finally:
             self._end(choice, count)
         before, self._found = self._found, {key for key, _ in found}
-        for key, deliveries in found:
-            if choice[key] in passed:
-                continue
-            self._received(choice[key], deliveries, asked_at)
-            # Of one where one was asked for nobody knows whether there are more: a topic that comes twice has.
-            busy = len(deliveries) >= count and (count > 1 or key in before)
-            if busy and not alone and not choice[key].closing:
-                self._reader.heat(choice[key])
+        with gc_paused():
+            for key, deliveries in found:
+                if choice[key] in passed:
+                    continue
+                self._received(choice[key], deliveries, asked_at)
+                # Of one where one was asked for nobody knows whether there are more: a topic that comes twice has.
+                busy = len(deliveries) >= count and (count > 1 or key in before)
+                if busy and not alone and not choice[key].closing:
+                    self._reader.heat(choice[key])
         if found and len(choice) >= GATHER_FROM and len(found) * 10 < len(choice):
             await self._wait_for_change(GATHER_MS)
 
