@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from millstream.messaging.subscriber import consumer
-from millstream.messaging.subscriber.consumer import MANY, VERY_MANY, GcPause
+from millstream.messaging.subscriber.consumer import LINGER_S, MANY, VERY_MANY, GcPause
 from millstream.testing import eventually, wait_until
 
 
@@ -29,7 +29,22 @@ async def test_it_rests_from_many_topics_on_until_the_last_of_them_has_begun() -
     for number in range(MANY):
         assert not gc.isenabled(), number
         pause.end(MANY)
-    assert gc.isenabled()
+    assert not gc.isenabled()
+    await eventually(gc.isenabled, what="the collector to go on", timeout_s=60)
+
+
+async def test_it_rests_on_while_topics_come_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = GcPause()
+    for _ in range(MANY):
+        pause.begin()
+    for _ in range(MANY):
+        pause.end(MANY)
+    monkeypatch.setattr(consumer, "LINGER_S", 0.0)
+    pause.begin()
+    await asyncio.sleep(2 * LINGER_S)
+    assert not gc.isenabled()
+    pause.end(MANY + 1)
+    await eventually(gc.isenabled, what="the collector to go on", timeout_s=60)
 
 
 async def test_it_goes_through_everything_once_after_very_many() -> None:

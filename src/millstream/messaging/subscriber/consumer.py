@@ -36,6 +36,8 @@ MANY = 200
 """Topics that begin at a time: fewer are left to the collector."""
 VERY_MANY = 2_000
 """After so many, and where they are half of all or more, it goes through everything once."""
+LINGER_S = 0.5
+"""Streams that are taken over come some hundreds at a time: between two such steps it rests on."""
 LONGEST_S = 10.0
 """It rests for everybody in this process, so not for longer than that, whatever holds the topics up."""
 
@@ -260,9 +262,13 @@ class GcPause:
         self._timer: threading.Timer | None = None
         """Set while the collector rests because of us. No timer of the loop's: one that is closed in mid-start would
         never let the collector go on, and the process would only grow."""
+        self._lingering: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         self._beginning += 1
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
         if self._beginning == MANY and self._timer is None and gc.isenabled():
             gc.disable()
             self._timer = threading.Timer(LONGEST_S, gc.enable)
@@ -273,13 +279,12 @@ class GcPause:
         """``topics``: how many there are in all."""
         self._beginning -= 1
         self._begun += 1
-        if self._beginning:
+        if self._beginning or self._timer is None:
             return
-        paused = self._timer is not None
-        self._resume()
-        if paused and self._begun >= max(VERY_MANY, topics // 2):
+        if self._begun >= max(VERY_MANY, topics // 2):
             self._begun = 0
             gc.collect()
+        self._lingering = asyncio.get_running_loop().call_later(LINGER_S, self._resume)
 
     def _resume(self) -> None:
         if self._timer is not None:
