@@ -225,10 +225,10 @@ class AssignedSubscriber:
 
     async def _stop_many(self, streams: Sequence[str]) -> None:
         """Before leases are given back: what is in flight may still be acknowledged, after that it is refused."""
-        patience_ms = self.client.settings.lease_ms // 2
-        self._given_back |= {stream: token for stream, token in self.client.owned.items() if stream in set(streams)}
+        patience_ms, owned = self.client.settings.lease_ms // 2, self.client.owned
+        self._given_back |= {stream: owned[stream] for stream in streams if stream in owned}
         running = [self._running.pop(stream) for stream in streams if stream in self._running]
-        await asyncio.gather(*(self._stop(owned, task, patience_ms=patience_ms) for owned, task in running))
+        await asyncio.gather(*(self._stop(*one, patience_ms=patience_ms) for one in running))
 
     async def _stop(self, owned: OwnedStream, task: asyncio.Task[None], *, patience_ms: int) -> None:
         await owned.subscriber.close(timeout_ms=patience_ms)
