@@ -39,7 +39,7 @@ UNWAKEABLE_BLOCK_MS = 250
 SCARCE_MS = 20
 """How long a read waits, and its shard after it, where there is less room than topics: they take turns."""
 GATHER_FROM = 100
-GATHER_MS = 30
+GATHER_MS = 40
 """A read of so many topics that brought few messages is not asked again at once: to wake it and to let it wait again
 costs the server the more the more topics there are, and what comes within a moment then comes with one read."""
 FAILED = Backoff(initial_ms=50, max_ms=1_000)
