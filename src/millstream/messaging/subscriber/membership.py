@@ -132,16 +132,9 @@ class Heartbeat:
         topic.book.trust(topic.valid_until(asked_at), (one for one in ids if one not in refused))
 
     async def _failed(self, topic: Topic, error: MillstreamError, generation: int) -> None:
-        if isinstance(error, BrokerClosed):
-            raise error
         topic.heartbeat_at_ms = monotonic_ms() + DOUBT_MS
-        try:
-            if isinstance(error, NoSuchGroup):
-                await restore(topic, generation)
-                return
-        except MillstreamError as trouble:
-            error = trouble
-        topic.tell("messaging.keeping_failed", error=str(error))
+        if (trouble := await mended(topic, error, generation)) is not None:
+            topic.tell("messaging.keeping_failed", error=str(trouble))
 
 
 def _by_counts(late: Iterable[tuple[Message, int]]) -> dict[tuple[int, int], list[EntryId]]:
@@ -217,6 +210,20 @@ async def _made_again(topic: Topic) -> bool:
     seen_ms = (time.monotonic() - topic.group_since) * 1000
     ago_ms = await topic.broker.run(groups.made_again_ago_ms, topic.name, topic.group)
     return ago_ms is not None and ago_ms + CLOCK_MS < seen_ms
+
+
+async def mended(topic: Topic, error: MillstreamError, generation: int) -> MillstreamError | None:
+    """What is left of the trouble: nothing where the group had vanished, and is there again. A closed broker ends
+    whoever asks."""
+    if isinstance(error, BrokerClosed):
+        raise error
+    if not isinstance(error, NoSuchGroup):
+        return error
+    try:
+        await restore(topic, generation)
+    except MillstreamError as trouble:
+        return trouble
+    return None
 
 
 async def restore(topic: Topic, generation: int) -> None:

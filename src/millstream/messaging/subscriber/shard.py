@@ -16,9 +16,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.broker import gc_paused, together, unblock, wait_for_streams, xreadgroup
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, ServerError
+from millstream.errors import BrokerClosed, MillstreamError, ServerError
 from millstream.messaging.failure import text_of
-from millstream.messaging.subscriber.membership import restore
+from millstream.messaging.subscriber.membership import mended
 from millstream.messaging.subscriber.room import Choice
 from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import can_pass
@@ -363,19 +363,14 @@ class Shard:
         return [(topic, [] if topic in passed else answer) for topic, answer in told]
 
     async def _judge(self, topic: Topic, error: MillstreamError, generation: int) -> None:
-        if isinstance(error, BrokerClosed):
-            raise error
-        try:
-            if isinstance(error, NoSuchGroup):
-                await restore(topic, generation)
-                return
-        except MillstreamError as trouble:
-            error = trouble
-        if isinstance(error, ServerError) and error.code == "UNBLOCKED":
+        trouble = await mended(topic, error, generation)
+        if trouble is None:
+            return
+        if isinstance(trouble, ServerError) and trouble.code == "UNBLOCKED":
             return  # the stream was deleted while we waited for it: the next read says NOGROUP
-        if can_pass(error):
+        if can_pass(trouble):
             self._doubt([topic])
-            self._trouble([topic], error)
+            self._trouble([topic], trouble)
             return
         self.drop(topic)
-        topic.failed(error)
+        topic.failed(trouble)
