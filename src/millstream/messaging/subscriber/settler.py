@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker import Settled, settle, shares_slot, together, xadd, xadd_many
+from millstream.broker import Settled, settle, together, xadd_many
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, StaleOwner
 from millstream.messaging.failure import Burial, bury_with, describe, text_of
 from millstream.messaging.message import Message
@@ -337,12 +337,7 @@ class Settler:
         )
         letter = bury_with(message.fields or {}, burial)
         dlq, times, generation = topic.settings.dlq, message.times_delivered, topic.generation
-        if dlq is None or shares_slot(topic.broker.context, topic.name, dlq):
-            buried = await topic.run(settle.bury, message.id, times_delivered=times, letter=letter, dlq=dlq)
-        else:
-            # Another slot: written first, acknowledged after. A crash in between buries it twice, and never loses it.
-            buried = await topic.broker.run(xadd, dlq, letter)
-            await topic.run(settle.ack_held, [message.id], times_delivered=times)
+        buried = await topic.run(settle.bury, message.id, times_delivered=times, letter=letter, dlq=dlq)
         if buried is None:
             await not_held(topic, messages, generation)
         else:

@@ -157,16 +157,16 @@ def bury(
 ) -> Conversation[EntryId | None]:
     """Writes the dead letter and acknowledges the entry, in one atomic step; the dead letter's id.
 
-    None where the consumer does not hold the entry any more: nothing was written. ``dlq`` must lie in the stream's
-    slot on a cluster; by default it is the companion ``dlq``.
+    None where the consumer does not hold the entry any more: nothing was written. ``dlq`` is the companion ``dlq`` by
+    default. One in another slot of a cluster is written first, and the entry acknowledged after.
     """
     key = name_word(stream, "stream")
     target = beside(key, "dlq") if dlq is None else name_word(dlq, "dlq")
     # The entry is in its stream already, however large it is: refused here, it would come back for ever.
     words = add_fields([], letter, sys.maxsize)
-    if len(words) > ROW_WORDS:
+    if len(words) > ROW_WORDS or not shares_slot(context, key, target):
         return (
-            yield from _bury_wide(
+            yield from _bury_in_two_steps(
                 context, key, group, consumer, id, times_delivered=times_delivered, target=target, words=words
             )
         )
@@ -177,7 +177,7 @@ def bury(
     return None if reply is None else entry_id(reply)
 
 
-def _bury_wide(
+def _bury_in_two_steps(
     context: Context,
     key: bytes,
     group: Name,
@@ -188,7 +188,12 @@ def _bury_wide(
     target: bytes,
     words: Sequence[bytes],
 ) -> Conversation[EntryId | None]:
-    """More fields than a script can take apart: written first, acknowledged after. A crash in between buries twice."""
+    """More fields than a script can take apart, or two slots: written first, acknowledged after. A crash in between
+    buries twice, and never loses it.
+
+    The letter goes behind no guard, whose record may lie in another slot, and keeps nothing short: letters are left to
+    people. The acknowledgement is guarded.
+    """
     one = id_word(id)
     look = (b"XPENDING", key, name_word(group, "group"), one, one, b"1", name_word(consumer, "consumer"))
     held = yield Command(look, key, repeatable=True)
