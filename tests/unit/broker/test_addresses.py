@@ -98,6 +98,8 @@ def test_local_places() -> None:
         "redis:/user:hunter2@h",
         "redis:user:hunter2@h",
         "user:hunter2@h:6379",
+        "local:///data?password=hunter2",
+        "local://user:hunter2@h/0",
     ],
 )
 def test_no_secret_gets_out(url: str) -> None:

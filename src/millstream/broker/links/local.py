@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millstream.broker.embedded import Embedded
+from millstream.broker.links.targets import redacted
 from millstream.engine import Session
 from millstream.errors import BrokerClosed, InvalidArgument
 from millstream.model import Clock, parse_size_bytes
@@ -38,14 +39,14 @@ class LocalAddress(NamedTuple):
 def address_of(url: str) -> LocalAddress:
     parts = urlsplit(url)
     if parts.scheme != "local" or not url.startswith("local://") or (parts.netloc and parts.path.strip("/")):
-        raise InvalidArgument("url", url, LOCAL_FORMS)
+        raise InvalidArgument("url", redacted(url), LOCAL_FORMS)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     maxmemory = parse_size_bytes(options.pop("maxmemory"), "maxmemory") if "maxmemory" in options else None
     policy = options.pop("appendfsync", None)
     path = unquote(parts.path)
     in_memory = path in ("", "/")
     if options or policy not in (None, "always", "everysec", "no") or (in_memory and policy) or path == "/":
-        raise InvalidArgument("url", url, LOCAL_FORMS)
+        raise InvalidArgument("url", redacted(url), LOCAL_FORMS)
     if in_memory:
         return LocalAddress(unquote(parts.netloc), "", None, maxmemory)
     return LocalAddress("", os.path.realpath(path), cast("Policy | None", policy), maxmemory)
