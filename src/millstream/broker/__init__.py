@@ -42,7 +42,7 @@ from millstream.broker.operations.info import (
     survey,
 )
 from millstream.broker.operations.pending import xpending_range
-from millstream.broker.operations.streams import entries_at, xadd, xadd_many, xread, xrevrange
+from millstream.broker.operations.streams import entries_at, xadd_many, xread, xrevrange
 from millstream.broker.steps import delayed, groups, leases, recovery, retention, settle
 from millstream.broker.steps.once import (
     Appended,
@@ -150,7 +150,6 @@ __all__ = [
     "typed",
     "unblock",
     "wait_for_streams",
-    "xadd",
     "xadd_many",
     "xpending_range",
     "xread",
