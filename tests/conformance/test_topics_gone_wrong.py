@@ -162,3 +162,31 @@ async def test_a_stream_that_is_deleted_again_while_its_group_is_made_is_read_al
         assert not task.done()
         await subscriber.close()
         await task
+
+
+async def test_a_full_topic_is_given_nothing_while_another_one_that_fails_the_read_is_looked_for(
+    broker_url: str,
+) -> None:
+    """Each topic of a read that failed is asked alone; one that has no room was not in it."""
+    told = Told()
+    begun: list[bytes] = []
+    go_on = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        begun.append(message.payload)
+        await go_on.wait()
+
+    async with open_broker(broker_url) as broker, Publisher(broker) as publisher:
+        subscriber = Subscriber(told.beside(broker), group="g", consumer="me", **{**QUICK, "max_in_flight": 1})
+        tasks = [asyncio.create_task(subscriber.consume(topic, handle)) for topic in ("full", "other", "broken")]
+        await publisher.publish("full", *(Message(b"f%d" % n) for n in range(5)))
+        await eventually(lambda: begun == [b"f0"], what="the full one to be at work", timeout_s=60)
+        for _ in range(5):
+            told.facts.clear()
+            await broker.delete_stream("broken")
+            await eventually(lambda: "messaging.group_restored" in told, what="the group to be there again", timeout_s=60)
+            assert (await broker.xpending("full", "g")).count == 1
+        go_on.set()
+        await eventually(lambda: len(begun) == 5, what="the rest", timeout_s=60)
+        await subscriber.close()
+        await asyncio.gather(*tasks)

@@ -63,6 +63,8 @@ class Shard:
         """Topics that may have entries under the own name which nobody here knows of."""
         self._named: dict[bytes, Topic] = {}
         """What the read under way names."""
+        self._named_last: dict[bytes, Topic] = {}
+        """What it or the last one named: a culprit is among them."""
         self._reads = 0
         self._connection: int | None = None
         self._waking: asyncio.Task[None] | None = None
@@ -314,7 +316,7 @@ class Shard:
         self._node_key = next(iter(choice))
         self._connection = None
         self._returned.clear()
-        self._named = choice
+        self._named = self._named_last = choice
 
     def _end(self, choice: dict[bytes, Topic], count: int) -> None:
         self._consumer.room.reserved -= len(choice) * count
@@ -330,13 +332,14 @@ class Shard:
     # --- one topic that fails the read of all -------------------------------------------------------------------------
 
     async def _find_culprits(self, topics: Sequence[Topic], error: MillstreamError) -> None:
-        """Each is asked alone, without waiting; what that brings is not lost."""
+        """Each that the read named is asked alone, without waiting; what that brings is not lost. Others had no room."""
         if len(topics) == 1:
             await self._judge(topics[0], error, self._generation)
             return
         asked_at = time.monotonic()
         generations = {topic: topic.generation for topic in topics}
-        some = {topic.key: topic for topic in topics if not topic.fetching and not topic.closing}
+        named = [topic for key, topic in self._named_last.items() if self.topics.get(key) is topic]
+        some = {one.key: one for one in named if not (one.fetching or one.closing) and one.book.room() > 0}
         if not some:
             return
         self._begin(some, 1)
