@@ -104,9 +104,9 @@ class Topic:
         self.last_delivered: EntryId = MIN_ID
         """The greatest id that this process was given: where a vanished group begins again if nothing is held."""
         self.generation = 0
+        """How often the group was made again or moved back: so that one fault leads to one repair."""
         self.group_since = 0.0
         """When this process last joined the group, or saw it put back: whatever it was given since is pending there."""
-        """How often the group was made again or moved back: so that one fault leads to one repair."""
         self.repairing = asyncio.Lock()
         self.joined = False
         self.closing = False
