@@ -26,6 +26,8 @@ from millstream.testing import (
     postgres_binaries,
     redis_server_installed,
 )
+from millstream.testing.topologies import ask
+from proxied import Servers, unnamed
 
 pytest.register_assert_rewrite("millstream.testing.conformance")
 # A busy machine makes no example wrong, and slow to make is none of them either.
@@ -148,6 +150,18 @@ def cluster() -> Iterator[ClusterSetup]:
     need_redis_server()
     with ClusterSetup() as setup:
         yield setup
+
+
+@pytest.fixture(params=["redis", "cluster"])
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """A redis-server, or a cluster of three, empty; proxies can be put before either (``proxied``)."""
+    if request.param == "redis":
+        yield request.getfixturevalue("redis_server")
+        return
+    with unnamed(request.getfixturevalue("cluster")) as cluster:
+        for node in cluster.nodes:
+            ask(node, "FLUSHALL")
+        yield cluster
 
 
 @pytest.fixture(scope="session")

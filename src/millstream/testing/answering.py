@@ -79,10 +79,19 @@ class AnsweringProxy:
 
     It runs on a thread of its own, so that blocking clients and other processes are served too; ``choose`` is called
     there. Set ``proxy.choose`` to something else at any time. ``answered`` counts what it answered itself.
+    ``listen`` is where it is to be found: any free port, unless it is told one.
     """
 
-    def __init__(self, port: int, choose: Choice = pass_on, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        port: int,
+        choose: Choice = pass_on,
+        *,
+        host: str = "127.0.0.1",
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
         self._target = host, port
+        self._listen = listen
         self.choose = choose
         self.answered = 0
         self.port = 0
@@ -93,11 +102,11 @@ class AnsweringProxy:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://{self._listen[0]}:{self.port}"
 
     def __enter__(self) -> Self:
         self._thread.start()
-        server = self._do(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        server = self._do(asyncio.start_server(self._serve, *self._listen))
         self._server = server
         self.port = server.sockets[0].getsockname()[1]
         return self

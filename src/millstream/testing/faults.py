@@ -137,12 +137,21 @@ class CuttingProxy:
 
     Every piece of a reply is the last one of its connection with probability ``chance``; of that piece only a part is
     delivered. ``cuts`` counts. The same seed makes the same choices, as far as the network's timing allows. While it is
-    ``closed`` nobody gets through.
+    ``closed`` nobody gets through. ``listen`` is where it is to be found: any free port, unless it is told one.
     """
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", chance: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        chance: float = 0.0,
+        seed: int = 0,
+    ) -> None:
         self._host = host
         self._port = port
+        self._listen = listen
         self.chance = chance
         self.cuts = 0
         self.closed = False
@@ -159,10 +168,10 @@ class CuttingProxy:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://{self._listen[0]}:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, *self._listen)
         return self
 
     async def __aexit__(

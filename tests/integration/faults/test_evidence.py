@@ -16,8 +16,9 @@ from millstream import Broker, Publisher, Subscriber, open_blocking_broker, open
 from millstream.errors import BrokerUnavailable, MillstreamError
 from millstream.messaging import DeadLetters, Message
 from millstream.messaging.codecs import codec
-from millstream.testing import AnsweringProxy, DeliveryLedger, RedisProcess, eventually
+from millstream.testing import DeliveryLedger, eventually
 from millstream.testing.answering import ANSWER_LOST, ProxyAnswer, Request, pass_on, refusal
+from proxied import AnsweringProxies, Servers
 
 SCRIPTS = frozenset({b"EVALSHA", b"EVAL"})
 
@@ -27,16 +28,16 @@ def lose_answers(request: Request) -> ProxyAnswer | None:
     return ANSWER_LOST if request.name in SCRIPTS else None
 
 
-async def payloads(server: RedisProcess, stream: str) -> dict[str, object]:
-    async with open_broker(server.url) as direct:
+async def payloads(servers: Servers, stream: str) -> dict[str, object]:
+    async with open_broker(servers.url) as direct:
         entries = await direct.xrange(stream)
     found = {codec("flat").decode(entry.fields).payload.decode(): entry.id for entry in entries}
     assert len(found) == len(entries), "something is there twice"
     return found
 
 
-async def test_a_batch_that_was_given_up_is_not_taken_for_the_next_one(redis_server: RedisProcess) -> None:
-    with AnsweringProxy(redis_server.port) as proxy:
+async def test_a_batch_that_was_given_up_is_not_taken_for_the_next_one(servers: Servers) -> None:
+    with AnsweringProxies(servers) as proxy:
         async with open_broker(proxy.url, deadline_ms=1) as broker, Publisher(broker, retry_ms=1) as publisher:
             await publisher.publish("orders", Message(b"first"))
             for number in range(5):
@@ -45,15 +46,15 @@ async def test_a_batch_that_was_given_up_is_not_taken_for_the_next_one(redis_ser
                     await publisher.publish("orders", Message(b"given up %d" % number))
                 proxy.choose = pass_on
                 (told,) = await publisher.publish("orders", Message(b"next %d" % number))
-                there = await payloads(redis_server, "orders")
+                there = await payloads(servers, "orders")
                 assert there[f"next {number}"] == told
                 assert f"given up {number}" in there, "it was stored, and nobody was told: that is what this is about"
 
 
 async def test_what_is_published_again_after_a_lost_answer_is_stored_once_and_known_by_its_id(
-    redis_server: RedisProcess,
+    servers: Servers,
 ) -> None:
-    with AnsweringProxy(redis_server.port) as proxy:
+    with AnsweringProxies(servers) as proxy:
         lost = 0
 
         def lose_some(request: Request) -> ProxyAnswer | None:
@@ -67,16 +68,16 @@ async def test_what_is_published_again_after_a_lost_answer_is_stored_once_and_kn
             await publisher.publish("others", Message(b"so that the server knows the script"))
             proxy.choose = lose_some
             ids = await publisher.publish("orders", *(Message(b"%d" % n) for n in range(5)))
-        there = await payloads(redis_server, "orders")
+        there = await payloads(servers, "orders")
     assert lost == 4
     assert ids == [there[str(n)] for n in range(5)]
 
 
 async def test_a_publisher_that_bears_the_name_of_another_is_never_told_that_its_message_is_stored(
-    redis_server: RedisProcess,
+    servers: Servers,
 ) -> None:
     """As a machine does that was copied while it ran. Its marker stands where it should, and tells of other rows."""
-    async with open_broker(redis_server.url) as broker, Publisher(broker) as one, Publisher(broker) as other:
+    async with open_broker(servers.url) as broker, Publisher(broker) as one, Publisher(broker) as other:
         other.id = one.id
         await one.publish("orders", Message(b"mine"))
         try:
@@ -85,16 +86,16 @@ async def test_a_publisher_that_bears_the_name_of_another_is_never_told_that_its
             told = False
         else:
             told = True
-        assert ("another" in await payloads(redis_server, "orders")) is told
+        assert ("another" in await payloads(servers, "orders")) is told
 
 
-async def test_a_replay_that_is_broken_off_at_any_command_loses_no_letter(redis_server: RedisProcess) -> None:
+async def test_a_replay_that_is_broken_off_at_any_command_loses_no_letter(servers: Servers) -> None:
     """A letter is in one of the two streams at every moment, and after another replay it is back, once."""
-    async with open_broker(redis_server.url) as direct:
+    async with open_broker(servers.url) as direct:
         for number in range(8):
             stream = f"orders-{number}"
             await bury(direct, stream)
-            with AnsweringProxy(redis_server.port, RefuseOne(number)) as proxy:
+            with AnsweringProxies(servers, RefuseOne(number)) as proxy:
                 async with open_broker(proxy.url) as broker:
                     with contextlib.suppress(MillstreamError):
                         await DeadLetters(broker, stream).replay()
@@ -140,11 +141,11 @@ async def bury(broker: Broker, stream: str) -> None:
     await running
 
 
-async def test_rows_that_are_given_again_after_a_cancelled_call_are_there_once(redis_server: RedisProcess) -> None:
+async def test_rows_that_are_given_again_after_a_cancelled_call_are_there_once(servers: Servers) -> None:
     """Cancelled at every step of the way, before the server has them and after."""
     chance = random.Random(7)
     given = 0
-    async with open_broker(redis_server.url) as broker:
+    async with open_broker(servers.url) as broker:
         once = broker.once_writer("rows", "w", 1)
         for _ in range(150):
             rows = [{"n": given + n} for n in range(chance.randrange(1, 4))]
@@ -163,7 +164,7 @@ async def test_rows_that_are_given_again_after_a_cancelled_call_are_there_once(r
         assert [int(entry.fields[b"n"]) for entry in await broker.xrange("rows")] == list(range(given))
 
 
-async def test_callers_that_are_cancelled_harm_nobody_else(redis_server: RedisProcess) -> None:
+async def test_callers_that_are_cancelled_harm_nobody_else(servers: Servers) -> None:
     """Answers are lost, and every other caller gives up: what the rest were told is there, once, under that id."""
     chance = random.Random(11)
     ledger = DeliveryLedger()
@@ -177,7 +178,7 @@ async def test_callers_that_are_cancelled_harm_nobody_else(redis_server: RedisPr
         (told[token],) = await publisher.publish("orders", Message(token.encode()))
         ledger.confirmed(token)
 
-    with AnsweringProxy(redis_server.port, lose_some) as proxy:
+    with AnsweringProxies(servers, lose_some) as proxy:
         async with open_broker(proxy.url) as broker, Publisher(broker, max_batch=7) as publisher:
             for first in range(0, 600, 20):
                 calls = [asyncio.create_task(publish(publisher, f"{first + n}")) for n in range(20)]
@@ -185,7 +186,7 @@ async def test_callers_that_are_cancelled_harm_nobody_else(redis_server: RedisPr
                 for call in calls[::2]:
                     call.cancel()
                 await asyncio.wait(calls)
-    there = await payloads(redis_server, "orders")
+    there = await payloads(servers, "orders")
     balance = ledger.balance(list(there))
     assert balance.exactly_once, str(balance)
     assert balance.confirmed >= 300
@@ -193,7 +194,7 @@ async def test_callers_that_are_cancelled_harm_nobody_else(redis_server: RedisPr
 
 
 async def test_a_link_is_in_order_after_calls_that_were_cancelled_while_answers_are_lost(
-    redis_server: RedisProcess,
+    servers: Servers,
 ) -> None:
     """No answer of one call reaches another, whoever was cancelled before it, waiting or not."""
     chance = random.Random(13)
@@ -201,11 +202,11 @@ async def test_a_link_is_in_order_after_calls_that_were_cancelled_while_answers_
     def lose_some(request: Request) -> ProxyAnswer | None:
         return ANSWER_LOST if not request.opening and request.words and chance.random() < 0.02 else None
 
-    async with open_broker(redis_server.url) as direct:
+    async with open_broker(servers.url) as direct:
         await direct.create_group("waited", "g", start="$")
         for number in range(20):
             await direct.set(f"key {number}", number)
-    with AnsweringProxy(redis_server.port, lose_some) as proxy:
+    with AnsweringProxies(servers, lose_some) as proxy:
         async with open_broker(proxy.url) as broker:
 
             async def look(number: int) -> None:
@@ -224,7 +225,7 @@ async def test_a_link_is_in_order_after_calls_that_were_cancelled_while_answers_
                     assert result is None or isinstance(result, (asyncio.CancelledError, MillstreamError)), result
 
 
-def test_a_thread_that_is_interrupted_leaves_a_blocking_link_in_order(redis_server: RedisProcess) -> None:
+def test_a_thread_that_is_interrupted_leaves_a_blocking_link_in_order(servers: Servers) -> None:
     """An answer that was lost ends its connection: the next call gets its own answer."""
     count = 0
 
@@ -233,7 +234,7 @@ def test_a_thread_that_is_interrupted_leaves_a_blocking_link_in_order(redis_serv
         count += not request.opening and bool(request.words)
         return ANSWER_LOST if not request.opening and request.words and count % 3 == 0 else None
 
-    with AnsweringProxy(redis_server.port, lose_every_third) as proxy, open_blocking_broker(proxy.url) as broker:
+    with AnsweringProxies(servers, lose_every_third) as proxy, open_blocking_broker(proxy.url) as broker:
         for number in range(60):
             with contextlib.suppress(BrokerUnavailable):
                 broker.set("key", number)
