@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from millstream import Broker, open_broker
+from millstream.broker import Link
 from millstream.broker.steps.script import script
+from millstream.errors import BrokerUnavailable
 from millstream.messaging import Message, Publisher, RetryLater, Subscriber
 from millstream.testing import Fault, FaultyLink
 from millstream.wire.commands import Batch, Command
@@ -138,3 +140,61 @@ def test_an_outage_while_it_is_asked_why_entries_were_lost_ends_no_heartbeat() -
     assert refused
     assert "messaging.keeping_failed" in told
     assert "messaging.part_restarted" not in told
+
+
+class HeldBack(FaultyLink):
+    """On a cluster an answer waits for those of other nodes. Two sweeps bring the same entry: one takes it over from a
+    dead member, the other looks under the own name. The second is heard of when a handler has been started."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self.taken, self.looked, self.started = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def call(self, command: Command) -> Any:
+        if command.args[0] == b"XREADGROUP" and self.taken.is_set() and not self.looked.is_set():
+            raise BrokerUnavailable("planted: no answer", may_have_been_applied=True)  # so that it looks
+        reply = await super().call(command)
+        if command.args[:2] == (b"EVALSHA", SWEEP) and reply[1]:
+            if not self.taken.is_set():
+                self.taken.set()
+                await self.looked.wait()
+                await asyncio.sleep(0.01)  # an answer takes a moment
+            elif not self.looked.is_set():
+                self.looked.set()
+                await self.started.wait()
+        return reply
+
+
+def test_an_answer_that_comes_late_does_not_take_back_what_was_counted_meanwhile() -> None:
+    told: list[str] = []
+    handled: list[int] = []
+
+    async def main() -> None:
+        async with open_broker("local://", observer=lambda name, /, **_: told.append(name)) as inside:
+            link = HeldBack(inside.link)
+
+            async def handle(message: Message) -> None:
+                handled.append(message.times_delivered)
+                link.started.set()
+                await asyncio.sleep(2)
+
+            entry = await inside.xadd("t", {"payload": b"x"})
+            await inside.create_group("t", "g", start="0")
+            await inside.xreadgroup("t", "g", "another")
+            await inside.xclaim("t", "g", "another", [entry], min_idle_ms=0, retry_count=1, idle_ms=70_000)
+            broker = Broker(link, inside.context)
+            subscriber = Subscriber(
+                broker, group="g", consumer="me", group_start="0", claim_min_idle_ms=60_000, block_ms=100
+            )
+            task = asyncio.create_task(subscriber.consume("t", handle))
+            await asyncio.sleep(30)
+            assert (await inside.xpending("t", "g")).count == 0
+            await subscriber.close()
+            await task
+
+            assert link.looked.is_set()
+
+    run_in_virtual_time(main())
+    assert handled == [2], "the dead one's start, and ours"
+    assert "messaging.ack_refused" not in told
+    assert "messaging.consumer_shared" not in told

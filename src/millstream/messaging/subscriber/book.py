@@ -139,10 +139,16 @@ class Book:
 
     def adopt(self, entry_id: EntryId, times: int, valid_until: float) -> bool:
         """An entry came to us again. True where a handler is at work on it, or will be: one at a time is enough, and
-        with the new count its acknowledgement is accepted."""
+        with the new count its acknowledgement is accepted.
+
+        Not with one that was asked for earlier than what we know: on a cluster an answer waits for those of other
+        nodes, and a start may have been counted meanwhile. With the count from before, all we say would be refused.
+        """
         message = self.entries.get(entry_id)
         if message is None:
             return False
+        if times < message.times_delivered and valid_until < message.valid_until:
+            return True
         message.times_delivered = times
         message.valid_until = valid_until
         if self.lost:
