@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from millstream import Broker, Router, open_broker
+from chaos.crew import settled
+from millstream import Router, open_broker
 from millstream.messaging import Message, Publisher
-from millstream.testing import CuttingProxy, RedisProcess, eventually
+from millstream.testing import CuttingProxy, eventually
+from proxied import Servers, before, url_through
 
 TRIALS = int(os.environ.get("TRIALS", "1"))
 STRIKES = 12 if TRIALS > 1 else 4
@@ -29,27 +31,35 @@ KINDS: dict[str, dict[str, Any]] = {
     "acknowledged": {},
     "in order": {"ordered_by_key": True},
 }
+COLUMNS = [
+    *(("redis", kind) for kind in KINDS),
+    ("cluster", "outputs"),  # which lie in another slot than what they are made of
+    *(pytest.param("cluster", kind, marks=pytest.mark.at_length) for kind in ("acknowledged", "in order")),
+]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 class Members:
-    """Routers in this process, each with a way of its own to the server."""
+    """Routers in this process, each with a way of its own to the server; on a cluster, to each of its nodes."""
 
     def __init__(self, kind: str, chance: random.Random) -> None:
         self.handled: Counter[bytes] = Counter()
         self.told: Counter[str] = Counter()
         self._options = KINDS[kind]
         self._chance = chance
-        self._proxies: list[CuttingProxy] = []
+        self._ways: list[list[CuttingProxy]] = []
         self._members = AsyncExitStack()
 
-    async def start(self, port: int) -> None:
+    async def start(self, servers: Servers) -> None:
         for _ in range(MEMBERS):
-            proxy = await self._members.enter_async_context(CuttingProxy(port))
-            self._proxies.append(proxy)
+            way = before(servers, CuttingProxy)
+            for proxy in way:
+                await self._members.enter_async_context(proxy)
+            self._ways.append(way)
+            url = url_through(servers, way)
             broker = await self._members.enter_async_context(
-                open_broker(proxy.url, deadline_ms=CLAIM_MS // 2, observer=self._observe)
+                open_broker(url, deadline_ms=CLAIM_MS // 2, observer=self._observe)
             )
             router = Router(broker, block_ms=100, count=20, claim_min_idle_ms=CLAIM_MS, claim_interval_ms=50)
             router.on("orders", group="g", group_start="0", **self._options)(self._handle)
@@ -64,8 +74,12 @@ class Members:
         return Message(message.payload) if "publish_to" in self._options else None
 
     async def strike(self) -> None:
-        """Everybody, or one of them, is cut off for a while, and mostly once more in the middle of coming back."""
-        some = self._proxies if self._chance.random() < 0.7 else [self._chance.choice(self._proxies)]
+        """Everybody, or one of them, is cut off for a while, and mostly once more in the middle of coming back; on a
+        cluster from all of it, or from one node."""
+        ways = self._ways if self._chance.random() < 0.7 else [self._chance.choice(self._ways)]
+        nodes = range(len(self._ways[0]))
+        cut = nodes if self._chance.random() < 0.5 else [self._chance.choice(nodes)]
+        some = [way[node] for way in ways for node in cut]
         while True:
             for proxy in some:
                 proxy.closed = True
@@ -82,40 +96,36 @@ class Members:
         await self._members.aclose()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("servers", "kind"), COLUMNS, indirect=["servers"])
 @pytest.mark.parametrize("trial", range(TRIALS))
-async def test_nothing_is_left_with_anybody_after_outages(trial: int, kind: str) -> None:
+async def test_nothing_is_left_with_anybody_after_outages(trial: int, servers: Servers, kind: str) -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(10**6)
     print(f"SEED={seed}")
     chance = random.Random(seed)
     members = Members(kind, chance)
-    with RedisProcess() as server:
-        async with open_broker(server.url) as broker, Publisher(broker) as publisher:
-            sent: list[bytes] = []
+    async with open_broker(servers.url) as broker, Publisher(broker) as publisher:
+        sent: list[bytes] = []
 
-            async def publish() -> None:
-                while True:
-                    some = [b"%d" % (len(sent) + n) for n in range(chance.randrange(1, 40))]
-                    await publisher.publish("orders", *(Message(one, {"key": f"k{one[-1]}"}) for one in some))
-                    sent.extend(some)
-                    await asyncio.sleep(chance.random() * 0.03)
+        async def publish() -> None:
+            while True:
+                some = [b"%d" % (len(sent) + n) for n in range(chance.randrange(1, 40))]
+                await publisher.publish("orders", *(Message(one, {"key": f"k{one[-1]}"}) for one in some))
+                sent.extend(some)
+                await asyncio.sleep(chance.random() * 0.03)
 
-            await members.start(server.port)
-            try:
-                publishing = asyncio.create_task(publish())
-                for _ in range(STRIKES):
-                    await members.strike()
-                publishing.cancel()
-                await asyncio.gather(publishing, return_exceptions=True)
-                await eventually(lambda: nothing_left(broker), what="nothing to be left", timeout_s=60)
-            finally:
-                await members.dismiss()
-            stored = {entry.fields[b"payload"] for entry in await broker.xrange("orders")}
+        await members.start(servers)
+        try:
+            publishing = asyncio.create_task(publish())
+            for _ in range(STRIKES):
+                await members.strike()
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+            await eventually(lambda: settled(broker, "orders"), what="nothing to be left", timeout_s=60)
+        finally:
+            await members.dismiss()
+        stored = {entry.fields[b"payload"] for entry in await broker.xrange("orders")}
+        put_out = {entry.fields[b"payload"] for entry in await broker.xrange("out")}
     assert stored >= set(sent)
     assert set(members.handled) == stored, "every one, and nothing else"
+    assert put_out == (stored if kind == "outputs" else set())
     assert members.told["messaging.consumer_shared"] == 0, "each has a name of its own"
-
-
-async def nothing_left(broker: Broker) -> bool:
-    (group,) = await broker.group_info("orders")
-    return group.pending == 0 and group.lag == 0
