@@ -1,4 +1,5 @@
-"""What operators do to a Redis that is in use: hang it, fill it, cut everybody off, take scripts and groups away.
+"""What operators do to a Redis, or to the nodes of a cluster of three, that is in use: hang it, fill it, cut everybody
+off, take scripts and groups away.
 
 Publishers and subscribers work through all of it. What was confirmed is stored once, and every message that is stored
 was handled, and its output stored; nobody ends by itself, and nobody is told an error that asking again could mend.
@@ -11,17 +12,20 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from millstream import Broker, open_broker
+from millstream.broker.keys import slot_of
 from millstream.errors import MillstreamError
 from millstream.messaging import Backoff, Message, Publisher, Subscriber
 from millstream.messaging.codecs import codec
-from millstream.testing import RedisProcess, eventually
+from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.wire.commands import Command
+from proxied import Servers, each
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 TOPIC, OUT, GROUP = "t", "out", "g"
@@ -35,64 +39,81 @@ QUICK: dict[str, Any] = {
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
-Hands = Callable[[RedisProcess, Callable[..., Awaitable[Any]]], Awaitable[None]]
+
+class Operator:
+    """Says the same to each server, as one does who looks after a cluster; ``broker`` reaches all of them."""
+
+    def __init__(self, servers: Servers, broker: Broker, roots: list[Broker]) -> None:
+        self.broker = broker
+        self._roots = roots
+        cluster = isinstance(servers, ClusterSetup)
+        self.busiest = servers.owner(slot_of(TOPIC.encode())) if cluster else servers
+        """Who has the topic. Of a cluster nobody hangs but this one: the others take it for dead meanwhile."""
+
+    async def ask(self, *words: str) -> None:
+        for root in self._roots:
+            await root.link.call(Command(tuple(word.encode() for word in words)))
 
 
-async def hang(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
-    server.signal(signal.SIGSTOP)
+Hands = Callable[[Operator], Awaitable[None]]
+
+
+async def hang(operator: Operator) -> None:
+    operator.busiest.signal(signal.SIGSTOP)
     await asyncio.sleep(4)
-    server.signal(signal.SIGCONT)
+    operator.busiest.signal(signal.SIGCONT)
 
 
-async def fill(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
+async def fill(operator: Operator) -> None:
     for _ in range(3):
-        await ask("CONFIG", "SET", "maxmemory", "1")
+        await operator.ask("CONFIG", "SET", "maxmemory", "1")
         await asyncio.sleep(1)
-        await ask("CONFIG", "SET", "maxmemory", "0")
+        await operator.ask("CONFIG", "SET", "maxmemory", "0")
         await asyncio.sleep(0.5)
 
 
-async def cut_everybody_off(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
+async def cut_everybody_off(operator: Operator) -> None:
     for _ in range(100):
-        await ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        await ask("CLIENT", "KILL", "TYPE", "pubsub")
+        await operator.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await operator.ask("CLIENT", "KILL", "TYPE", "pubsub")
         await asyncio.sleep(random.random() * 0.05)
 
 
-async def take_scripts_away(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
+async def take_scripts_away(operator: Operator) -> None:
     for _ in range(300):
-        await ask("SCRIPT", "FLUSH")
+        await operator.ask("SCRIPT", "FLUSH")
         await asyncio.sleep(0.004)
 
 
-async def take_groups_away(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
+async def take_groups_away(operator: Operator) -> None:
     for _ in range(5):
-        await ask("XGROUP", "DESTROY", TOPIC, GROUP)
+        await operator.broker.delete_group(TOPIC, GROUP)
         await asyncio.sleep(0.5)
 
 
-async def pause(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
+async def pause(operator: Operator) -> None:
     for kind in ("WRITE", "ALL"):
-        await ask("CLIENT", "PAUSE", "3000", kind)
+        await operator.ask("CLIENT", "PAUSE", "3000", kind)
         await asyncio.sleep(4)
 
 
-async def close_idle_connections(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
-    await ask("CONFIG", "SET", "timeout", "1")
+async def close_idle_connections(operator: Operator) -> None:
+    await operator.ask("CONFIG", "SET", "timeout", "1")
     await asyncio.sleep(5)
 
 
-async def let_few_in(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
-    await ask("CONFIG", "SET", "maxclients", "3")
-    await ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+async def let_few_in(operator: Operator) -> None:
+    """The links between a cluster's nodes are clients too: there it lets nobody in."""
+    await operator.ask("CONFIG", "SET", "maxclients", "3")
+    await operator.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     await asyncio.sleep(2)
-    await ask("CONFIG", "SET", "maxclients", "1000")
+    await operator.ask("CONFIG", "SET", "maxclients", "1000")
 
 
-async def ask_for_replicas(server: RedisProcess, ask: Callable[..., Awaitable[Any]]) -> None:
-    await ask("CONFIG", "SET", "min-replicas-to-write", "1")
+async def ask_for_replicas(operator: Operator) -> None:
+    await operator.ask("CONFIG", "SET", "min-replicas-to-write", "1")
     await asyncio.sleep(2)
-    await ask("CONFIG", "SET", "min-replicas-to-write", "0")
+    await operator.ask("CONFIG", "SET", "min-replicas-to-write", "0")
 
 
 HANDS: tuple[Hands, ...] = (
@@ -106,6 +127,12 @@ HANDS: tuple[Hands, ...] = (
     let_few_in,
     ask_for_replicas,
 )
+"""All of them can be done to a cluster's nodes."""
+COLUMNS = [
+    *(("redis", hand) for hand in (HANDS if TRIALS > 2 else HANDS[:2])),
+    ("cluster", cut_everybody_off),
+    *(pytest.param("cluster", hand, marks=pytest.mark.at_length) for hand in HANDS if hand is not cut_everybody_off),
+]
 
 
 class Work:
@@ -172,25 +199,30 @@ async def tokens_in(broker: Broker, stream: str) -> Counter[bytes]:
     return Counter(codec("flat").decode(entry.fields).payload for entry in await broker.xrange(stream))
 
 
-@pytest.mark.parametrize("hand", HANDS if TRIALS > 2 else HANDS[:2], ids=lambda hand: hand.__name__)
-async def test_whatever_an_operator_does_nothing_confirmed_is_lost(hand: Hands) -> None:
-    with RedisProcess() as server:
-        async with (
-            open_broker(server.url, deadline_ms=60_000) as root,
-            open_broker(server.url) as one,
-            open_broker(server.url) as two,
-            open_broker(server.url) as three,
-        ):
+@pytest.fixture
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """Of the test's own: whatever was done to them goes with them."""
+    with RedisProcess() if request.param == "redis" else ClusterSetup() as opened:
+        yield opened
 
-            async def ask(*words: str) -> Any:
-                return await root.link.call(Command(tuple(word.encode() for word in words)))
 
-            work = Work([one, two, three])
-            await work.go_on()
-            await hand(server, ask)
-            await work.go_on()
-            await work.end(root)
-            stored, put_out = await tokens_in(root, TOPIC), await tokens_in(root, OUT)
+@pytest.mark.parametrize(
+    ("servers", "hand"), COLUMNS, indirect=["servers"], ids=lambda one: one if isinstance(one, str) else one.__name__
+)
+async def test_whatever_an_operator_does_nothing_confirmed_is_lost(servers: Servers, hand: Hands) -> None:
+    async with AsyncExitStack() as brokers:
+
+        async def reach(url: str, **options: Any) -> Broker:
+            return await brokers.enter_async_context(open_broker(url, **options))
+
+        root = await reach(servers.url, deadline_ms=60_000)
+        operator = Operator(servers, root, [await reach(one.url, deadline_ms=60_000) for one in each(servers)])
+        work = Work([await reach(servers.url) for _ in range(3)])
+        await work.go_on()
+        await hand(operator)
+        await work.go_on()
+        await work.end(root)
+        stored, put_out = await tokens_in(root, TOPIC), await tokens_in(root, OUT)
     print(
         f"{hand.__name__}: confirmed {len(work.confirmed)}, handled again {sum(n > 1 for n in work.handled.values())}"
     )
