@@ -23,8 +23,10 @@ from millstream.assignment.notifications import Notification
 from millstream.broker import leases
 from millstream.errors import StaleOwner
 from millstream.model import ManualClock
+from simulated_cluster import ClusterLink, node_of
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_STORMS", "1000" if "TRIALS" in os.environ else "300"))
+ON_A_CLUSTER = SCHEDULES if os.environ.keys() & {"TRIALS", "MILLSTREAM_STORMS"} else SCHEDULES // 10
 LEASE_MS = 1_000
 TICK_MS = 100
 SETTINGS = Settings(lease_ms=LEASE_MS, renew_interval_ms=400, capacity=50)
@@ -167,9 +169,12 @@ class Storm:
             assert tokens == sorted(tokens), f"a stale owner's write was accepted on {stream}: {tokens}"
 
 
-async def weather(seed: int, *, fenced: bool = True) -> None:
+async def weather(seed: int, *, fenced: bool = True, cluster: bool = False) -> None:
     clock = ManualClock()
     async with open_broker(f"local://{uuid.uuid4()}", clock=clock) as broker:
+        if cluster:
+            broker.link = ClusterLink(broker.link)
+            broker.context.cluster, broker.context.node_of = True, node_of
         try:
             await Storm(broker, clock, random.Random(seed), fenced=fenced).run(moves=15)
         except Exception:
@@ -179,10 +184,11 @@ async def weather(seed: int, *, fenced: bool = True) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-async def test_no_storm_gives_a_stream_two_owners_or_leaves_it_without_one() -> None:
+@pytest.mark.parametrize("cluster", [False, True], ids=["embedded", "cluster"])
+async def test_no_storm_gives_a_stream_two_owners_or_leaves_it_without_one(cluster: bool) -> None:
     first = int(os.environ.get("MILLSTREAM_SEED", random.randrange(10**9)))
-    for seed in range(first, first + SCHEDULES):
-        await weather(seed)
+    for seed in range(first, first + (ON_A_CLUSTER if cluster else SCHEDULES)):
+        await weather(seed, cluster=cluster)
 
 
 async def test_the_ledger_notices_a_fence_that_is_missing() -> None:
