@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from millstream.messaging.failure import original
 from millstream.testing import ClusterSetup, RedisProcess, eventually
 from millstream.testing.faults import CuttingProxy
 from millstream.testing.ledger import HandlingLedger, Verdict
+from proxied import Servers, before, url_through
 
 TRIALS = int(os.environ.get("TRIALS", "2"))
 
@@ -251,13 +253,18 @@ async def test_redis_is_killed_and_restarted(
 # --- connections are cut ----------------------------------------------------------------------------------------------
 
 
-async def cut_run(redis: RedisProcess, ledger: HandlingLedger, seed: int, *, planted: bool = False) -> list[str]:
+async def cut_run(servers: Servers, ledger: HandlingLedger, seed: int, *, planted: bool = False) -> list[str]:
     """Publishes and handles through connections that break in mid-reply; gives what the stream holds."""
     tokens = [f"job:{n}" for n in range(300)]
-    async with CuttingProxy(redis.port, seed=seed) as proxy, open_broker(redis.url) as direct:
-        async with open_broker(proxy.url) as broker:
+    proxies = before(servers, partial(CuttingProxy, seed=seed))
+    async with AsyncExitStack() as opened:
+        direct = await opened.enter_async_context(open_broker(servers.url))
+        for proxy in proxies:
+            await opened.enter_async_context(proxy)
+        async with open_broker(url_through(servers, proxies)) as broker:
             await broker.ping()
-            proxy.chance = 0.08
+            for proxy in proxies:
+                proxy.chance = 0.08
             subscriber = Subscriber(broker, group="g", group_start="0", block_ms=50, claim_interval_ms=50, count=10)
 
             async def handle(message: Message) -> None:
@@ -279,11 +286,13 @@ async def cut_run(redis: RedisProcess, ledger: HandlingLedger, seed: int, *, pla
                 return bool(groups) and groups[0].pending == 0 and not ledger.missing()
 
             await eventually(settled, what="everything handled", timeout_s=60)
-            proxy.chance = 0.0
+            for proxy in proxies:
+                proxy.chance = 0.0
             await subscriber.close()
             await consuming
-            print(f"cuts {proxy.cuts}")
-            assert proxy.cuts > 10
+            cuts = sum(proxy.cuts for proxy in proxies)
+            print(f"cuts {cuts}")
+            assert cuts > 10
         return [payload(entry.fields) for entry in await direct.xrange(TOPIC)]
 
 
@@ -298,9 +307,9 @@ async def add_until_answered(broker: Broker, token: str) -> None:
 
 
 async def test_connections_are_cut_in_mid_reply(
-    redis_server: RedisProcess, ledger: HandlingLedger, chance: random.Random
+    servers: Servers, ledger: HandlingLedger, chance: random.Random
 ) -> None:
-    stored = await cut_run(redis_server, ledger, chance.randrange(10**6))
+    stored = await cut_run(servers, ledger, chance.randrange(10**6))
     verdict = ledger.verdict()
     print(verdict)
 
@@ -309,7 +318,7 @@ async def test_connections_are_cut_in_mid_reply(
     assert len(stored) == len(set(stored)) == 300, "publishing again added nothing"
 
 
-async def test_the_harness_notices_a_retry_that_adds_twice(redis_server: RedisProcess, ledger: HandlingLedger) -> None:
-    stored = await cut_run(redis_server, ledger, 1, planted=True)
+async def test_the_harness_notices_a_retry_that_adds_twice(servers: Servers, ledger: HandlingLedger) -> None:
+    stored = await cut_run(servers, ledger, 1, planted=True)
 
     assert len(stored) > len(set(stored)), "planted: no marker"
