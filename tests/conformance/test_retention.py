@@ -328,6 +328,25 @@ async def test_a_janitor_tends_globs_in_the_background_and_survives_a_bad_stream
     assert "messaging.retention_failed" in facts
 
 
+@pytest.mark.parametrize("glob", ["*", "{shop}.*", "{shop}.orders*", "*orders*"])
+async def test_a_glob_takes_no_dead_letters(broker: Broker, glob: str) -> None:
+    """They have no group that still needs them, only people who have not looked yet."""
+    for name in ("{shop}.orders", "orders"):
+        await broker.xadd_many(name, [{"n": n} for n in range(10)])
+        await broker.xadd_many(beside(name, "dlq").decode(), [{"n": n} for n in range(10)])
+    await Janitor(broker, {glob: RetentionPolicy(max_len=3)}).sweep()
+    assert await broker.xlen("{shop}.orders") == 3
+    for name in ("{shop}.orders", "orders"):
+        assert await broker.xlen(beside(name, "dlq").decode()) == 10
+
+
+@pytest.mark.parametrize("named", ["{orders}.dlq", "*.dlq", "*orders}.dlq"])
+async def test_dead_letters_go_where_they_are_named(broker: Broker, named: str) -> None:
+    await broker.xadd_many("{orders}.dlq", [{"n": n} for n in range(10)])
+    await Janitor(broker, {"*": RetentionPolicy(max_len=7), named: RetentionPolicy(max_len=3)}).sweep()
+    assert await broker.xlen("{orders}.dlq") == 3
+
+
 async def test_several_janitors_at_once_do_no_harm(broker: Broker) -> None:
     ids = await fill(broker, 300)
     await broker.create_group("orders", "g", start=str(ids[199]))

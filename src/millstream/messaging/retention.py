@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millstream.retention")
 
+DEAD_LETTERS = ".dlq"
+"""How the names of their streams end, beside a stream and of a pipeline."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
@@ -115,7 +118,8 @@ class Janitor:
     """Applies policies now and then: inside a service (``async with Janitor(...)``) or by itself (``await run()``).
 
     ``policies`` goes from a stream's name, or a glob such as ``events.*``, to its policy; the first that matches a
-    stream decides. Several janitors at once do no harm. A stream that fails is reported, and the next one is tended.
+    stream decides. Dead letters are matched only where they are named: by their stream, or by a glob that ends in
+    ``.dlq``. Several janitors at once do no harm. A stream that fails is reported, and the next one is tended.
     ``observer`` is the broker's, unless another is given.
     """
 
@@ -198,7 +202,9 @@ class Janitor:
         for name, policy in self._policies.items():
             matching = await self._broker.list_streams(name) if _is_glob(name) else [name]
             for stream in matching:
-                chosen.setdefault(stream, policy)
+                # No group needs a dead letter, so nothing would hold it back: a policy for all streams is not for them.
+                if name.endswith(DEAD_LETTERS) or not stream.endswith(DEAD_LETTERS):
+                    chosen.setdefault(stream, policy)
         return chosen
 
     def _tell(self, report: StreamReport) -> None:
