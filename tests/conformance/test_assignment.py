@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from messaging_chapters.chapter import flush
 
 from dead_members import crash, lease_runs_out
-from millstream import Broker, open_broker
+from millstream import Broker, Publisher, open_broker
 from millstream.assignment import (
     AssignmentClient,
     Notification,
@@ -35,7 +35,7 @@ from millstream.broker import leases
 from millstream.broker.keys import beside
 from millstream.broker.steps.script import script
 from millstream.errors import BrokerUnavailable, InvalidArgument, StaleOwner, WrongKeyType
-from millstream.model import Clock, SystemClock
+from millstream.model import Clock, SystemClock, TrimPolicy
 from millstream.testing import Fault, FaultyLink, eventually
 from millstream.wire.commands import Batch, Command
 
@@ -285,6 +285,32 @@ async def test_capacity_is_kept(broker_url: str) -> None:
         async with member(broker_url, "b") as b:
             await eventually(lambda: len(b.client.owned) == 3, what="the other one takes the rest")
             assert len(a.client.owned) == 2
+
+
+async def test_behind_a_guard_nothing_writes_unfenced(broker_url: str) -> None:
+    """What cannot be fenced is refused, to an owner too: a stale one must not find out that it was never fenced."""
+    policy, entries = TrimPolicy(max_len=0), [{"n": 2}]
+    async with member(broker_url, "a") as a:
+        await a.client.announce("s")
+        await eventually(lambda: "s" in a.client.owned, what="it is owned")
+        mine = a.broker.behind(a.client.owned["s"].guard())
+        id = await mine.xadd("s", {"n": 1})
+        tries: dict[str, Callable[[], Any]] = {
+            "xadd_many": lambda: mine.xadd_many("s", entries),
+            "append_once": lambda: mine.append_once("s", "w", 1, 0, entries),
+            "append_unique": lambda: mine.append_unique("s", [("event", {"n": 2})]),
+            "once_writer": lambda: mine.once_writer("s", "w", 1),
+            "xdel": lambda: mine.xdel("s", id),
+            "xtrim": lambda: mine.xtrim("s", policy),
+            "trim_safely": lambda: mine.trim_safely("s", max_len=0),
+            "xsetid": lambda: mine.xsetid("s", "99999999999999-0"),
+            "delete_stream": lambda: mine.delete_stream("s"),
+            "Publisher": lambda: Publisher(mine),
+        }
+        for name, write in tries.items():
+            with pytest.raises(InvalidArgument, match=name):
+                await write()
+        assert [entry.id for entry in await mine.xrange("s")] == [id]
 
 
 async def test_a_stale_owner_can_neither_add_nor_acknowledge(broker_url: str) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from millstream.broker.context import Context, Step
-from millstream.broker.drivers import bound_blocking, renamed, run_blocking
+from millstream.broker.drivers import bound_blocking, renamed, run_blocking, unfenced
 from millstream.broker.links.link import BlockingLink, BlockingListener
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.operations.conversion import Fields, Id, Name, Value, pattern_words
@@ -80,7 +80,8 @@ class BlockingBroker:
 
     def behind(self, guard: Guard) -> Self:
         """The same broker, fenced: ``xadd``, ``xack``, ``settle`` and ``recovery`` do nothing, and raise StaleOwner,
-        unless the owner record is the guard's, compared in the same atomic step. Close the original, not this.
+        unless the owner record is the guard's, compared in the same atomic step. Other writes to a stream are refused.
+        Close the original, not this.
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing."""
         return type(self)(self.link, replace(self.context, guard=guard), self._shown)
 
@@ -90,6 +91,7 @@ class BlockingBroker:
         Atomic: no. Idempotent: yes. Blocks: until a message comes. Cancelled: nothing. Raises: nothing else."""
         return self.link.listen(pattern_words(patterns))
 
+    @unfenced
     @renamed(epoch="version")
     def once_writer(
         self, stream: Name, writer: Name, version: int, *, partition: Name = "0", forget_after_ms: int = WEEK_MS,
@@ -120,6 +122,7 @@ class BlockingBroker:
         adding = streams.xadd(self.context, stream, fields, id=id, trim=trim, create=create, durability=durability)
         return run_blocking(self.link, adding)
 
+    @unfenced
     @bound_blocking(streams.xadd_many)
     def xadd_many(
         self, stream: Name, entries: Sequence[Fields], *, atomic: bool = False, trim: TrimPolicy | None = None,
@@ -130,6 +133,7 @@ class BlockingBroker:
         Atomic: with ``atomic``, else each entry. Idempotent: no. Blocks: no. Cancelled: perhaps all, or without
         ``atomic`` a part. Raises: nothing else."""
 
+    @unfenced
     @renamed(epoch="version")
     @bound_blocking(append_once)
     def append_once(
@@ -144,6 +148,7 @@ class BlockingBroker:
         perhaps all or a part: repeat it. Raises: StaleWriter (a later version was here), NonDeterministicReplay (other
         rows than the stored ones), RowsMissing (rows before these are not stored)."""
 
+    @unfenced
     @bound_blocking(append_unique)
     def append_unique(
         self, stream: Name, entries: Sequence[tuple[str | bytes, Fields]], *, window_ms: int = DAY_MS,
@@ -155,16 +160,19 @@ class BlockingBroker:
         Atomic: each chunk of entries (``limits.script_entries``), in order. Idempotent: yes, within the window. Blocks:
         no. Cancelled: perhaps all or a part: repeat it. Raises: nothing else."""
 
+    @unfenced
     @bound_blocking(streams.xdel)
     def xdel(self, stream: Name, ids: Sequence[Id] | Id) -> int:
         """Deletes entries; how many were there. Pending lists keep their ids.
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
+    @unfenced
     @bound_blocking(streams.xtrim)
     def xtrim(self, stream: Name, policy: TrimPolicy) -> int:
         """Cuts the stream as told, whether or not a group still needs the entries; how many went.
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
+    @unfenced
     @bound_blocking(trim_safely)
     def trim_safely(self, stream: Name, *, max_len: int | None = None, min_id: Id | None = None) -> int:
         """Drops what is beyond ``max_len`` entries or older than ``min_id``, but nothing that a group still needs:
@@ -172,6 +180,7 @@ class BlockingBroker:
         went.
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
+    @unfenced
     @bound_blocking(streams.xsetid)
     def xsetid(
         self, stream: Name, last_id: Id, *, entries_added: int | None = None, max_deleted: Id | None = None
@@ -203,6 +212,7 @@ class BlockingBroker:
         Atomic: yes. Idempotent: yes. Blocks: up to ``block_ms`` (None: not at all, 0: for ever). Cancelled: nothing.
         Raises: nothing else."""
 
+    @unfenced
     @bound_blocking(plain_keys.delete_stream)
     def delete_stream(self, stream: Name, *, companions: bool = False) -> bool:
         """Removes the stream with its groups; with ``companions`` every key that lies beside it too, those first.

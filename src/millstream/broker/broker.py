@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from millstream.broker.context import Context, Step
-from millstream.broker.drivers import bound_async, renamed, run_async
+from millstream.broker.drivers import bound_async, renamed, run_async, unfenced
 from millstream.broker.links.link import Link, Listener
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
 from millstream.broker.operations.conversion import Fields, Id, Name, Value, pattern_words
@@ -85,7 +85,8 @@ class Broker:
 
     def behind(self, guard: Guard) -> Self:
         """The same broker, fenced: ``xadd``, ``xack``, ``settle`` and ``recovery`` do nothing, and raise StaleOwner,
-        unless the owner record is the guard's, compared in the same atomic step. Close the original, not this.
+        unless the owner record is the guard's, compared in the same atomic step. Other writes to a stream are refused.
+        Close the original, not this.
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing."""
         return type(self)(self.link, replace(self.context, guard=guard), self._shown)
 
@@ -95,6 +96,7 @@ class Broker:
         Atomic: no. Idempotent: yes. Blocks: until a message comes. Cancelled: nothing. Raises: nothing else."""
         return self.link.listen(pattern_words(patterns))
 
+    @unfenced
     @renamed(epoch="version")
     def once_writer(
         self, stream: Name, writer: Name, version: int, *, partition: Name = "0", forget_after_ms: int = WEEK_MS,
@@ -125,6 +127,7 @@ class Broker:
         adding = streams.xadd(self.context, stream, fields, id=id, trim=trim, create=create, durability=durability)
         return await run_async(self.link, adding)
 
+    @unfenced
     @bound_async(streams.xadd_many)
     async def xadd_many(
         self, stream: Name, entries: Sequence[Fields], *, atomic: bool = False, trim: TrimPolicy | None = None,
@@ -135,6 +138,7 @@ class Broker:
         Atomic: with ``atomic``, else each entry. Idempotent: no. Blocks: no. Cancelled: perhaps all, or without
         ``atomic`` a part. Raises: nothing else."""
 
+    @unfenced
     @renamed(epoch="version")
     @bound_async(append_once)
     async def append_once(
@@ -149,6 +153,7 @@ class Broker:
         perhaps all or a part: repeat it. Raises: StaleWriter (a later version was here), NonDeterministicReplay (other
         rows than the stored ones), RowsMissing (rows before these are not stored)."""
 
+    @unfenced
     @bound_async(append_unique)
     async def append_unique(
         self, stream: Name, entries: Sequence[tuple[str | bytes, Fields]], *, window_ms: int = DAY_MS,
@@ -160,16 +165,19 @@ class Broker:
         Atomic: each chunk of entries (``limits.script_entries``), in order. Idempotent: yes, within the window. Blocks:
         no. Cancelled: perhaps all or a part: repeat it. Raises: nothing else."""
 
+    @unfenced
     @bound_async(streams.xdel)
     async def xdel(self, stream: Name, ids: Sequence[Id] | Id) -> int:
         """Deletes entries; how many were there. Pending lists keep their ids.
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
+    @unfenced
     @bound_async(streams.xtrim)
     async def xtrim(self, stream: Name, policy: TrimPolicy) -> int:
         """Cuts the stream as told, whether or not a group still needs the entries; how many went.
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
+    @unfenced
     @bound_async(trim_safely)
     async def trim_safely(self, stream: Name, *, max_len: int | None = None, min_id: Id | None = None) -> int:
         """Drops what is beyond ``max_len`` entries or older than ``min_id``, but nothing that a group still needs:
@@ -177,6 +185,7 @@ class Broker:
         went.
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
+    @unfenced
     @bound_async(streams.xsetid)
     async def xsetid(
         self, stream: Name, last_id: Id, *, entries_added: int | None = None, max_deleted: Id | None = None
@@ -208,6 +217,7 @@ class Broker:
         Atomic: yes. Idempotent: yes. Blocks: up to ``block_ms`` (None: not at all, 0: for ever). Cancelled: nothing.
         Raises: nothing else."""
 
+    @unfenced
     @bound_async(plain_keys.delete_stream)
     async def delete_stream(self, stream: Name, *, companions: bool = False) -> bool:
         """Removes the stream with its groups; with ``companions`` every key that lies beside it too, those first.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from millstream.broker.steps.script import Guard
+from millstream.errors import InvalidArgument
 from millstream.model import Clock, Observer, SystemClock, quiet
 from millstream.wire import Conversation
 
@@ -72,6 +73,13 @@ class Context:
     """Stream to the number of adds that are left until it is trimmed again."""
     durability_seen: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Slot (0 off a cluster) to when the server's durability was read, and what it was."""
+
+    def refuse_unfenced(self, what: str) -> None:
+        """For writes that compare no owner record. Behind a guard they are refused: whoever asked for a fence and got
+        none would learn of it from the entries of a stale owner."""
+        if self.guard is not None:
+            allowed = "xadd, xack or a subscriber behind it, or the broker itself where nothing is to be fenced"
+            raise InvalidArgument("guard", what, allowed)
 
 
 P = ParamSpec("P")

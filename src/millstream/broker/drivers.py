@@ -119,6 +119,17 @@ def bound_blocking(operation: Callable[..., Conversation[Any]]) -> Callable[[F],
     return bind
 
 
+def unfenced(declared: F) -> F:
+    """A method that writes to a stream and compares no owner record."""
+
+    @wraps(declared)
+    def method(broker: Broker | BlockingBroker, /, *args: Any, **kwargs: Any) -> Any:
+        broker.context.refuse_unfenced(declared.__name__)
+        return declared(broker, *args, **kwargs)
+
+    return cast("F", method)
+
+
 Asked = dict[int, Command | Batch]
 
 

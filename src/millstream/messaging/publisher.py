@@ -75,6 +75,7 @@ class Publisher:
         ``retry_ms``: how long a publish is tried again while the broker cannot be reached, beyond the broker's
         deadline, whether it travels in a batch, has an ``idempotency_key`` or is delayed.
         """
+        broker.context.refuse_unfenced("Publisher")
         for name, value in (("max_batch", max_batch), ("max_buffered", max_buffered), ("retry_ms", retry_ms)):
             if type(value) is not int or value < 1:
                 raise InvalidArgument(name, value, "a whole number of 1 or more")
