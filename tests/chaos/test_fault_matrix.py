@@ -1,6 +1,7 @@
 """Every part meets every fault of the table. A ledger says whether anything confirmed is missing, or there twice.
 
-In `make test` whatever two of part, fault and phase can meet do so at least once; in `make chaos` all three do.
+In `make test` whatever two of part, fault and phase can meet do so at least once; in `make chaos` all three do, and on
+a cluster of three too.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from chaos.spark_parts import SparkSourcePart, SpooledSinkPart
 from chaos.writers import ASYNC_WRITERS
 from fault_table import TABLE, FaultRow, Follows, Phase
 from millstream import open_broker
-from millstream.testing import AnsweringProxy, RedisProcess, eventually
+from millstream.testing import eventually
 from millstream.testing.answering import pass_on
+from proxied import AnsweringProxies, Servers, each
 
 IN_FULL = int(os.environ.get("TRIALS", "2")) > 2
 AT_A_TIME = 8
@@ -90,13 +92,27 @@ def test_make_test_meets_every_pair() -> None:
     assert set().union(*map(pairs, few)) == set().union(*map(pairs, all_of_them))
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.kind)
-async def test_every_part_meets_every_fault(redis_server: RedisProcess, part: type[Part]) -> None:
+ON_A_CLUSTER = [part for part in PARTS if part not in (SparkSinkPart, SparkSourcePart, SpooledSinkPart)]
+"""Messaging and assignment; what Spark does on a cluster is tried with Spark."""
+IN_MAKE_TEST = (SubscriberPart, AssignedPart)
+COLUMNS = [
+    *(pytest.param("redis", part, id=f"redis-{part.kind}") for part in PARTS),
+    *(
+        pytest.param(
+            "cluster", part, id=f"cluster-{part.kind}", marks=() if part in IN_MAKE_TEST else pytest.mark.at_length
+        )
+        for part in ON_A_CLUSTER
+    ),
+]
+
+
+@pytest.mark.parametrize(("servers", "part"), COLUMNS, indirect=["servers"])
+async def test_every_part_meets_every_fault(servers: Servers, part: type[Part]) -> None:
     turns = asyncio.Semaphore(AT_A_TIME)
 
     async def tried(fault: FaultRow, phase: Phase) -> str:
         async with turns:
-            what = await meets(redis_server, part, fault, phase)
+            what = await meets(servers, part, fault, phase)
         return f"{fault.name}, {phase.value} ({fault.follows(phase).value}): {what}" if what else ""
 
     verdicts = await asyncio.gather(*(tried(*cell) for kind, *cell in CELLS if kind is part))
@@ -105,12 +121,12 @@ async def test_every_part_meets_every_fault(redis_server: RedisProcess, part: ty
     assert not complaints, "\n".join(complaints)
 
 
-async def meets(server: RedisProcess, kind: type[Part], fault: FaultRow, phase: Phase) -> str:
+async def meets(servers: Servers, kind: type[Part], fault: FaultRow, phase: Phase) -> str:
     follows = fault.follows(phase)
-    planting = Planting(fault, phase, server.port)
+    planting = Planting(fault, phase, each(servers)[0].port)
     name = f"{kind.kind}.{fault.name}.{phase.name}".replace(" ", "-").replace(":", "")
-    with AnsweringProxy(server.port, planting) as proxy:
-        async with open_broker(proxy.url, deadline_ms=30_000) as broker, open_broker(server.url) as steady:
+    with AnsweringProxies(servers, planting) as proxy:
+        async with open_broker(proxy.url, deadline_ms=30_000) as broker, open_broker(servers.url) as steady:
             part = kind(broker, proxy.url, steady, name, patient=follows in PASSES, group_lost=fault.name == "NOGROUP")
             await part.begin()
             await part.work()
