@@ -83,6 +83,11 @@ class AnsweringProxies:
     def url(self) -> str:
         return url_through(self._servers, self._proxies)
 
+    @property
+    def place(self) -> str:
+        """``host:port`` of the first of them."""
+        return self._proxies[0].url.removeprefix("redis://")
+
     def __enter__(self) -> Self:
         self.choose = self._choose
         for proxy in self._proxies:
