@@ -184,7 +184,9 @@ async def test_a_full_topic_is_given_nothing_while_another_one_that_fails_the_re
         for _ in range(5):
             told.facts.clear()
             await broker.delete_stream("broken")
-            await eventually(lambda: "messaging.group_restored" in told, what="the group to be there again", timeout_s=60)
+            await eventually(
+                lambda: "messaging.group_restored" in told, what="the group to be there again", timeout_s=60
+            )
             assert (await broker.xpending("full", "g")).count == 1
         go_on.set()
         await eventually(lambda: len(begun) == 5, what="the rest", timeout_s=60)

@@ -332,7 +332,7 @@ class Shard:
     # --- one topic that fails the read of all -------------------------------------------------------------------------
 
     async def _find_culprits(self, topics: Sequence[Topic], error: MillstreamError) -> None:
-        """Each that the read named is asked alone, without waiting; what that brings is not lost. Others had no room."""
+        """Each that the read named is asked alone, at once; what that brings is not lost. Others had no room."""
         if len(topics) == 1:
             await self._judge(topics[0], error, self._generation)
             return
