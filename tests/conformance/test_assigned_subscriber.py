@@ -25,7 +25,7 @@ from millstream.assignment.leases import OwnerRecord
 from millstream.assignment.partitions import announce_partitions
 from millstream.broker import Guard, beside, leases, settle
 from millstream.errors import InvalidArgument, StaleOwner
-from millstream.messaging import Handler, Message, Publisher
+from millstream.messaging import Handler, Message, Publisher, Subscriber
 from millstream.testing import Fault, FaultyLink, eventually
 from millstream.wire.commands import Batch, Command
 
@@ -359,3 +359,23 @@ async def test_streams_that_are_lost_end_side_by_side_and_begin_again_after_that
                 )
             finally:
                 go_on.set()
+
+
+async def test_a_stream_that_another_member_took_over_is_no_error_of_its_former_reader(
+    broker_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="millstream.messaging")
+    async with open_broker(broker_url) as broker:
+        [number] = await broker.run(leases.take_leases, "a", [("s", None)])
+        record = b"%d a" % (number or 0)
+        await broker.create_group("s", "g", start="0")
+        await broker.xadd("s", {"data": b"first"})
+        await broker.xreadgroup("s", "g", "me")
+        mine = broker.behind(Guard(beside("s", "owner"), record))
+        await broker.run(leases.take_leases, "b", [("s", record)])
+        subscriber = Subscriber(mine, group="g", group_start="0", consumer="me")
+        with pytest.raises(StaleOwner):
+            async with asyncio.timeout(60):
+                await subscriber.consume("s", lambda _: asyncio.sleep(0))
+    told = {one.levelname for one in caplog.records if one.getMessage().startswith("reading s ended")}
+    assert told == {"INFO"}

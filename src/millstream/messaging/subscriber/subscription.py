@@ -16,7 +16,7 @@ from itertools import chain, count
 from weakref import ref
 
 from millstream.broker import BrokerProtocol, recovery, settle
-from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuchStream
+from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuchStream, StaleOwner
 from millstream.messaging.codecs import Codec
 from millstream.messaging.errors import TooLateToSettle
 from millstream.messaging.failure import text_of
@@ -237,7 +237,9 @@ class Subscription:
             return
         self._failure = error
         if not isinstance(error, BrokerClosed):
-            log.error("reading %s ended: %s", self.topic, error)
+            # A stream that another member took over is not lost: it is read there.
+            level = logging.INFO if isinstance(error, StaleOwner) else logging.ERROR
+            log.log(level, "reading %s ended: %s", self.topic, error)
         self._state.tell("messaging.subscription_failed", error=text_of(error), error_type=type(error).__name__)
         self._closer = asyncio.ensure_future(self.close(self._state.settings.close_timeout_ms / 1000))
 
