@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker import delayed, group_info, recovery, settle, slot_of, together
 from millstream.errors import BrokerClosed, BrokerUnavailable, MillstreamError, NoSuchGroup, NoSuchStream
-from millstream.messaging.subscriber.membership import restore, retire_dead_consumers
+from millstream.messaging.subscriber.membership import mended, retire_dead_consumers
 from millstream.messaging.subscriber.topic import FIRST, MAX_SCAN, Topic
 from millstream.model import Delivery, GroupInfo, monotonic_ms
 from millstream.wire import Conversation
@@ -173,20 +173,13 @@ class Sweeper:
         return list(zip(topics, answers, generations, strict=True))
 
     async def _failed(self, topic: Topic, error: MillstreamError, generation: int) -> None:
-        if isinstance(error, BrokerClosed):
-            raise error
         self.visit(topic, PAUSE_MS)
         if isinstance(error, BrokerUnavailable) and error.may_have_been_applied:
             # What was taken without our hearing of it is abandoned once more, or seen under the own name, by then.
             topic.unheard_until_ms = monotonic_ms() + 2 * topic.settings.claim_min_idle_ms
             self._consumer.reader.look_again(topic)
-        try:
-            if isinstance(error, NoSuchGroup):
-                await restore(topic, generation)
-                return
-        except MillstreamError as trouble:
-            error = trouble
-        topic.tell("messaging.keeping_failed", error=str(error))
+        if (trouble := await mended(topic, error, generation)) is not None:
+            topic.tell("messaging.keeping_failed", error=str(trouble))
 
     # --- what was lost under the own name -----------------------------------------------------------------------------
 
