@@ -275,6 +275,13 @@ def deliveries(reply: Any) -> list[Delivery]:
     return list(map(_new, repeat(Delivery), zip(ids, _all_fields(reply), repeat(None))))
 
 
+def counted_deliveries(reply: Any) -> list[Delivery]:
+    """Those of our steps, which tell how often each was delivered."""
+    ids = entry_ids([raw for raw, _, _ in reply])
+    fields = _all_fields([(raw, words) for raw, words, _ in reply])
+    return list(map(_new, repeat(Delivery), zip(ids, fields, [times for _, _, times in reply], strict=True)))
+
+
 def _all_fields(reply: Any) -> list[dict[bytes, bytes] | None]:
     try:
         return [{name: value} for _, (name, value) in reply]  # one field each: the most common shape, and the quickest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millstream.broker.context import Context
 from millstream.broker.keys import beside, due_key
@@ -11,10 +11,9 @@ from millstream.broker.operations.conversion import (
     Name,
     bound_word,
     count_word,
-    entry_id,
+    counted_deliveries,
     entry_ids,
     id_words,
-    mapping,
     name_word,
     sequence,
 )
@@ -84,7 +83,7 @@ def sweep(
         *(b"" if owner is None else name_word(owner, "owner"), *id_words(but, "but")),
     )
     reply = yield from run_script(script("sweep"), (key, due_key(key, name)), argv, guard=context.guard)
-    return Swept(bytes(reply[0]), reply[0] == b"0-0", _counted(reply[1]), entry_ids(reply[2]))
+    return Swept(bytes(reply[0]), reply[0] == b"0-0", counted_deliveries(reply[1]), entry_ids(reply[2]))
 
 
 def needs_visit(
@@ -121,8 +120,4 @@ def take_due(
         *(count_word(room, "room", least=0), count_word(max_bytes, "max_bytes", least=0)),
     )
     reply = yield from run_script(script("due_take"), (key, due_key(key, name)), argv, guard=context.guard)
-    return Due(_counted(reply[0]), None if reply[1] < 0 else int(reply[1]), entry_ids(reply[2]))
-
-
-def _counted(items: Any) -> list[Delivery]:
-    return [Delivery(entry_id(raw), mapping(words), times) for raw, words, times in items]
+    return Due(counted_deliveries(reply[0]), None if reply[1] < 0 else int(reply[1]), entry_ids(reply[2]))
