@@ -42,7 +42,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    check_first_answer(self._target, node, reply)\n"
         "                    if reply != b'PONG':\n"
         "                        return None\n",
-        (TABLE, "-k", "loops-LOADING and connecting"),
+        (TABLE, "-k", "loops-redis and LOADING and connecting"),
     ),
     Mutant(
         "a publisher's writer stays in place after a batch that was given up",
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "broker/failures.py",
         '"OOM", "LOADING", "READONLY"',
         '"OOM", "READONLY"',
-        (TABLE, "-k", "loops-LOADING and first"),
+        (TABLE, "-k", "loops-redis and LOADING and first"),
     ),
     Mutant(
         "a node that imports a slot is not told that we were sent",
@@ -149,6 +149,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "broker/links/retry_policy.py",
         "requests[refused:] if refused else requests, replies[refused:]",
         "requests, replies[refused:]",
-        (TABLE, "-k", "loops-OOM and middle"),
+        (TABLE, "-k", "loops-redis and OOM and middle"),
     ),
 )
