@@ -208,6 +208,18 @@ def test_one_at_a_time_and_the_fewest_starts_first() -> None:
     assert ids(book.next_suspects()[0]) == [3]
 
 
+def test_a_suspect_that_is_said_to_be_done_before_it_starts_waits_no_more() -> None:
+    """An acknowledgement of an earlier start came through late. Left in its queue, it met itself when it came anew."""
+    book = suspects(message(1), message(2))
+    assert ids(book.next_suspects()[0]) == [1]
+    book.release(one.id for one in [message(2)] if one.id is not None)
+    assert (book.unstarted(), book.probation_room()) == ([], book.probation_limit - 1)
+    book.enter(message(2), suspect=True)
+    assert ids(book.unstarted()) == [2]
+    book.release(one.id for one in [message(1)] if one.id is not None)
+    assert ids(book.next_suspects()[0]) == [2]
+
+
 def test_who_had_too_many_starts_gets_no_other() -> None:
     book = suspects(message(1, 5), message(2, 4))
     assert [ids(some) for some in book.next_suspects()] == [[2], []]

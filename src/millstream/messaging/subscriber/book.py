@@ -207,8 +207,11 @@ class Book:
         ids = list(ids)
         self._drop(ids)
         if self._suspects:
-            for entry_id in ids:
-                self._suspects.pop(entry_id, None)
+            waited = {entry_id for entry_id in ids if entry_id in self._suspects}
+            if waited:  # said to be done before it was started: with an acknowledgement of an earlier start
+                self._withdraw(waited)
+            for entry_id in waited:
+                del self._suspects[entry_id]
         if self.lost:
             self.lost = self.lost.difference(ids)
         if self.expired:

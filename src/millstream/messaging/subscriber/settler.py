@@ -212,7 +212,7 @@ class Settler:
                         return
                     topic.tell("messaging.settle_retried", error=str(trouble))
                 else:
-                    ids = [message.id for message in messages if message.id is not None]
+                    ids = [one.id for one in _still_held(topic, messages) if one.id is not None]
                     self._consumer.release(topic, ids, refused=ids)
                     return
             except BrokerClosed:
@@ -228,11 +228,11 @@ class Settler:
                 return
             failures += 1
             await asyncio.sleep(AGAIN.delay_ms(failures, random.random()) / 1000)  # noqa: S311 - spreads retries
+            messages = _still_held(topic, messages)  # a step may be done with some, which may have come anew since
 
     def _give_up(self, topic: Topic, messages: Sequence[Message], error: Exception) -> None:
         # The entries stay pending; without our sign of life a sweep delivers them again, and counts.
-        held = topic.book.entries
-        messages = [one for one in messages if one.id is not None and held.get(one.id) is one]  # others are settled
+        messages = _still_held(topic, messages)  # others are settled
         if isinstance(error, StaleOwner):
             log.info("%s is another member's by now: what was held here is handled there", topic.name)
         else:
@@ -288,7 +288,7 @@ class Settler:
         """A count is refused, too, where it was made before and its answer was lost: then they are ours, one further.
         Let go of and looked for, they would be passed by what comes after them in their key."""
         asked_at, times = time.monotonic(), messages[0].times_delivered
-        mine = [one for one in messages if one.id is not None and topic.book.entries.get(one.id) is one]
+        mine = _still_held(topic, messages)
         held = await pending_here(topic, [one.id for one in mine if one.id is not None])
         idle_ms = {one.id: one.idle_ms for one in held if one.times_delivered == times + 1}
         since = asked_at - max(idle_ms.values(), default=0) / 1000
@@ -390,6 +390,11 @@ def _ack_all(topic: Topic, ids_of: Mapping[int, list[EntryId]]) -> Any:
         answer = yield from topic.talk(settle.ack_held, ids, times_delivered=times)
         answers.append((times, ids, answer, generation))
     return answers
+
+
+def _still_held(topic: Topic, messages: Sequence[Message]) -> list[Message]:
+    held = topic.book.entries
+    return [one for one in messages if one.id is not None and held.get(one.id) is one]
 
 
 def _look_quiet(topic: Topic) -> None:
