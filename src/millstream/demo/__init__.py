@@ -1,6 +1,6 @@
-"""The demonstration: a broker, a pipeline on Spark, three workers of which one is killed, and a ledger that is counted.
+"""The demo: a broker, a pipeline on Spark, three workers of which one is killed, and a ledger of all messages.
 
-Nothing here is believed: every number on the screen is read from the streams and from what the workers wrote down.
+All numbers of the ledger are counted from the streams and from the files that the workers write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["run_demo"]
 
 
 def __getattr__(name: str) -> Any:
-    """Entered when asked for: a worker is a process of its own, and has no use for the screen."""
+    """Import on first use: the worker processes do not need the terminal output."""
     if name != "run_demo":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from millstream.demo.run import run_demo

@@ -1,5 +1,6 @@
-"""What runs beside the demo: a broker, the pipeline, the workers, each started, watched and ended here; and a shop in
-a real PostgreSQL, with rows that are there before the pipeline comes, and changes while it runs.
+"""The processes of the demo: broker, dashboard, pipeline and workers.
+
+For a demo with PostgreSQL also a shop database, with rows for the snapshot and changes while the pipeline runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from millstream.testing import PostgresProcess, postgres_binaries
 
 
 class Stage:
-    """Everything that runs beside the demo. ``with Stage(...)`` ends what is still running."""
+    """The processes of the demo. ``with Stage(...)`` terminates those that are still running."""
 
     def __init__(self, data: Path, tag: str, rows: int) -> None:
         self.data = data.absolute()
@@ -31,45 +32,45 @@ class Stage:
         self.url = ""
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.pipeline: subprocess.Popen[bytes] | None = None
-        self._ending = False
+        self._is_stopping = False
         self._server: subprocess.Popen[str] | None = None
         self._dashboard: subprocess.Popen[str] | None = None
 
     def serve(self) -> None:
-        """An embedded broker with a journal, open to the other processes."""
-        words = [sys.executable, "-m", "millstream", "serve", "--port", "0", "--dir", str(self.data / "broker")]
-        self._server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=self._log("serve"), text=True)
+        """Start an embedded broker with a journal, served to the other processes."""
+        command = [sys.executable, "-m", "millstream", "serve", "--port", "0", "--dir", str(self.data / "broker")]
+        self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log("serve"), text=True)
         assert self._server.stdout is not None
-        greeting = self._server.stdout.readline()
-        found = re.search(r"redis://[^ ]*:\d+", greeting)
-        if found is None:
+        ready_line = self._server.stdout.readline()
+        match = re.search(r"redis://[^ ]*:\d+", ready_line)
+        if match is None:
             raise MillstreamError(f"the broker did not start; see {self.data / 'serve.log'}")
-        self.url = found[0]
+        self.url = match[0]
 
-    def show(self) -> str:
-        """A dashboard of all that happens; its address, empty where it did not start."""
-        words = [sys.executable, "-m", "millstream", "dashboard", "--port", "0"]
+    def start_dashboard(self) -> str:
+        """Start a dashboard, and return its URL; empty if it did not start."""
+        command = [sys.executable, "-m", "millstream", "dashboard", "--port", "0"]
         environment = {**os.environ, "MILLSTREAM_URL": self.url}
         self._dashboard = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=self._log("dashboard"), text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=self._log("dashboard"), text=True, env=environment
         )
         assert self._dashboard.stdout is not None
-        found = re.search(r"http://\S+", self._dashboard.stdout.readline())
-        return found[0] if found else ""
+        match = re.search(r"http://\S+", self._dashboard.stdout.readline())
+        return match[0] if match else ""
 
     def start_workers(self, count: int) -> None:
         for number in range(1, count + 1):
             name = f"worker-{number}"
-            words = [sys.executable, "-m", "millstream.demo.worker", self.tag, name, str(self.book(name))]
+            command = [sys.executable, "-m", "millstream.demo.worker", self.tag, name, str(self.start_log(name))]
             environment = {**os.environ, "MILLSTREAM_URL": self.url}
-            self.workers[name] = subprocess.Popen(words, env=environment, stderr=self._log(name))
+            self.workers[name] = subprocess.Popen(command, env=environment, stderr=self._log(name))
 
     def start_pipeline(self, dsn: str | None = None) -> None:
-        """With ``dsn`` it follows that database until it is told to stop; else it makes its rows up, and ends."""
+        """Start the pipeline. With ``dsn`` it follows that database until stopped; else it generates rows."""
         spec = self.data / "shop.yaml"
         name = "shop.yaml" if dsn is None else "shop-postgres.yaml"
         template = (files("millstream.demo") / name).read_text(encoding="utf-8")
-        text = filled(template, url=self.url, tag=self.tag, rows=self.rows, data=self.data)
+        text = fill_template(template, url=self.url, tag=self.tag, rows=self.rows, data=self.data)
         spec.write_text(text, encoding="utf-8")
         environment = {
             **os.environ,
@@ -78,13 +79,13 @@ class Stage:
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         }
-        words = [sys.executable, "-m", "millstream", "pipeline", "run", str(spec), "--http-port", "0"]
-        words += ["--once"] if dsn is None else []
+        command = [sys.executable, "-m", "millstream", "pipeline", "run", str(spec), "--http-port", "0"]
+        command += ["--once"] if dsn is None else []
         log = self._log("pipeline")
-        self.pipeline = subprocess.Popen(words, cwd=self.data, env=environment, stdout=log, stderr=log)
+        self.pipeline = subprocess.Popen(command, cwd=self.data, env=environment, stdout=log, stderr=log)
 
     def pipeline_ended(self) -> bool:
-        """True when it has drained; an error when it failed."""
+        """Whether the pipeline has ended; raises MillstreamError if it failed."""
         assert self.pipeline is not None
         code = self.pipeline.poll()
         if code:
@@ -95,17 +96,17 @@ class Stage:
         return code == 0
 
     def end_pipeline(self) -> None:
-        """After the batch at hand. Told once: a second word would kill it while it is leaving."""
-        if not self._ending and self.pipeline is not None:
-            self._ending = True
+        """Stop the pipeline after its current batch. Signals only once, because a second signal would kill it."""
+        if not self._is_stopping and self.pipeline is not None:
+            self._is_stopping = True
             self.pipeline.terminate()
 
-    def book(self, worker: str) -> Path:
+    def start_log(self, worker: str) -> Path:
         return self.data / f"{worker}.starts"
 
     def starts(self, worker: str) -> int:
-        book = self.book(worker)
-        return book.read_bytes().count(b"\n") if book.exists() else 0
+        log = self.start_log(worker)
+        return log.read_bytes().count(b"\n") if log.exists() else 0
 
     def kill(self, worker: str) -> None:
         self.workers[worker].kill()
@@ -133,18 +134,20 @@ class Stage:
                     process.wait()
 
 
-def filled(template: str, *, url: str, tag: str, rows: int, data: Path) -> str:
-    """The pipeline's file as it is kept: whoever finds it can run it. Addresses that may hold a password stay variables
-    of the environment, and the file says how to set them."""
-    known = {"DEMO_TAG": tag, "DEMO_ROWS": str(rows), "DEMO_DATA": str(data)}
+def fill_template(template: str, *, url: str, tag: str, rows: int, data: Path) -> str:
+    """Fill the template of the pipeline's file, which can then be run on its own.
+
+    URLs that may contain a password stay environment variables; a comment in the file shows how to set them.
+    """
+    values = {"DEMO_TAG": tag, "DEMO_ROWS": str(rows), "DEMO_DATA": str(data)}
     if "@" not in url and "?" not in url:
-        known["DEMO_URL"] = url
-    for name, value in known.items():
+        values["DEMO_URL"] = url
+    for name, value in values.items():
         template = template.replace(f"${{{name}}}", json.dumps(value, ensure_ascii=False)[1:-1])
     secrets = [name for name in ("DEMO_URL", "DEMO_DSN") if f"${{{name}}}" in template]
     command = " ".join([*(f"{name}=..." for name in secrets), "millstream pipeline run shop.yaml"])
-    told = " Addresses may hold passwords, so these stay outside:" if secrets else ""
-    return f"# Run it, while the demo's servers run:{told} {command}\n{template}"
+    note = " URLs may contain passwords, so they are environment variables:" if secrets else ""
+    return f"# Run it, while the demo's servers run:{note} {command}\n{template}"
 
 
 TABLES = ("customers", "orders", "payments")
@@ -157,7 +160,7 @@ def topics(tag: str) -> list[str]:
 
 
 def results(tag: str) -> str:
-    """Where workers put what they have done."""
+    """The stream of the workers' results."""
     return f"{tag}.done"
 
 
@@ -171,20 +174,23 @@ _FILL = (
     "INSERT INTO orders SELECT i, i, i * 1.25, 'new' FROM generate_series(1, {n}) i",
     "INSERT INTO payments SELECT i, i, i * 1.25 FROM generate_series(1, {n}) i",
 )
-_RESTS_S = 0.01
+_PAUSE_S = 0.01
 
 
 class ShopDatabase:
-    """``rows`` events in all: half of them rows of the snapshot, the others changes by a thread of its own, which
-    begins when those rows have arrived. So every change is one event, and what must arrive is known."""
+    """A PostgreSQL server with a shop that produces exactly ``rows`` events.
+
+    Half of them are rows of the snapshot. The others are changes by a thread, which starts after the snapshot has
+    arrived, so that every change is one event.
+    """
 
     def __init__(self, rows: int) -> None:
         if postgres_binaries() is None:
             raise MillstreamError("PostgreSQL is not installed: run `make setup`, or leave SOURCE=postgres out.")
         self._server = PostgresProcess()
-        self._each = rows // 6
+        self._rows_per_table = rows // 6
         self.expected = rows
-        self._changes = rows - 3 * self._each
+        self._changes = rows - 3 * self._rows_per_table
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._change, name="millstream-shop", daemon=True)
         self._written = threading.Event()
@@ -195,16 +201,16 @@ class ShopDatabase:
 
     def start(self) -> None:
         self._server.start()
-        self._server.main.execute(*_TABLES, *(statement.format(n=self._each) for statement in _FILL))
+        self._server.main.execute(*_TABLES, *(statement.format(n=self._rows_per_table) for statement in _FILL))
 
-    def look(self, arrived: int) -> bool:
-        """Begins to change rows once those of the snapshot have arrived; whether all that will be is there."""
-        if arrived >= 3 * self._each and self._thread.ident is None:
+    def update(self, arrived: int) -> bool:
+        """Start the changes once the snapshot has arrived. Returns whether all events have arrived."""
+        if arrived >= 3 * self._rows_per_table and self._thread.ident is None:
             self._thread.start()
         return self._written.is_set() and arrived >= self.expected
 
     def _change(self) -> None:
-        chance, left, next_id = random.Random(7), self._changes, self._each + 1  # noqa: S311  # a shop, not a secret
+        chance, left, next_id = random.Random(7), self._changes, self._rows_per_table + 1  # noqa: S311  # not used for security
         with self._server.main.connect(autocommit=False) as connection:
             while left and not self._stop.is_set():
                 for _ in range(min(left, chance.randrange(1, 12))):
@@ -216,11 +222,11 @@ class ShopDatabase:
                         connection.execute("INSERT INTO orders VALUES (%s, %s, %s, 'new')", (next_id, 1, 5))
                         next_id += 1
                     else:
-                        one = chance.randrange(1, self._each + 1)
-                        connection.execute("UPDATE orders SET status = 'paid ' || %s WHERE id = %s", (left, one))
+                        order_id = chance.randrange(1, self._rows_per_table + 1)
+                        connection.execute("UPDATE orders SET status = 'paid ' || %s WHERE id = %s", (left, order_id))
                     left -= 1
                 connection.commit()
-                time.sleep(_RESTS_S)
+                time.sleep(_PAUSE_S)
         self._written.set()
 
     def __enter__(self) -> Self:

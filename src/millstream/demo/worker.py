@@ -1,7 +1,7 @@
-"""One worker of the demo, in a process of its own: ``python -m millstream.demo.worker TAG NAME FILE``.
+"""A worker process of the demo: ``python -m millstream.demo.worker TAG NAME FILE``.
 
-It writes a line for every start into FILE, and puts out a line for everything that is done, in the same atomic step
-as the acknowledgement: so a worker that is killed half-way has started it, but has not done it.
+It writes a line into FILE when a handler starts. When a handler succeeds, it publishes a result, atomically with the
+acknowledgement. So a message whose worker was killed has a start but no result.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from millstream.messaging import Backoff, Message, Subscriber, run_until_signall
 WORK_S = 0.01
 
 
-async def work(url: str, tag: str, name: str, book: TextIO) -> None:
+async def work(url: str, tag: str, name: str, start_log: TextIO) -> None:
     async def handle(message: Message) -> Message:
         source = f"{message.topic} {message.id}"
-        book.write(f"{source} {message.times_delivered}\n")
-        book.flush()
+        start_log.write(f"{source} {message.times_delivered}\n")
+        start_log.flush()
         if message.fields is not None and message.fields.get(b"id") == POISON.encode():
-            raise ValueError("this order cannot be fulfilled by anybody")
+            raise ValueError("this order cannot be fulfilled")
         await asyncio.sleep(WORK_S)
         return Message(json.dumps({"source": source, "worker": name}).encode())
 
@@ -49,6 +49,6 @@ async def work(url: str, tag: str, name: str, book: TextIO) -> None:
 
 if __name__ == "__main__":
     tag, name, path = sys.argv[1:]
-    with open(path, "a") as book:
-        # The address comes by the environment: what a command line holds, every user of the machine can read.
-        asyncio.run(work(os.environ["MILLSTREAM_URL"], tag, name, book))
+    with open(path, "a") as start_log:
+        # The URL comes from the environment: command lines are visible to all users of the machine.
+        asyncio.run(work(os.environ["MILLSTREAM_URL"], tag, name, start_log))

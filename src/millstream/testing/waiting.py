@@ -1,4 +1,4 @@
-"""Waiting for a predicate instead of sleeping."""
+"""Waiting for a condition instead of sleeping."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-WAITING_S = 30.0
-"""A wait that succeeds costs what it takes; only a failure takes this long. A busy machine may take seconds."""
+DEFAULT_TIMEOUT_S = 30.0
+"""Generous, because a busy machine may need seconds. Only a failing wait takes this long."""
 
 
-def wait_until(predicate: Callable[[], Any], *, what: str = "the condition", timeout_s: float = WAITING_S) -> Any:
-    """The predicate's first true result. TimeoutError names what was waited for."""
+def wait_until(
+    predicate: Callable[[], Any], *, what: str = "the condition", timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Any:
+    """Calls the predicate until its result is true, and returns it. TimeoutError contains ``what``."""
     until = time.monotonic() + timeout_s
     while True:
-        # Looked at before the predicate: whoever got no time until then still has one look.
+        # Read the clock before the predicate, so that the predicate is called at least once after a long pause.
         late = time.monotonic() > until
         result = predicate()
         if result:
             return result
         if late:
-            raise TimeoutError(f"waited {timeout_s:g} s in vain for {what}")
+            raise TimeoutError(f"timed out after {timeout_s:g} s waiting for {what}")
         time.sleep(0.005)
 
 
 async def eventually(
-    predicate: Callable[[], Any | Awaitable[Any]], *, what: str = "the condition", timeout_s: float = WAITING_S
+    predicate: Callable[[], Any | Awaitable[Any]], *, what: str = "the condition", timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Any:
-    """The same on an event loop; the predicate may be async."""
+    """``wait_until`` for an event loop; the predicate may be async."""
     until = time.monotonic() + timeout_s
     while True:
         late = time.monotonic() > until
@@ -39,5 +41,5 @@ async def eventually(
         if result:
             return result
         if late:
-            raise TimeoutError(f"waited {timeout_s:g} s in vain for {what}")
+            raise TimeoutError(f"timed out after {timeout_s:g} s waiting for {what}")
         await asyncio.sleep(0.005)

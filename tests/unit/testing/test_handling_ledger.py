@@ -1,4 +1,4 @@
-"""The ledger that judges chaos runs is judged first."""
+"""The ledger that checks chaos runs detects planted violations."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ def verdict(*events: tuple[float, int, str, str]) -> Verdict:
 SENT = (0.0, 1, "sent", "a")
 
 
-def test_all_is_well() -> None:
+def test_complete_ledger_has_no_violations() -> None:
     found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"))
 
     assert found.kept
-    assert (found.sent, found.starts, found.done, found.again) == (1, 1, 1, {})
+    assert (found.sent, found.starts, found.done, found.repeated) == (1, 1, 1, {})
 
 
-def test_neither_done_nor_buried_is_lost() -> None:
+def test_message_neither_done_nor_dead_lettered_is_lost() -> None:
     assert verdict(SENT).lost == {"a"}
     assert verdict(SENT, (1, 2, "started", "a"), (9, 1, "killed", "2")).lost == {"a"}
-    assert verdict(SENT, (1, 1, "buried", "a")).kept
+    assert verdict(SENT, (1, 1, "dead_lettered", "a")).kept
 
 
-def test_what_nobody_sent_is_invented() -> None:
+def test_message_that_was_not_sent_is_a_violation() -> None:
     assert verdict((1, 2, "started", "b"), (2, 2, "done", "b")).invented == {"b"}
 
 
-def test_two_at_the_same_time() -> None:
+def test_message_handled_by_two_processes_at_a_time_is_a_violation() -> None:
     found = verdict(SENT, (1, 2, "started", "a"), (2, 3, "started", "a"), (3, 2, "done", "a"), (4, 3, "done", "a"))
-    assert found.together == {"a"}
+    assert found.concurrent == {"a"}
     assert not found.kept
 
 
-def test_one_process_twice_at_the_same_time() -> None:
+def test_message_handled_twice_at_a_time_in_one_process_is_a_violation() -> None:
     """Its first start is still open when the second begins."""
     found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "started", "a"), (3, 2, "done", "a"), (4, 2, "done", "a"))
-    assert found.together == {"a"}
+    assert found.concurrent == {"a"}
 
 
-def test_again_after_the_process_was_killed_is_excused() -> None:
+def test_redelivery_after_a_kill_is_excused() -> None:
     found = verdict(
         *(SENT, (1, 2, "started", "a"), (1.5, 1, "killed", "2")),
         *((3, 3, "started", "a"), (4, 3, "done", "a")),
@@ -63,10 +63,10 @@ def test_again_after_the_process_was_killed_is_excused() -> None:
         *((3, 3, "started", "a"), (4, 3, "done", "a")),
     )
     assert found.kept
-    assert found.again == {"a": 2}
+    assert found.repeated == {"a": 2}
 
 
-def test_again_long_before_the_death_is_not_excused() -> None:
+def test_redelivery_long_before_a_kill_is_a_violation() -> None:
     found = verdict(
         *(SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"), (9, 1, "killed", "2")),
         *((10, 3, "started", "a"), (11, 3, "done", "a")),
@@ -74,17 +74,17 @@ def test_again_long_before_the_death_is_not_excused() -> None:
     assert found.unexcused == {"a"}
 
 
-def test_again_without_any_reason_is_not_excused() -> None:
+def test_redelivery_without_a_fault_is_a_violation() -> None:
     found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "done", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"))
     assert found.unexcused == {"a"}
 
 
-def test_a_failed_handler_comes_again() -> None:
+def test_failed_message_is_redelivered() -> None:
     found = verdict(SENT, (1, 2, "started", "a"), (2, 2, "failed", "a"), (3, 2, "started", "a"), (4, 2, "done", "a"))
     assert found.kept
 
 
-def test_a_stopped_process_is_overtaken() -> None:
+def test_stopped_process_is_overtaken() -> None:
     found = verdict(
         *(SENT, (1, 2, "started", "a"), (1.5, 1, "stopped", "2"), (3, 3, "started", "a"), (4, 3, "done", "a")),
         (5, 2, "done", "a"),
@@ -93,10 +93,10 @@ def test_a_stopped_process_is_overtaken() -> None:
     assert found.overtaken == {"a"}
 
 
-def test_what_was_started_between_the_note_and_the_stop_is_overtaken_too() -> None:
+def test_start_between_record_and_stop_is_overtaken() -> None:
     rest = ((1.6, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"), (5, 2, "done", "a"))
     assert verdict(SENT, (1.5, 1, "stopped", "2"), (4.5, 1, "resumed", "2"), *rest).overtaken == {"a"}
-    assert verdict(SENT, (1.2, 1, "stopped", "2"), (1.5, 1, "resumed", "2"), *rest).together == {"a"}
+    assert verdict(SENT, (1.2, 1, "stopped", "2"), (1.5, 1, "resumed", "2"), *rest).concurrent == {"a"}
 
 
 def beats(pid: int, *times: float, held: int = 9) -> list[tuple[float, int, str, str]]:
@@ -107,7 +107,7 @@ def beats(pid: int, *times: float, held: int = 9) -> list[tuple[float, int, str,
 TAKEN_OVER = (SENT, (1, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"), (5, 2, "done", "a"))
 
 
-def test_a_silent_process_is_overtaken() -> None:
+def test_stalled_process_is_overtaken() -> None:
     found = verdict(*TAKEN_OVER, *beats(2, 0.5, 1.5, 4.5))
 
     assert found.kept
@@ -125,14 +125,14 @@ def test_a_silent_process_is_overtaken() -> None:
         ([(0.0, 2, "started", "x"), (0.1, 2, "done", "x")], "it never promised to write"),
     ],
 )
-def test_no_silence_that_explains_it_is_no_excuse(writes: list[tuple[float, int, str, str]], why: str) -> None:
+def test_overlap_without_a_stall_is_a_violation(writes: list[tuple[float, int, str, str]], why: str) -> None:
     found = verdict(*TAKEN_OVER, (0, 1, "sent", "x"), *writes)
 
-    assert found.together == {"a"}, why
+    assert found.concurrent == {"a"}, why
     assert not found.kept
 
 
-def test_a_silence_does_not_excuse_what_was_acknowledged_long_before_or_comes_long_after() -> None:
+def test_stall_does_not_excuse_distant_redeliveries() -> None:
     handled = (SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"))
     in_time = (*beats(2, 0.5, 1.9), (5, 2, "beat", "-"))
 
@@ -142,7 +142,7 @@ def test_a_silence_does_not_excuse_what_was_acknowledged_long_before_or_comes_lo
     assert verdict(*handled, *late, (4, 3, "started", "a"), (4.5, 3, "done", "a")).unexcused == {"a"}
 
 
-def test_a_silence_excuses_no_more_than_a_process_holds() -> None:
+def test_stall_excuses_at_most_the_messages_in_flight() -> None:
     names = [f"m{n}" for n in range(5)]
     events = [
         *((0.0, 1, "sent", name) for name in names),
@@ -154,26 +154,26 @@ def test_a_silence_excuses_no_more_than_a_process_holds() -> None:
     assert verdict(*events, *beats(2, 0.5, held=5)).kept
     found = verdict(*events, *beats(2, 0.5, held=3))
     assert found.stalled == {"m0", "m1", "m2"}
-    assert found.together == {"m3", "m4"}
+    assert found.concurrent == {"m3", "m4"}
 
 
-def test_a_start_that_was_decided_before_the_silence_is_the_first_thing_after_it() -> None:
-    """Stopped between its last look at the clock and its first line: nobody can know before it wakes up."""
+def test_start_decided_before_a_stall_is_excused() -> None:
+    """Stopped between its last reading of the clock and its first line: this is not known before it resumes."""
     handled = (SENT, (2, 3, "started", "a"), (2.5, 3, "done", "a"), (4, 2, "started", "a"), (4.5, 2, "done", "a"))
 
     assert verdict(*handled, *beats(2, 0.5, 1)).stalled == {"a"}
     assert verdict(*handled, *beats(2, 0.5, 1, 3.9)).unexcused == {"a"}, "it was awake, and could have looked"
 
 
-def test_a_death_that_is_noted_late_was_when_the_last_line_was_written() -> None:
+def test_late_recorded_death_counts_from_the_last_line() -> None:
     """The harness got no time after it had killed; another worker did, and took over."""
     killed = (SENT, (1, 2, "started", "a"), (3, 3, "started", "a"), (4, 3, "done", "a"), (5, 1, "killed", "2"))
 
     assert verdict(*killed, *beats(2, 0.5, 1.4)).kept
-    assert verdict(*killed, *beats(2, 0.5, 1.4, 2.3, 3.2)).together == {"a"}, "it lived when the other one began"
+    assert verdict(*killed, *beats(2, 0.5, 1.4, 2.3, 3.2)).concurrent == {"a"}, "it lived when the other one began"
 
 
-def test_a_process_shows_its_own_stalls(tmp_path: Path) -> None:
+def test_stalls_of_a_process_are_detected(tmp_path: Path) -> None:
     worker = subprocess.Popen(
         [
             *(sys.executable, "-c"),
@@ -197,7 +197,7 @@ def test_a_process_shows_its_own_stalls(tmp_path: Path) -> None:
         worker.wait()
 
 
-def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
+def test_incomplete_line_is_not_read(tmp_path: Path) -> None:
     ledger = HandlingLedger(tmp_path)
     ledger.sent("a")
     (path,) = tmp_path.iterdir()
@@ -207,7 +207,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     assert [line.token for line in ledger.lines()] == ["a"]
 
 
-def test_done_a_moment_before_the_stop_may_come_again() -> None:
+def test_message_done_just_before_a_stop_may_be_redelivered() -> None:
     again = ((4, 3, "started", "a"), (5, 3, "done", "a"))
     first = (SENT, (1, 2, "started", "a"), (1.2, 2, "done", "a"))
 
@@ -215,7 +215,7 @@ def test_done_a_moment_before_the_stop_may_come_again() -> None:
     assert not verdict(*first, (3.5, 1, "stopped", "2"), *again).kept
 
 
-def test_done_during_an_outage_may_come_again() -> None:
+def test_message_done_during_an_outage_may_be_redelivered() -> None:
     found = verdict(
         *(SENT, (1, 2, "started", "a"), (5, 2, "done", "a"), (2, 1, "outage", "-"), (8, 1, "outage", "-")),
         *((9, 2, "started", "a"), (10, 2, "done", "a")),
@@ -230,7 +230,7 @@ def test_processes_share_a_directory(tmp_path: Path) -> None:
     other.done("b with spaces")
 
     assert one.missing() == {"a"}
-    other.buried("a")
+    other.dead_lettered("a")
     assert one.verdict().kept
     assert "lost 0" in str(one.verdict())
 

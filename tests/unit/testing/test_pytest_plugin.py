@@ -1,4 +1,4 @@
-"""The fixtures that people get with the package, in a pytest of its own, as they would use them."""
+"""The fixtures of the pytest plugin, in a pytest process of their own, as users run them."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def test_bills(millstream_broker, run_router, millstream_ledger):
     assert millstream_ledger.balance().exactly_once
 
 
-def test_every_test_has_a_broker_of_its_own(millstream_broker, run_router, millstream_url):
+def test_each_test_has_its_own_broker(millstream_broker, run_router, millstream_url):
     assert millstream_url.startswith("local://")
     assert publish_and_wait(millstream_broker, run_router)[1] == []
 
 
-def test_a_failure_that_is_meant_to_be(millstream_broker, run_router, millstream_facts):
+def test_expected_failure_passes(millstream_broker, run_router, millstream_observer):
     running, bills = publish_and_wait(millstream_broker, run_router, b"bad", b"2", strict=False)
     assert bills == [b"bill of 2"]
     assert [one["error"] for one in running.failures] == ["no such order"]
-    assert len(millstream_facts.named("messaging.buried")) == 1
+    assert len(millstream_observer.named("messaging.dead_lettered")) == 1
 
 
-def test_a_failure_that_is_not(millstream_broker, run_router):
+def test_unexpected_failure_fails(millstream_broker, run_router):
     publish_and_wait(millstream_broker, run_router, b"bad")
 """
 
 
-def test_the_fixtures_work_and_a_failing_handler_fails_its_test(tmp_path: Path) -> None:
+def test_fixtures_work_and_a_failing_handler_fails_its_test(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(TESTS)
     installed = {one.value for one in importlib.metadata.entry_points(group="pytest11")}
     plugin = [] if "millstream.testing.pytest_plugin" in installed else ["-p", "millstream.testing.pytest_plugin"]
@@ -72,12 +72,12 @@ def test_the_fixtures_work_and_a_failing_handler_fails_its_test(tmp_path: Path) 
     assert "1 messages failed, the first of 'orders': ValueError: no such order. Pass strict=False" in done.stdout
 
 
-def test_the_plugin_is_named_in_the_package() -> None:
+def test_plugin_is_registered_as_entry_point() -> None:
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert '[project.entry-points.pytest11]\nmillstream = "millstream.testing.pytest_plugin"' in text
 
 
-def test_loading_it_loads_nothing_heavy() -> None:
+def test_plugin_imports_no_heavy_modules() -> None:
     code = "import sys, millstream.testing.pytest_plugin as p; print('redis' in sys.modules, 'asyncio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]

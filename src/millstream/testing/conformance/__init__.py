@@ -1,13 +1,13 @@
-"""The conformance kit: what every broker promises, as tests. A class for each chapter of the contract.
+"""The conformance kit: the contract of every broker as tests, with one class per chapter of the contract.
 
-Subclass the chapters in a test file of your own and give them a fixture ``broker`` (an open ``Broker``, or a
-``BlockingBroker`` in ``Unblocked``); pytest with pytest-asyncio in auto mode does the rest::
+Subclass the chapters in a test file and add a fixture ``broker`` (an open ``Broker``, or a ``BlockingBroker`` in
+``Unblocked``). Run it with pytest and pytest-asyncio in auto mode::
 
     class TestGroups(GroupChapter):
         @pytest.fixture
         async def broker(self): ...
 
-Streams have fresh names, so that a server may be shared.
+Streams have unique names, so that the tests can run against a shared server.
 """
 
 from millstream.testing.conformance.appending import AppendOnceChapter, AppendUniqueChapter, DurabilityChapter
@@ -33,7 +33,7 @@ CHAPTERS = (
     ArgumentChapter,
     DurabilityChapter,
 )
-"""All of them, in the order in which they read best."""
+"""All chapters, in the order of the documentation."""
 
 __all__ = [
     "CHAPTERS",

@@ -1,5 +1,5 @@
-"""Appending once: repeating an append changes nothing, and a difference is never silent. And a write names the
-durability it wants: what a server cannot give is an error, and nothing is written.
+"""Idempotent appends: repeating one changes nothing, and a replay with different rows is an error. Durability: a write
+that requires more than the server provides is an error, and nothing is written.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from millstream.broker import Digest, RowsMissing, beside
+from millstream.broker import Digest, companion_key
+from millstream.broker.scripts.append_once import RowsMissing
 from millstream.errors import DurabilityUnavailable, InvalidArgument, NonDeterministicReplay, StaleWriter
 from millstream.model import TrimPolicy, replicated
 from millstream.testing.conformance.chapter import Chapter
@@ -28,7 +29,7 @@ class AppendOnceChapter(Chapter):
         assert (appended.added, appended.skipped) == (3, 0)
         assert [entry.id for entry in await broker.xrange(stream)] == appended.ids
 
-    async def test_the_same_again_changes_nothing(self, broker: Any, stream: str) -> None:
+    async def test_a_repeated_append_changes_nothing(self, broker: Any, stream: str) -> None:
         first = await broker.append_once(stream, "w", 1, 0, rows(0, 3))
 
         again = await broker.append_once(stream, "w", 1, 0, rows(0, 3))
@@ -41,7 +42,7 @@ class AppendOnceChapter(Chapter):
     async def test_a_replay_in_other_chunks(self, broker: Any, stream: str, chunk: int) -> None:
         writer = broker.once_writer(stream, "w", 1)
         await writer.append(rows(0, 5))
-        await writer.append(rows(5, 9))  # and here it crashed, one row before the end
+        await writer.append(rows(5, 9))  # the writer crashes here, one row before the end
 
         replay = broker.once_writer(stream, "w", 1)
         added = skipped = 0
@@ -96,7 +97,7 @@ class AppendOnceChapter(Chapter):
         assert appended.added == 2
         assert await self._numbers(broker, stream) == [0, 1, 2, 3]
 
-    async def test_an_earlier_version_is_a_zombie(self, broker: Any, stream: str) -> None:
+    async def test_an_earlier_version_is_rejected(self, broker: Any, stream: str) -> None:
         await broker.append_once(stream, "w", 2, 0, rows(0, 1))
 
         with pytest.raises(StaleWriter):
@@ -106,7 +107,7 @@ class AppendOnceChapter(Chapter):
 
         assert await broker.xlen(stream) == 1
 
-    async def test_rows_before_these_must_be_there(self, broker: Any, stream: str) -> None:
+    async def test_a_gap_before_the_rows_is_an_error(self, broker: Any, stream: str) -> None:
         with pytest.raises(RowsMissing):
             await broker.append_once(stream, "w", 1, 5, rows(5, 6))
 
@@ -118,7 +119,7 @@ class AppendOnceChapter(Chapter):
                 assert (await broker.append_once(stream, writer, 1, 0, rows(0, 2), partition=partition)).added == 2
 
         assert await broker.xlen(stream) == 8
-        assert set(await broker.hgetall(beside(stream, "once:w"))) == {b"0", b"1"}
+        assert set(await broker.hgetall(companion_key(stream, "once:w"))) == {b"0", b"1"}
 
     async def test_a_digest_carries_on_from_call_to_call(self, broker: Any, stream: str) -> None:
         digest = Digest()
@@ -129,7 +130,7 @@ class AppendOnceChapter(Chapter):
         appended = await broker.append_once(stream, "w", 1, 0, rows(0, 4), digest=replay)
 
         assert appended.skipped == 4
-        assert replay.word() == digest.word()
+        assert replay.hexdigest() == digest.hexdigest()
 
     async def test_without_a_digest_rows_are_counted_only(self, broker: Any, stream: str) -> None:
         await broker.append_once(stream, "w", 1, 0, rows(0, 1))
@@ -138,11 +139,11 @@ class AppendOnceChapter(Chapter):
         assert (await broker.append_once(stream, "w", 1, 1, rows(1, 2))).skipped == 1
         assert await self._numbers(broker, stream) == [0, 1]
 
-    async def test_a_silent_writer_is_forgotten(self, broker: Any, stream: str) -> None:
+    async def test_the_marker_of_an_idle_writer_expires(self, broker: Any, stream: str) -> None:
         await broker.append_once(stream, "w", 1, 0, rows(0, 1), forget_after_ms=60_000)
 
-        left = await broker.ttl_ms(beside(stream, "once:w"))
-        assert 0 < left <= 60_000
+        ttl_ms = await broker.ttl_ms(companion_key(stream, "once:w"))
+        assert 0 < ttl_ms <= 60_000
 
     async def test_appending_can_trim(self, broker: Any, stream: str) -> None:
         await broker.append_once(stream, "w", 1, 0, rows(0, 10), trim=TrimPolicy(max_len=4))
@@ -172,36 +173,36 @@ class AppendUniqueChapter(Chapter):
         await broker.append_unique(stream, [("a", {"n": 1})], window_ms=50_000)
 
         for suffix in ("seen.a", "seen.t"):
-            assert 0 < await broker.ttl_ms(beside(stream, suffix)) <= 100_000
+            assert 0 < await broker.ttl_ms(companion_key(stream, suffix)) <= 100_000
 
-    async def test_what_is_older_than_two_windows_is_forgotten(self, broker: Any, stream: str) -> None:
+    async def test_ids_expire_after_two_windows(self, broker: Any, stream: str) -> None:
         await broker.append_unique(stream, [("a", {"n": 1})])
-        await self._goes_by(broker, stream, 2 * 86_400_000 + 1)
+        await self._let_time_pass(broker, stream, 2 * 86_400_000 + 1)
 
         assert (await broker.append_unique(stream, [("a", {"n": 2})])).added == 1
 
-    async def test_the_window_before_still_counts(self, broker: Any, stream: str) -> None:
+    async def test_ids_of_the_previous_window_are_remembered(self, broker: Any, stream: str) -> None:
         await broker.append_unique(stream, [("a", {"n": 1})])
-        await self._goes_by(broker, stream, 86_400_000 + 1)
+        await self._let_time_pass(broker, stream, 86_400_000 + 1)
 
         assert (await broker.append_unique(stream, [("a", {"n": 2}), ("b", {"n": 3})])).added == 1
         assert (await broker.append_unique(stream, [("a", {"n": 2}), ("b", {"n": 3})])).added == 0
 
-    async def test_who_asks_for_less_does_not_cut_the_window_of_others_short(self, broker: Any, stream: str) -> None:
+    async def test_a_shorter_window_does_not_shorten_a_longer_one(self, broker: Any, stream: str) -> None:
         await broker.append_unique(stream, [("a", {"n": 1})], window_ms=1000)
         await broker.append_unique(stream, [("b", {"n": 2})], window_ms=86_400_000)
-        await self._goes_by(broker, stream, 3_600_000)
+        await self._let_time_pass(broker, stream, 3_600_000)
         await broker.append_unique(stream, [("c", {"n": 3})], window_ms=1000)
-        await self._goes_by(broker, stream, 3_600_000)
+        await self._let_time_pass(broker, stream, 3_600_000)
         await broker.append_unique(stream, [("d", {"n": 4})], window_ms=1000)
 
         assert (await broker.append_unique(stream, [("b", {"n": 5})], window_ms=86_400_000)).added == 0
 
     @staticmethod
-    async def _goes_by(broker: Any, stream: str, ms: int) -> None:
-        """As if the window that is open had begun earlier."""
-        since, window = (await broker.get(beside(stream, "seen.t"))).split()
-        await broker.set(beside(stream, "seen.t"), f"{int(since) - ms} {window.decode()}")
+    async def _let_time_pass(broker: Any, stream: str, ms: int) -> None:
+        """Moves the start of the current window into the past."""
+        since, window = (await broker.get(companion_key(stream, "seen.t"))).split()
+        await broker.set(companion_key(stream, "seen.t"), f"{int(since) - ms} {window.decode()}")
 
     async def test_many_events(self, broker: Any, stream: str) -> None:
         events = [(f"e{n}", {"n": n}) for n in range(1500)]
@@ -212,29 +213,29 @@ class AppendUniqueChapter(Chapter):
 
 
 class DurabilityChapter(Chapter):
-    """For a server that keeps no append-only file and has no replica."""
+    """For a server without an append-only file and without replicas."""
 
-    async def test_memory_is_what_every_reply_says(self, broker: Any, stream: str) -> None:
+    async def test_every_reply_means_memory_durability(self, broker: Any, stream: str) -> None:
         await broker.xadd(stream, {"n": 1}, durability="memory")
         await broker.xadd_many(stream, [{"n": 2}], durability="memory")
 
         assert await broker.xlen(stream) == 2
 
-    @pytest.mark.parametrize("wanted", ["appended", "fsynced"])
-    async def test_what_memory_cannot_give(self, broker: Any, stream: str, wanted: str) -> None:
+    @pytest.mark.parametrize("durability", ["appended", "fsynced"])
+    async def test_durability_beyond_memory_is_an_error(self, broker: Any, stream: str, durability: str) -> None:
         for call in (
-            broker.xadd(stream, {"n": 1}, durability=wanted),
-            broker.xadd_many(stream, [{"n": 1}], durability=wanted),
-            broker.append_once(stream, "w", 1, 0, [{"n": 1}], durability=wanted),
-            broker.append_unique(stream, [("a", {"n": 1})], durability=wanted),
+            broker.xadd(stream, {"n": 1}, durability=durability),
+            broker.xadd_many(stream, [{"n": 1}], durability=durability),
+            broker.append_once(stream, "w", 1, 0, [{"n": 1}], durability=durability),
+            broker.append_unique(stream, [("a", {"n": 1})], durability=durability),
         ):
             with pytest.raises(DurabilityUnavailable) as caught:
                 await call
-            assert caught.value.wanted == wanted
+            assert caught.value.wanted == durability
         assert not await broker.exists(stream)
 
-    async def test_replicas_that_are_not_there(self, broker: Any, stream: str) -> None:
-        """Only WAIT tells, so the write is stored; the error says so, and has the ids."""
+    async def test_missing_replicas_are_an_error(self, broker: Any, stream: str) -> None:
+        """Only WAIT, after the write, detects missing replicas: the error says that the entries are stored."""
         with pytest.raises(DurabilityUnavailable) as caught:
             await broker.xadd(stream, {"n": 1}, durability=replicated(1, timeout_ms=10))
         assert "stored" in str(caught.value)
@@ -247,8 +248,8 @@ class DurabilityChapter(Chapter):
                 )
             assert [entry.id for entry in await broker.xrange(stream)][-2:] == vars(caught.value)["ids"]
 
-    async def test_unknown_words(self, broker: Any, stream: str) -> None:
-        for wanted in ("forever", "replicated", "replicated(0)", "replicated(x)", ""):
+    async def test_unknown_durability_is_an_error(self, broker: Any, stream: str) -> None:
+        for durability in ("forever", "replicated", "replicated(0)", "replicated(x)", ""):
             with pytest.raises(InvalidArgument):
-                await broker.xadd(stream, {"n": 1}, durability=wanted)
+                await broker.xadd(stream, {"n": 1}, durability=durability)
         assert not await broker.exists(stream)

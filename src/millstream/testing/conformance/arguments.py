@@ -1,5 +1,5 @@
-"""Bad input is refused with an error that names the argument; nothing is sent, nothing changes. And each kind of
-refusal by a server is its own error, which leaves everything as it was.
+"""Invalid arguments raise an error that names the argument, before anything is sent. Each kind of server error has its
+own exception, and changes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ArgumentChapter(Chapter):
             assert caught.value.argument == "fields"
         assert not await broker.exists(stream)
 
-    async def test_half_a_character_has_no_bytes(self, broker: Any, stream: str) -> None:
+    async def test_lone_surrogates_are_rejected(self, broker: Any, stream: str) -> None:
         for call, argument in (
             (broker.xadd("\ud800", {"n": 1}), "stream"),
             (broker.xadd(stream, {"\ud800": 1}), "fields"),
@@ -191,7 +191,7 @@ class ErrorChapter(Chapter):
 
         assert await broker.get(stream) == b"text"
 
-    async def test_a_batch_that_fails_tells_what_was_stored(self, broker: Any, stream: str) -> None:
+    async def test_a_failed_batch_reports_stored_ids(self, broker: Any, stream: str) -> None:
         await broker.set(stream, "text")
 
         with pytest.raises(WrongKeyType) as caught:
@@ -203,7 +203,7 @@ class ErrorChapter(Chapter):
         with pytest.raises(NoSuchStream):
             await broker.xsetid(stream, "1-1")
 
-    async def test_errors_are_of_one_family(self, broker: Any, stream: str) -> None:
+    async def test_errors_are_millstream_errors(self, broker: Any, stream: str) -> None:
         await broker.set(stream, "text")
 
         with pytest.raises(MillstreamError):

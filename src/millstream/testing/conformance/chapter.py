@@ -1,4 +1,4 @@
-"""What all chapters share: fresh names, and a BlockingBroker that looks like a Broker: one suite runs over both."""
+"""The base of all chapters, and an async adapter of BlockingBroker, so that one suite tests both brokers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from millstream.broker import BlockingBroker, BlockingOnceWriter
 
 
 class Chapter:
-    """Give it a fixture ``broker``."""
+    """The base class of chapters. Subclasses need a fixture ``broker``."""
 
     @pytest.fixture
     def stream(self) -> str:
-        """A stream that nobody has used."""
+        """The name of a new stream."""
         return f"conformance:{uuid4().hex[:12]}"
 
 
 class Unblocked:
-    """Each call of the blocking broker runs on a thread."""
+    """The interface of Broker over a BlockingBroker: each call runs on a thread."""
 
     def __init__(self, broker: BlockingBroker) -> None:
         self.blocking = broker
@@ -79,7 +79,7 @@ class _Listener:
 
 
 def signatures(broker: type) -> dict[str, Callable[..., Any]]:
-    """A broker's public operations by name: both kinds must have the same."""
+    """The public operations of a broker by name, which must be equal for both brokers."""
     return {
         name: value
         for name, value in inspect.getmembers(broker, callable)

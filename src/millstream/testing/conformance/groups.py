@@ -1,5 +1,5 @@
-"""Groups: each entry goes to one consumer, and stays pending until it is acknowledged; looking at the pending list, and
-taking entries over.
+"""Consumer groups: each entry is delivered to one consumer and stays pending until it is acknowledged; pending lists
+and claims.
 """
 
 from __future__ import annotations
@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
+from millstream.broker import Context, companion_key
 from millstream.errors import ConsumerHasPending, GroupExists, NoSuchGroup, NoSuchStream
 from millstream.model import EntryId, PendingSummary
 from millstream.testing.conformance.chapter import Chapter
+from millstream.wire import Command, Operation
 
 ZERO = EntryId(0, 0)
+
+
+def _add_due_time(context: Context, key: bytes) -> Operation[int]:
+    added: int = yield Command((b"ZADD", key, b"1", b"1-1"), key)
+    return added
 
 
 class GroupChapter(Chapter):
@@ -46,12 +53,12 @@ class GroupChapter(Chapter):
         ids = await broker.xadd_many(stream, [{"n": n} for n in range(4)])
         await broker.create_group(stream, "g", start="0")
 
-        mine = await broker.xreadgroup(stream, "g", "a", count=3)
-        yours = await broker.xreadgroup(stream, "g", "b", count=3)
+        of_a = await broker.xreadgroup(stream, "g", "a", count=3)
+        of_b = await broker.xreadgroup(stream, "g", "b", count=3)
 
-        assert [delivery.id for delivery in mine] == ids[:3]
-        assert [delivery.id for delivery in yours] == ids[3:]
-        assert mine[0].fields == {b"n": b"0"}
+        assert [delivery.id for delivery in of_a] == ids[:3]
+        assert [delivery.id for delivery in of_b] == ids[3:]
+        assert of_a[0].fields == {b"n": b"0"}
         assert await broker.xreadgroup(stream, "g", "a") == []
 
     async def test_groups_do_not_disturb_each_other(self, broker: Any, stream: str) -> None:
@@ -70,7 +77,7 @@ class GroupChapter(Chapter):
         assert await broker.xack(stream, "g", ids[0]) == 0
         assert await broker.xack(stream, "g", [str(ids[2]), "99-99"]) == 1
         assert await broker.xack(stream, "g", []) == 0
-        assert await broker.xack(stream, "nobody", ids) == 0
+        assert await broker.xack(stream, "unknown", ids) == 0
         assert (await broker.xpending(stream, "g")).count == 0
 
     async def test_without_ack_nothing_becomes_pending(self, broker: Any, stream: str) -> None:
@@ -80,7 +87,7 @@ class GroupChapter(Chapter):
         assert len(await broker.xreadgroup(stream, "g", "c", noack=True)) == 1
         assert (await broker.xpending(stream, "g")).count == 0
 
-    async def test_ones_own_history(self, broker: Any, stream: str) -> None:
+    async def test_reading_the_history_of_a_consumer(self, broker: Any, stream: str) -> None:
         ids = await broker.xadd_many(stream, [{"n": n} for n in range(3)])
         await broker.create_group(stream, "g", start="0")
         await broker.xreadgroup(stream, "g", "c", count=3)
@@ -97,7 +104,7 @@ class GroupChapter(Chapter):
             ids[1]
         ]
         assert await broker.read_history(stream, "g", "other") == []
-        # Reading one's history is a delivery too, except of what is gone.
+        # Reading the history counts as a delivery, except for deleted entries.
         assert [entry.times_delivered for entry in await broker.xpending_range(stream, "g")] == [2, 1, 2]
 
     async def test_reading_several_streams_at_once(self, broker: Any, stream: str) -> None:
@@ -112,8 +119,8 @@ class GroupChapter(Chapter):
         await broker.xreadgroup_many([first, second], "g", "c", count=2)
         assert await broker.xreadgroup_many([first, second], "g", "c", count=2) == {}
 
-    async def test_a_fenced_acknowledgement_is_the_owners_alone(self, broker: Any, stream: str) -> None:
-        """A reads, B takes over, A wakes up late: its acknowledgement must not clear B's entry."""
+    async def test_a_fenced_acknowledgement_needs_the_current_consumer(self, broker: Any, stream: str) -> None:
+        """Consumer B claims an entry of A while A is paused. The late acknowledgement of A must not remove it."""
         (entry_id,) = await broker.xadd_many(stream, [{"n": 1}])
         await broker.create_group(stream, "g", start="0")
         await broker.xreadgroup(stream, "g", "a")
@@ -153,7 +160,23 @@ class GroupChapter(Chapter):
         with pytest.raises(NoSuchGroup):
             await broker.xreadgroup(stream, "g", "c")
 
-    async def test_consumers_can_be_made_known(self, broker: Any, stream: str) -> None:
+    async def test_deleting_a_group_deletes_its_due_times(self, broker: Any, stream: str) -> None:
+        await broker.create_group(stream, "g", start="0")
+        due = companion_key(stream, "due:g")
+        for key in (due, companion_key(stream, "due:other")):
+            await broker.run(_add_due_time, key)
+
+        await broker.delete_group(stream, "g")
+        assert not await broker.exists(due)
+        assert await broker.exists(companion_key(stream, "due:other"))
+        with pytest.raises(NoSuchStream):
+            await broker.delete_group(f"{stream}:none", "g")
+
+    async def test_deleting_a_group_of_a_stream_without_companion_keys(self, broker: Any, stream: str) -> None:
+        await broker.create_group(f"{stream}a}}b", "g", start="0")
+        assert await broker.delete_group(f"{stream}a}}b", "g") is True
+
+    async def test_creating_a_consumer(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="0")
 
         assert await broker.create_consumer(stream, "g", "c") is True
@@ -172,23 +195,21 @@ class GroupChapter(Chapter):
         assert caught.value.pending == 2
         assert (await broker.xpending(stream, "g")).consumers == {"c": 2}
 
-    async def test_a_consumer_hands_its_entries_over_as_it_goes(self, broker: Any, stream: str) -> None:
+    async def test_a_deleted_consumers_entries_can_be_transferred(self, broker: Any, stream: str) -> None:
         ids = await broker.xadd_many(stream, [{"n": n} for n in range(3)])
         await broker.create_group(stream, "g", start="0")
         await broker.xreadgroup(stream, "g", "c", count=3)
         await broker.xclaim_ids(stream, "g", "c", [ids[0]], min_idle_ms=0, idle_ms=600_000, retry_count=7)
 
-        assert await broker.delete_consumer(stream, "g", "c", to="heir") == 3
+        assert await broker.delete_consumer(stream, "g", "c", to="new-owner") == 3
 
         first, *others = await broker.xpending_range(stream, "g")
-        assert (first.id, first.consumer, first.times_delivered) == (ids[0], "heir", 7)
+        assert (first.id, first.consumer, first.times_delivered) == (ids[0], "new-owner", 7)
         assert first.idle_ms >= 600_000
-        assert [(entry.consumer, entry.times_delivered) for entry in others] == [("heir", 1), ("heir", 1)]
-        assert [consumer.name for consumer in (await broker.group_info(stream))[0].consumers] == ["heir"]
+        assert [(entry.consumer, entry.times_delivered) for entry in others] == [("new-owner", 1), ("new-owner", 1)]
+        assert [consumer.name for consumer in (await broker.group_info(stream))[0].consumers] == ["new-owner"]
 
-    async def test_a_consumer_goes_with_its_entries_where_they_are_to_be_thrown_away(
-        self, broker: Any, stream: str
-    ) -> None:
+    async def test_a_consumer_can_be_deleted_with_its_entries(self, broker: Any, stream: str) -> None:
         await broker.xadd_many(stream, [{"n": n} for n in range(3)])
         await broker.create_group(stream, "g", start="0")
         await broker.xreadgroup(stream, "g", "c", count=2)
@@ -202,23 +223,23 @@ class GroupChapter(Chapter):
         with pytest.raises(NoSuchGroup):
             await broker.delete_consumer(stream, "h", "c", discard=True)
 
-    async def test_deleting_a_consumer_that_has_nothing(self, broker: Any, stream: str) -> None:
+    async def test_deleting_a_consumer_without_entries(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="0")
         await broker.create_consumer(stream, "g", "c")
 
         assert await broker.delete_consumer(stream, "g", "c") == 0
-        assert await broker.delete_consumer(stream, "g", "nobody", to="heir") == 0
+        assert await broker.delete_consumer(stream, "g", "unknown", to="new-owner") == 0
         assert (await broker.group_info(stream))[0].consumers == []
         with pytest.raises(NoSuchGroup):
             await broker.delete_consumer(stream, "h", "c")
 
-    async def test_a_large_pending_list_moves_whole(self, broker: Any, stream: str) -> None:
+    async def test_a_large_pending_list_is_transferred_completely(self, broker: Any, stream: str) -> None:
         await broker.xadd_many(stream, [{"n": n} for n in range(2300)])
         await broker.create_group(stream, "g", start="0")
         await broker.xreadgroup(stream, "g", "c", count=2300)
 
-        assert await broker.delete_consumer(stream, "g", "c", to="heir") == 2300
-        assert (await broker.xpending(stream, "g")).consumers == {"heir": 2300}
+        assert await broker.delete_consumer(stream, "g", "c", to="new-owner") == 2300
+        assert (await broker.xpending(stream, "g")).consumers == {"new-owner": 2300}
 
     async def test_names_of_groups_and_consumers_may_be_any_bytes(self, broker: Any, stream: str) -> None:
         await broker.xadd(stream, {"n": 1})
@@ -252,7 +273,7 @@ class PendingChapter(Chapter):
 
         assert await broker.xpending(stream, "g") == PendingSummary(3, ids[0], ids[2], {"a": 2, "b": 1})
 
-    async def test_looking_at_a_range(self, broker: Any, stream: str) -> None:
+    async def test_listing_pending_entries(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 5)
         await broker.xclaim_ids(stream, "g", "b", [ids[1]], min_idle_ms=0, idle_ms=60_000)
 
@@ -264,22 +285,22 @@ class PendingChapter(Chapter):
         assert [entry.id for entry in await broker.xpending_range(stream, "g", start=f"({ids[3]}")] == ids[4:]
         assert [entry.id for entry in await broker.xpending_range(stream, "g", consumer="b")] == [ids[1]]
         assert [entry.id for entry in await broker.xpending_range(stream, "g", min_idle_ms=60_000)] == [ids[1]]
-        assert await broker.xpending_range(stream, "g", consumer="nobody") == []
+        assert await broker.xpending_range(stream, "g", consumer="unknown") == []
 
-    async def test_looking_at_a_range_with_the_entries(self, broker: Any, stream: str) -> None:
+    async def test_listing_pending_entries_with_their_fields(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 3)
         await broker.xdel(stream, ids[1])
 
-        found = await broker.xpending_range(stream, "g", with_entries=True)
+        pending = await broker.xpending_range(stream, "g", with_entries=True)
 
-        assert [(one.id, one.fields) for one in found] == [
+        assert [(entry.id, entry.fields) for entry in pending] == [
             (ids[0], {b"n": b"0"}),
             (ids[1], None),
             (ids[2], {b"n": b"2"}),
         ]
-        assert [one.times_delivered for one in found] == [1, 1, 1]
-        assert [one.fields for one in await broker.xpending_range(stream, "g")] == [None] * 3
-        assert await broker.xpending_range(stream, "g", consumer="nobody", with_entries=True) == []
+        assert [entry.times_delivered for entry in pending] == [1, 1, 1]
+        assert [entry.fields for entry in await broker.xpending_range(stream, "g")] == [None] * 3
+        assert await broker.xpending_range(stream, "g", consumer="unknown", with_entries=True) == []
 
     async def test_claiming_counts_as_delivery(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 2)
@@ -290,13 +311,13 @@ class PendingChapter(Chapter):
         (entry,) = await broker.xpending_range(stream, "g", consumer="b")
         assert entry.times_delivered == 2
 
-    async def test_claiming_ids_does_not(self, broker: Any, stream: str) -> None:
+    async def test_claiming_ids_does_not_count_as_delivery(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 2)
 
         assert await broker.xclaim_ids(stream, "g", "b", ids, min_idle_ms=0) == ids
         assert [entry.times_delivered for entry in await broker.xpending_range(stream, "g")] == [1, 1]
 
-    async def test_what_is_not_idle_enough_is_not_claimed(self, broker: Any, stream: str) -> None:
+    async def test_entries_below_the_idle_time_are_not_claimed(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 1)
 
         assert await broker.xclaim(stream, "g", "b", ids, min_idle_ms=3_600_000) == []
@@ -330,7 +351,7 @@ class PendingChapter(Chapter):
         assert [claimed.id for claimed in await broker.xclaim(stream, "g", "b", ids, min_idle_ms=0)] == [ids[1]]
         assert (await broker.xpending(stream, "g")).count == 1
 
-    async def test_claiming_whatever_is_idle(self, broker: Any, stream: str) -> None:
+    async def test_autoclaim_claims_idle_entries(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 5)
 
         step = await broker.xautoclaim(stream, "g", "b", min_idle_ms=0, count=3)
@@ -343,14 +364,14 @@ class PendingChapter(Chapter):
         assert step.cursor == ZERO
         assert [entry.times_delivered for entry in await broker.xpending_range(stream, "g")] == [2] * 5
 
-    async def test_claiming_ones_own_entries(self, broker: Any, stream: str) -> None:
+    async def test_a_consumer_can_claim_its_own_entries(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 2)
 
         step = await broker.xautoclaim(stream, "g", "a", min_idle_ms=0)
 
         assert [claimed.id for claimed in step.deliveries] == ids
 
-    async def test_deleted_entries_are_told_and_dropped(self, broker: Any, stream: str) -> None:
+    async def test_autoclaim_reports_and_removes_deleted_entries(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 3)
         await broker.xdel(stream, [ids[1]])
 
@@ -360,14 +381,14 @@ class PendingChapter(Chapter):
         assert step.deleted == [ids[1]]
         assert (await broker.xpending(stream, "g")).count == 2
 
-    async def test_claiming_ids_of_whatever_is_idle(self, broker: Any, stream: str) -> None:
+    async def test_autoclaiming_ids_does_not_count_as_delivery(self, broker: Any, stream: str) -> None:
         ids = await self._delivered(broker, stream, 2)
 
         assert await broker.xautoclaim_ids(stream, "g", "b", min_idle_ms=0) == (ZERO, ids, [])
         assert [entry.times_delivered for entry in await broker.xpending_range(stream, "g")] == [1, 1]
 
-    async def test_one_step_looks_at_ten_times_its_count(self, broker: Any, stream: str) -> None:
-        """So a scan that forgets its cursor never reaches the tail."""
+    async def test_one_autoclaim_scans_ten_times_its_count(self, broker: Any, stream: str) -> None:
+        """So a scan that does not continue at its cursor never reaches the end of the list."""
         ids = await self._delivered(broker, stream, 25)
         await broker.xclaim_ids(stream, "g", "a", [ids[24]], min_idle_ms=0, idle_ms=600_000)
 

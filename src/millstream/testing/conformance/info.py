@@ -1,4 +1,4 @@
-"""What is known of streams, groups and the server, and the plain keys beside streams."""
+"""Information on streams, groups and the server, and plain keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from millstream.broker import beside, server_version
+from millstream.broker import companion_key
+from millstream.broker.operations.info import server_version
 from millstream.errors import NoSuchGroup, NoSuchStream
 from millstream.model import EntryId
 from millstream.testing.conformance.chapter import Chapter
@@ -55,7 +56,7 @@ class InfoChapter(Chapter):
 
         assert (group.entries_read, group.lag) == (2, None)
 
-    async def test_what_is_not_there(self, broker: Any, stream: str) -> None:
+    async def test_missing_streams_and_groups_are_errors(self, broker: Any, stream: str) -> None:
         with pytest.raises(NoSuchStream):
             await broker.stream_info(stream)
         with pytest.raises(NoSuchStream):
@@ -111,7 +112,7 @@ class KeyChapter(Chapter):
         assert await broker.hget(stream, "none") is None
         assert await broker.hdel(stream, "a", "none") == 1
 
-    async def test_a_stream_goes_with_what_lies_beside_it(self, broker: Any, stream: str) -> None:
+    async def test_companion_keys_are_deleted_with_the_stream(self, broker: Any, stream: str) -> None:
         await broker.append_once(stream, "w[1]*", 1, 0, [{"n": 1}])
         await broker.append_unique(stream, [("a", {"n": 2})])
         neighbour = f"{stream}x"
@@ -120,6 +121,11 @@ class KeyChapter(Chapter):
         assert await broker.delete_stream(stream, companions=True) is True
 
         for suffix in ("once:w[1]*", "seen.a", "seen.b", "seen.t"):
-            assert not await broker.exists(beside(stream, suffix))
-        assert await broker.exists(beside(neighbour, "once:w"))
+            assert not await broker.exists(companion_key(stream, suffix))
+        assert await broker.exists(companion_key(neighbour, "once:w"))
         assert await broker.delete_stream(stream) is False
+
+    async def test_a_stream_that_can_have_no_companion_keys_is_deleted(self, broker: Any, stream: str) -> None:
+        name = f"{stream}a}}b"
+        await broker.xadd(name, {"n": 1})
+        assert await broker.delete_stream(name, companions=True) is True

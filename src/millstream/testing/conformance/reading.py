@@ -1,5 +1,5 @@
-"""Reading a stream as it lies there, and waiting for more of it: readers wake at once, in order of arrival, and come
-back when their time is over.
+"""Reading ranges of a stream, and blocking reads: readers are served immediately, in order of arrival, and return after
+their timeout.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReadingChapter(Chapter):
         assert [str(entry.id) for entry in await broker.xrange(stream, count=2)] == ["1-1", "1-2"]
         assert [str(entry.id) for entry in await broker.xrevrange(stream, count=2)] == ["3-2", "3-1"]
 
-    async def test_the_newest_first(self, broker: Any, stream: str) -> None:
+    async def test_a_reverse_range_starts_with_the_newest(self, broker: Any, stream: str) -> None:
         await self._numbers(broker, stream)
 
         assert [str(entry.id) for entry in await broker.xrevrange(stream, EntryId(2, 1), "-")] == ["2-1", "1-2", "1-1"]
@@ -87,46 +87,47 @@ class ReadingChapter(Chapter):
 LONG_MS = 60_000
 
 
-async def waiting(broker: Any) -> int:
+async def blocked_clients(broker: Any) -> int:
     return int((await broker.server_info("clients"))["blocked_clients"])
 
 
-async def blocked(broker: Any, count: int) -> None:
-    """Returns when so many clients wait."""
+async def wait_for_blocked(broker: Any, count: int) -> None:
+    """Waits until ``count`` clients are blocked."""
 
     async def enough() -> bool:
-        return await waiting(broker) >= count
+        return await blocked_clients(broker) >= count
 
     await eventually(enough, what=f"{count} blocked readers")
 
 
 class WaitingChapter(Chapter):
     @pytest.fixture(autouse=True)
-    async def nobody_waits(self, broker: Any) -> None:
-        """Readers of the test before may be gone without the server knowing yet: they are not to be counted here."""
+    async def no_blocked_clients(self, broker: Any) -> None:
+        """Waits until the server has detected the disconnect of readers of the previous test, so that they are not
+        counted."""
 
-        async def nobody() -> bool:
-            return await waiting(broker) == 0
+        async def none_blocked() -> bool:
+            return await blocked_clients(broker) == 0
 
-        await eventually(nobody, what="nobody else to wait at this server")
+        await eventually(none_blocked, what="the server to have no blocked clients")
 
     async def test_a_waiting_reader_gets_the_next_entry(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="$")
         reader = asyncio.create_task(broker.xreadgroup(stream, "g", "c", block_ms=LONG_MS))
-        await blocked(broker, 1)
+        await wait_for_blocked(broker, 1)
 
         entry_id = await broker.xadd(stream, {"n": 1})
 
         assert [delivery.id for delivery in await reader] == [entry_id]
         assert (await broker.xpending(stream, "g")).consumers == {"c": 1}
 
-    async def test_what_is_there_is_not_waited_for(self, broker: Any, stream: str) -> None:
+    async def test_existing_entries_are_returned_without_blocking(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="0")
         await broker.xadd(stream, {"n": 1})
 
         assert len(await broker.xreadgroup(stream, "g", "c", count=5, block_ms=0)) == 1
 
-    async def test_a_wait_ends_when_its_time_is_over(self, broker: Any, stream: str) -> None:
+    async def test_a_blocking_read_ends_after_its_timeout(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="$")
 
         assert await broker.xreadgroup(stream, "g", "c", block_ms=20) == []
@@ -138,15 +139,15 @@ class WaitingChapter(Chapter):
         readers = []
         for n in range(3):
             readers.append(asyncio.create_task(broker.xreadgroup(stream, "g", f"c{n}", block_ms=LONG_MS)))
-            await blocked(broker, n + 1)
+            await wait_for_blocked(broker, n + 1)
 
         ids = [await broker.xadd(stream, {"n": n}) for n in range(3)]
 
-        assert [[delivery.id for delivery in await reader] for reader in readers] == [[one] for one in ids]
+        assert [[delivery.id for delivery in await reader] for reader in readers] == [[entry_id] for entry_id in ids]
 
-    async def test_everybody_who_reads_without_a_group_is_woken(self, broker: Any, stream: str) -> None:
+    async def test_all_readers_without_a_group_are_woken(self, broker: Any, stream: str) -> None:
         readers = [asyncio.create_task(broker.xread({stream: "$"}, block_ms=LONG_MS)) for _ in range(3)]
-        await blocked(broker, 3)
+        await wait_for_blocked(broker, 3)
 
         entry_id = await broker.xadd(stream, {"n": 1})
 
@@ -156,15 +157,15 @@ class WaitingChapter(Chapter):
     async def test_waiting_for_several_streams(self, broker: Any, stream: str) -> None:
         first, second = f"{{{stream}}}.1", f"{{{stream}}}.2"
         reader = asyncio.create_task(broker.xread({first: "$", second: "$"}, block_ms=LONG_MS))
-        await blocked(broker, 1)
+        await wait_for_blocked(broker, 1)
 
         await broker.xadd(second, {"n": 1})
 
         assert list(await reader) == [second]
 
-    async def test_a_waiting_reader_does_not_hold_others_up(self, broker: Any, stream: str) -> None:
+    async def test_a_blocked_reader_does_not_delay_other_commands(self, broker: Any, stream: str) -> None:
         reader = asyncio.create_task(broker.xread({stream: "$"}, block_ms=LONG_MS))
-        await blocked(broker, 1)
+        await wait_for_blocked(broker, 1)
 
         async with asyncio.timeout(60):
             await broker.ping()
@@ -175,7 +176,7 @@ class WaitingChapter(Chapter):
     async def test_deleting_the_group_ends_the_wait(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="$")
         reader = asyncio.create_task(broker.xreadgroup(stream, "g", "c", block_ms=LONG_MS))
-        await blocked(broker, 1)
+        await wait_for_blocked(broker, 1)
 
         await broker.delete_group(stream, "g")
 
@@ -185,7 +186,7 @@ class WaitingChapter(Chapter):
     async def test_an_atomic_batch_wakes_a_reader_once_with_all_of_it(self, broker: Any, stream: str) -> None:
         await broker.create_group(stream, "g", start="$")
         reader = asyncio.create_task(broker.xreadgroup(stream, "g", "c", count=10, block_ms=LONG_MS))
-        await blocked(broker, 1)
+        await wait_for_blocked(broker, 1)
 
         ids = await broker.xadd_many(stream, [{"n": n} for n in range(3)], atomic=True)
 
@@ -195,11 +196,11 @@ class WaitingChapter(Chapter):
         async with broker.listen([f"{stream}.*"]) as listener:
             await broker.publish(f"{stream}.a", b"\0one")
             await broker.publish(f"{stream}.b", "two")
-            heard = []
+            received = []
             async with asyncio.timeout(60):
                 async for message in listener:
-                    heard.append(message)
-                    if len(heard) == 2:
+                    received.append(message)
+                    if len(received) == 2:
                         break
 
-        assert heard == [(f"{stream}.a".encode(), b"\0one"), (f"{stream}.b".encode(), b"two")]
+        assert received == [(f"{stream}.a".encode(), b"\0one"), (f"{stream}.b".encode(), b"two")]

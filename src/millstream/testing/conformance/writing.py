@@ -1,4 +1,4 @@
-"""Writing: ids, order, options, and what comes out as it went in; and safe trim, never of what a group still needs."""
+"""Writing: ids, order, options, unchanged fields; and safe trimming, which keeps entries that a group still needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.testing.conformance.chapter import Chapter
 
 
 class WritingChapter(Chapter):
-    async def test_an_entry_comes_out_as_it_went_in(self, broker: Any, stream: str) -> None:
+    async def test_fields_are_stored_unchanged(self, broker: Any, stream: str) -> None:
         entry_id = await broker.xadd(stream, {"b": b"\0\r\n\xff", "s": "grün", "i": -7, "f": 2.5, "empty": ""})
 
         (entry,) = await broker.xrange(stream)
@@ -42,13 +42,13 @@ class WritingChapter(Chapter):
 
         assert ids == sorted(set(ids))
 
-    async def test_an_id_may_be_given(self, broker: Any, stream: str) -> None:
+    async def test_explicit_ids(self, broker: Any, stream: str) -> None:
         assert await broker.xadd(stream, {"n": 1}, id="5-3") == EntryId(5, 3)
         assert await broker.xadd(stream, {"n": 2}, id=EntryId(5, 4)) == EntryId(5, 4)
         assert await broker.xadd(stream, {"n": 3}, id="5-*") == EntryId(5, 5)
         assert await broker.xadd(stream, {"n": 4}, id="6") == EntryId(6, 0)
 
-    async def test_an_id_that_is_not_greater_is_refused(self, broker: Any, stream: str) -> None:
+    async def test_an_id_that_is_not_greater_is_rejected(self, broker: Any, stream: str) -> None:
         await broker.xadd(stream, {"n": 1}, id="5-3")
 
         for old in ("5-3", "5-2", "4-9"):
@@ -140,7 +140,7 @@ class TrimmingChapter(Chapter):
         entries = await broker.xrange(stream, count=1)
         return entries[0].id if entries else None
 
-    async def test_with_no_group_only_the_bounds_count(self, broker: Any, stream: str) -> None:
+    async def test_without_groups_only_the_bounds_count(self, broker: Any, stream: str) -> None:
         ids = await broker.xadd_many(stream, [{"n": n} for n in range(20)])
 
         assert await broker.trim_safely(stream, max_len=15) == 5
@@ -164,7 +164,7 @@ class TrimmingChapter(Chapter):
         assert await broker.trim_safely(stream, max_len=0) == 3
         assert await self._first(broker, stream) == ids[3]
 
-    async def test_what_was_read_and_acknowledged_may_go(self, broker: Any, stream: str) -> None:
+    async def test_acknowledged_entries_may_be_trimmed(self, broker: Any, stream: str) -> None:
         ids = await broker.xadd_many(stream, [{"n": n} for n in range(20)])
         await broker.create_group(stream, "g", start="0")
         await broker.xreadgroup(stream, "g", "c", count=20)

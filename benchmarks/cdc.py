@@ -22,19 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.bench import Progress, Result, interleaved
-from millstream.cdc import (
-    ChangesReader,
-    Decoding,
-    Mariadb,
-    Postgres,
-    Relation,
-    change_options,
-    decode_changes,
-    mariadb_options,
-    read_segment,
-)
-from millstream.pipelines import Pipeline, Runner, make_plan, start_session
+from benchmarks import Progress, Result, interleaved
+from millstream.cdc.decoding import Decoding
+from millstream.cdc.mariadb.database import Mariadb, mariadb_options
+from millstream.cdc.postgres.database import Postgres, change_options
+from millstream.cdc.postgres.decode import decode_changes
+from millstream.cdc.postgres.pgoutput import Relation
+from millstream.cdc.reader import ChangesReader
+from millstream.cdc.segments import read_segment
+from millstream.pipelines import Pipeline, Runner
+from millstream.pipelines.plan import make_plan
+from millstream.pipelines.session import start_session
 from millstream.testing import MariadbProcess, PostgresProcess, RedisProcess, mariadb_server
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ def run(rounds: int, progress: Progress) -> list[Result]:
             progress("Postgres to Redis, and pg_recvlogical to /dev/null")
             stream, received = interleaved(rounds, ours, peer)
             progress("decoding alone")
-            segments = _spooled(postgres, next(slots), Path(scratch, "decode"))
+            segments = _queued(postgres, next(slots), Path(scratch, "decode"))
             decoded, plain = interleaved(rounds, partial(_decode, segments), partial(_decode_plainly, segments))
             progress("a snapshot to Redis, and COPY to /dev/null")
             snapshot, copied = interleaved(
@@ -77,7 +75,7 @@ def run(rounds: int, progress: Progress) -> list[Result]:
             mariadb = _mariadb(rounds, progress, session, redis, scratch)
         finally:
             session.stop()
-        progress(f"{FLAT_BATCHES} batches, and again beside an open transaction")
+        progress(f"{FLAT_BATCHES} batches, and again during an open transaction")
         growth = _growth(postgres, next(slots), Path(scratch, "flat"))
         with postgres.main.connect(autocommit=False) as other:
             other.execute("INSERT INTO orders VALUES (-1, 1, 1, 'open', 'open')")
@@ -231,14 +229,14 @@ def _copied(postgres: PostgresProcess) -> float:
 @contextmanager
 def _reader(postgres: PostgresProcess, slot: str, directory: Path) -> Iterator[ChangesReader]:
     options = {"dsn": postgres.main.dsn, "tables": "orders", "slot": slot, "publication": "bench", "snapshot": "never"}
-    made = ChangesReader(Postgres(change_options({**options, "segments": str(directory)})))
+    made = ChangesReader(Postgres(change_options({**options, "segments": str(directory), "segmentsShared": "true"})))
     try:
         yield made
     finally:
         made.stop()
 
 
-def _spooled(postgres: PostgresProcess, slot: str, directory: Path) -> list[Path]:
+def _queued(postgres: PostgresProcess, slot: str, directory: Path) -> list[Path]:
     """Some segments of the backlog, as a session leaves them."""
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
@@ -273,7 +271,9 @@ def _plain_rows(path: Path) -> int:
     """What one writes first, as tight as Python gets: one row after the other, the same JSON at the end."""
     segment = read_segment(path)
     body = bytes(segment.body)
-    tables = {int(number): Relation.from_json(told) for number, told in segment.facts["relations"].items()}
+    tables = {
+        int(number): Relation.from_json(description) for number, description in segment.metadata["relations"].items()
+    }
     length_at, dumps = struct.Struct(">I").unpack_from, json.dumps
     events: list[tuple[str, str]] = []
     lsn = 0

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from benchmarks import Progress, Result
 from millstream import Broker, open_broker
 from millstream.assignment import Announcement, AssignedSubscriber, AssignmentClient, AssignmentMember, Settings
-from millstream.bench import Progress, Result
 from millstream.messaging import Message
 from millstream.testing import RedisProcess
 
@@ -23,7 +23,7 @@ _VICTIM = """
 import asyncio, sys
 from millstream import open_broker
 from millstream.assignment import AssignmentClient
-from millstream.bench.assignment import SETTINGS
+from benchmarks.assignment import SETTINGS
 async def main():
     async with open_broker(sys.argv[1]) as broker:
         async for _ in AssignmentClient(broker, "svc", member="victim", settings=SETTINGS).start():
@@ -36,7 +36,7 @@ _READER = """
 import asyncio, sys
 from millstream import open_broker
 from millstream.assignment import AssignedSubscriber
-from millstream.bench.assignment import SETTINGS
+from benchmarks.assignment import SETTINGS
 async def handle(message):
     pass
 async def main():
@@ -122,16 +122,16 @@ async def measure_reading_again(url: str, count: int) -> float:
         async def handle(message: Message) -> None:
             pass
 
-        heir = AssignedSubscriber(broker, "svc", handle, group="g", member="heir", settings=SETTINGS)
+        successor = AssignedSubscriber(broker, "svc", handle, group="g", member="successor", settings=SETTINGS)
         began = time.perf_counter()
-        running = asyncio.create_task(heir.run())
+        running = asyncio.create_task(successor.run())
         try:
             async with asyncio.timeout(300):
-                while not (len(heir.streams) == count and heir.ready):  # noqa: ASYNC110  # a benchmark may poll
+                while not (len(successor.streams) == count and successor.ready):  # noqa: ASYNC110  # a benchmark may poll
                     await asyncio.sleep(0.1)
             return time.perf_counter() - began
         finally:
-            await heir.close()
+            await successor.close()
             await running
 
 

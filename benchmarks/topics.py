@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
+from benchmarks import Progress, Result
 from millstream import Broker, open_broker
-from millstream.bench import Progress, Result
-from millstream.messaging import Handler, Message, Publisher, Router, Subscriber, codec
+from millstream.messaging import Handler, Message, Publisher, Router, Subscriber
+from millstream.messaging.codecs import codec
 from millstream.testing import ClusterSetup, RedisProcess
 
 PAYLOAD = b"order 1234567 of customer c-98765 amounts to 129.90 EUR and is to be shipped to Ulm ok"
@@ -22,6 +23,7 @@ IDLE_S = 10.0
 HANDLED = 50_000
 """Messages of the throughput's two sides: all in one topic, or spread over a thousand."""
 ABANDONED = 1_000_000
+ROUND_TRIP_TOPICS, ROUND_TRIPS = 1_000, 5
 
 
 def run(rounds: int, progress: Progress) -> list[Result]:
@@ -37,9 +39,11 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
     few = [await measure_start(url, 1_000) for _ in range(rounds)]
     progress("10,000 topics: start, idle, sparse")
     many = await measure_topics(url, 10_000)
-    progress("throughput over 1,000 topics, beside one")
+    progress("throughput over 1,000 topics, compared with one")
     pairs = [(await throughput(url, 1), await throughput(url, 1_000)) for _ in range(rounds)]
-    progress("a million abandoned entries, beside new ones")
+    progress("publish to 1,000 topics and handle everything")
+    round_trips = [await topics_round_trip(url) for _ in range(rounds)]
+    progress("a million abandoned entries while new ones arrive")
     taken = [await takeover(url, ABANDONED, max_in_flight) for max_in_flight in (1000, 20)]
     one, spread = statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
     return [
@@ -49,6 +53,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         Result("topics_idle", many.idle_commands, f"commands/s ({many.idle_cpu})", goal="< 200"),
         Result("topics_sparse", many.sparse_p99_ms, f"ms p99 ({many.sparse_cpu})", goal="< 100"),
         Result("topics_throughput", spread, "messages/s", "one topic", one, goal=">= 0.5 x"),
+        Result("topics_round_trip", statistics.median(round_trips), "messages/s", goal=">= 30000"),
         Result("takeover_million", taken[0], f"messages/s ({taken[1]:.0f} of 20)", "one topic", one, goal=">= 0.3 x"),
     ]
 
@@ -58,7 +63,7 @@ async def _run_on_cluster(cluster: ClusterSetup, rounds: int, progress: Progress
     nodes = [node.url for node in cluster.nodes]
     progress("1,000 topics on a cluster of three: start, idle, sparse")
     many = await measure_topics(cluster.url, 1_000, nodes)
-    progress("throughput over 1,000 topics on a cluster of three, beside one")
+    progress("throughput over 1,000 topics on a cluster of three, compared with one")
     pairs = [
         (await throughput(cluster.url, 1, nodes), await throughput(cluster.url, 1_000, nodes)) for _ in range(rounds)
     ]
@@ -90,7 +95,7 @@ async def empty(*nodes: str) -> None:
 
     for node in nodes:
         async with open_broker(node) as broker:
-            await broker.link.call(Command((b"FLUSHALL",)))
+            await broker.transport.call(Command((b"FLUSHALL",)))
 
 
 @asynccontextmanager
@@ -123,17 +128,17 @@ class Usage:
 
     async def begin(self) -> Usage:
         self._at, self._mine = time.perf_counter(), time.process_time()
-        self._commands, self._server = await self._facts()
+        self._commands, self._server = await self._metadata()
         return self
 
-    async def _facts(self) -> tuple[int, float]:
+    async def _metadata(self) -> tuple[int, float]:
         # What scripts call inside the server is no command that a client sent.
         inner = ("script", "xpending", "xclaim", "zrange", "zscore", "zrangebyscore", "time")
         sent, seconds = 0, 0.0
         for server in self._servers:
-            for name, facts in (await server.server_info("commandstats")).items():
+            for name, metadata in (await server.server_info("commandstats")).items():
                 if not name.removeprefix("cmdstat_").startswith(inner):
-                    sent += int(facts.split(",")[0].removeprefix("calls="))
+                    sent += int(metadata.split(",")[0].removeprefix("calls="))
             cpu = await server.server_info("cpu")
             seconds += float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
         return sent, seconds
@@ -142,7 +147,7 @@ class Usage:
         """Commands a second, and the parts of a core that this process and the servers used."""
         seconds = time.perf_counter() - self._at
         mine = (time.process_time() - self._mine) / seconds
-        commands, server = await self._facts()
+        commands, server = await self._metadata()
         return (commands - self._commands) / seconds, mine, (server - self._server) / seconds
 
 
@@ -158,7 +163,7 @@ async def measure_topics(url: str, count: int, nodes: Sequence[str] = ()) -> Mea
         servers = [await opened.enter_async_context(open_broker(node)) for node in nodes]
         broker, start_s = await opened.enter_async_context(reading(url, count, handle))
         clients = [await server.server_info("clients") for server in servers or [broker]]
-        connections = sum(int(facts["connected_clients"]) for facts in clients) - len(servers)
+        connections = sum(int(metadata["connected_clients"]) for metadata in clients) - len(servers)
         await asyncio.sleep(2)
         usage = await Usage(*servers or [broker]).begin()
         await asyncio.sleep(IDLE_S)
@@ -217,6 +222,26 @@ async def throughput(url: str, count: int, nodes: Sequence[str] = ()) -> float:
         await router.close()
         await running
     return (HANDLED - 1) / (ended - began)
+
+
+async def topics_round_trip(url: str) -> float:
+    """Messages a second of one process that publishes a message to each topic, five times, and handles all of them."""
+    await empty(url)
+    handled = 0
+    done = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == ROUND_TRIP_TOPICS * ROUND_TRIPS:
+            done.set()
+
+    async with reading(url, ROUND_TRIP_TOPICS, handle) as (broker, _), Publisher(broker) as publisher:
+        began = time.perf_counter()
+        for _ in range(ROUND_TRIPS):
+            await asyncio.gather(*(publisher.publish(topic, Message(PAYLOAD)) for topic in names(ROUND_TRIP_TOPICS)))
+        await done.wait()
+        return handled / (time.perf_counter() - began)
 
 
 async def takeover(url: str, count: int, max_in_flight: int, at_most_s: float = 20.0) -> float:

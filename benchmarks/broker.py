@@ -1,4 +1,4 @@
-"""The broker's speed and memory: embedded, served, and over the link to Redis, each beside its peer."""
+"""Speed and memory of the broker: embedded, served, and over a connection to Redis, each compared with a peer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import fakeredis
 import redis
 
+from benchmarks import Progress, Result, interleaved, rate
 from millstream import open_blocking_broker, open_broker
-from millstream.bench import Progress, Result, interleaved, rate
 from millstream.engine import Engine
 from millstream.testing import RedisProcess, ServeProcess
 
@@ -28,7 +28,7 @@ FIELDS = {b"event": PAYLOAD}
 def run(rounds: int, progress: Progress) -> list[Result]:
     """All of it, in about three minutes with three rounds."""
     results: list[Result] = []
-    for suite in (_embedded, _server, _link):
+    for suite in (_embedded, _server, _transport):
         results += suite(rounds, progress)
     results += _growth(progress)
     results += _memory(progress)
@@ -144,7 +144,7 @@ def _server(rounds: int, progress: Progress) -> list[Result]:
 # --- the redis link, against redis-py and against the server's ceiling ---
 
 
-def _link(rounds: int, progress: Progress, count: int = 300_000, depth: int = 1000) -> list[Result]:
+def _transport(rounds: int, progress: Progress, count: int = 300_000, depth: int = 1000) -> list[Result]:
     with RedisProcess() as server:
         url, port = server.url, server.port
         plain = redis.Redis.from_url(url)
@@ -240,7 +240,7 @@ SHAPES = {
 
 _OURS = """
 import sys
-from millstream.bench.broker import SHAPES, ENTRIES, resident_bytes
+from benchmarks.broker import SHAPES, ENTRIES, resident_bytes
 from millstream.engine import Engine
 fields = [word for pair in SHAPES[sys.argv[1]][0] for word in pair]
 engine = Engine()

@@ -1,6 +1,6 @@
-"""An event loop on which waiting takes no time: where nobody has anything to do, its clock moves on to whoever is next.
+"""An event loop in which waiting takes no time: when no callback is ready, its clock advances to the next timer.
 
-For tests of schedules: a minute of waiting passes in a moment, to the millisecond, however busy the machine is.
+For tests of schedules: a minute of waiting passes at once, exact to the millisecond, also on a busy machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Jumping(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise AssertionError("everybody waits, and for nothing that has a time")
+            raise AssertionError("every task waits, and no timer is scheduled")
         if not ready and timeout:
             self.now += timeout
         return ready

@@ -1,4 +1,4 @@
-"""Benchmarks: ours and a peer in the same run, interleaved, several rounds, the median reported, beside a goal.
+"""Benchmarks: ours and a peer in the same run, interleaved, several rounds, the median reported, with a goal.
 
 Each suite is a module with ``run(rounds, progress)``.
 """
@@ -19,7 +19,7 @@ from importlib import metadata
 from typing import Any
 
 Progress = Callable[[str], None]
-"""Told what is being measured now, for people who wait."""
+"""Called with a description of the current measurement."""
 
 
 @dataclass(frozen=True, slots=True)

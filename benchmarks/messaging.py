@@ -1,4 +1,4 @@
-"""How fast messages are published and handled, and how soon, each beside its peer where there is one."""
+"""Throughput and latency of publishing and handling, compared with a peer where there is one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from benchmarks import Progress, Result, topics
 from millstream import Broker, open_broker
-from millstream.bench import Progress, Result, topics
-from millstream.messaging import Message, Publisher, Subscriber, codec
+from millstream.messaging import Message, Publisher, Subscriber
+from millstream.messaging.codecs import codec
 from millstream.testing import RedisProcess
 
 PAYLOAD = b"order 1234567 of customer c-98765 amounts to 129.90 EUR and is to be shipped to Ulm ok"
@@ -24,7 +25,7 @@ TASKS = 100
 RATE = 1_000
 PENDING = 1_000_000
 STREAM, GROUP = "bench", "g"
-QUIET = logging.getLogger("millstream.bench.peer")
+QUIET = logging.getLogger("benchmarks.peer")
 QUIET.disabled = True
 
 
@@ -40,15 +41,18 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         ours, bare, stream = await _in_turn(
             rounds, lambda: _consume(broker), lambda: _consume_bare(broker, url), lambda: _consume_peer(broker, url)
         )
+        progress("handling: the embedded broker, beside redis-server")
+        embedded, on_server = await _in_turn(rounds, _consume_embedded, lambda: _consume(broker))
         progress(f"publishing from {TASKS} tasks: ours, FastStream")
         published, peer_published = await _in_turn(rounds, lambda: _publish(broker), lambda: _publish_peer(broker, url))
         progress(f"latency at {RATE} messages a second")
         latencies = [await _latency(broker) for _ in range(rounds)]
-        progress(f"reading beside {PENDING} pending entries")
+        progress(f"reading with {PENDING} pending entries")
         slowed = await _big_pending(broker, rounds, progress)
     return [
         Result("consume_ack", ours, "messages/s", "FastStream", stream, goal=">= 15 x"),
         Result("consume_ack_bare", ours, "messages/s", "bare redis.asyncio loop", bare, goal=">= 0.7 x"),
+        Result("embedded_consume_ack", embedded, "messages/s", "the same loop on redis-server", on_server),
         Result("publish_100", published, "messages/s", "FastStream", peer_published, goal=">= 10 x"),
         Result("latency_p50_ms", statistics.median(p50 for p50, _ in latencies), "ms", goal="<= 2"),
         Result("latency_p99_ms", statistics.median(p99 for _, p99 in latencies), "ms", goal="<= 10"),
@@ -71,6 +75,11 @@ async def _in_turn(rounds: int, *sides: Callable[[], Awaitable[float]]) -> list[
 async def _consume(broker: Broker) -> float:
     await _fill(broker, CONSUMED)
     return await _handle_all(broker, STREAM)
+
+
+async def _consume_embedded() -> float:
+    async with open_broker("local://") as broker:
+        return await _consume(broker)
 
 
 async def _handle_all(broker: Broker, stream: str) -> float:

@@ -1,4 +1,4 @@
-"""What a dashboard costs: a large overview, a hundred open pages beside one, and a page that is just left open."""
+"""The cost of a dashboard: a large overview, a hundred open pages compared with one, and an idle page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Message, Scope
 
+from benchmarks import Progress, Result
 from millstream import Broker, open_broker
-from millstream.bench import Progress, Result
 from millstream.dashboard import Dashboard
 from millstream.testing import RedisProcess
 from millstream.wire import Command
@@ -34,7 +34,7 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
         await _fill(broker, MANY)
         overview_ms = await _overview_ms(url, rounds)
         await _fill(broker, SOME)
-        progress(f"{PAGES} open pages, beside one")
+        progress(f"{PAGES} open pages, compared with one")
         one, many = await _commands(url, broker, 1), await _commands(url, broker, PAGES)
         progress(f"an open overview of {SOME:,} streams")
         idle = await _idle(url)
@@ -46,16 +46,16 @@ async def _run(url: str, rounds: int, progress: Progress) -> list[Result]:
 
 
 async def _fill(broker: Broker, count: int) -> None:
-    await broker.link.call(Command((b"FLUSHALL",)))
+    await broker.transport.call(Command((b"FLUSHALL",)))
     for number in range(count):
         await broker.xadd(f"stream-{number}", {"n": "1"})
         await broker.create_group(f"stream-{number}", "g", start="0")
 
 
 async def _overview_ms(url: str, rounds: int) -> float:
-    """The dashboard's own work for one answer, on a survey that stands."""
+    """The dashboard's own work for one answer, on stream stats that do not change."""
     async with Dashboard(url, pause_s=600) as dashboard:
-        await dashboard.survey.wanted()
+        await dashboard.stats.request()
         await _get(dashboard, "/")
         figures = []
         for _ in range(max(3, rounds)):
@@ -101,8 +101,8 @@ async def _open(dashboard: Dashboard, count: int) -> AsyncIterator[None]:
             pass
 
     pages = [asyncio.create_task(listen()) for _ in range(count)]
-    await dashboard.survey.wanted()
-    await dashboard.survey.wait(2)
+    await dashboard.stats.request()
+    await dashboard.stats.wait(2)
     yield
     for page in pages:
         page.cancel()
@@ -112,8 +112,8 @@ async def _open(dashboard: Dashboard, count: int) -> AsyncIterator[None]:
 async def _commands(url: str, broker: Broker, pages: int) -> float:
     """Redis's commands for each look, while so many pages are open. The examinations, every half a minute, are in."""
     async with Dashboard(url) as dashboard, _open(dashboard, pages):
-        before, first = await _processed(broker), dashboard.survey.at
-        last = await dashboard.survey.wait(first + LOOKS - 1)
+        before, first = await _processed(broker), dashboard.stats.version
+        last = await dashboard.stats.wait(first + LOOKS - 1)
         return (await _processed(broker) - before) / (last - first)
 
 

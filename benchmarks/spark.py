@@ -1,4 +1,5 @@
-"""Spark against plain Python with redis-py: reading, copying exactly once, latency, and a worker's memory.
+"""Spark against plain Python with redis-py: reading, copying exactly once, latency, and a worker's memory; and 10,000
+streams against one.
 
 local[2], warm, a redis-server of our own on the same machine. MILLSTREAM_BENCH_ENTRIES makes the stream shorter.
 """
@@ -14,8 +15,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import Progress, Result, interleaved, rate
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.bench import Progress, Result, interleaved, rate
 from millstream.testing import RedisProcess, wait_until
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 ENTRIES = int(os.environ.get("MILLSTREAM_BENCH_ENTRIES", "5000000"))
 VALUE = b'{"order_id": 12345678, "customer": "c-0042", "amount": 12.50, "currency": "EUR", "n":1}'[:85]
+STREAMS = 10_000
 LATENCY_ROWS = 60
 LATENCY_EVERY_S = 0.25
 
@@ -77,11 +79,15 @@ class _Bench:
         self._copy("small")
         copies = interleaved(rounds, lambda: self._timed_copy(self._copy), lambda: self._timed_copy(self._peer_copy))
         self._broker.delete("big", "small", "copy")
+        streams = self._many_streams(rounds)
         self._progress(f"latency of {LATENCY_ROWS} rows, one every {LATENCY_EVERY_S} s")
         latency = self._latency()
         return [
             Result("spark_read", reads[0], "entries/s", "redis-py xrange loop", reads[1], ">= 1.5 x"),
             Result("spark_copy", copies[0], "entries/s", "redis-py xrange + xadd", copies[1], ">= 3 x"),
+            Result(
+                "spark_streams_10000", streams[0], "entries/s", "one stream of the same entries", streams[1], ">= 0.3 x"
+            ),
             Result("spark_latency_p50_ms", latency, "ms", goal="<= 150"),
             Result("spark_memory", big / small, "x (the peak for a tenth)", goal="<= 1.2"),
         ]
@@ -90,6 +96,24 @@ class _Bench:
         rows = [{b"event": VALUE}] * 10_000
         for first in range(0, count, len(rows)):
             self._broker.xadd_many(stream, rows[: count - first])
+
+    def _many_streams(self, rounds: int) -> tuple[float, ...]:
+        """Rows per second from STREAMS small streams, and from one stream with as many rows."""
+        each = max(1, ENTRIES // 5 // STREAMS)
+        count = each * STREAMS
+        self._progress(f"reading {count:,} entries of {STREAMS:,} streams and of one, {rounds} rounds")
+        for at in range(STREAMS):
+            self._broker.xadd_many(f"many-{at}", [{b"event": VALUE}] * each)
+        self._fill("one", count)
+        many = self._spark.read.format("redis_streams").options(url=self._url, subscribePattern="many-.*").load
+        figures = interleaved(
+            rounds,
+            lambda: rate(count, lambda: many().write.format("noop").mode("overwrite").save()),
+            lambda: rate(count, lambda: self._read("one")),
+        )
+        assert many().count() == count
+        self._broker.delete("one", *(f"many-{at}" for at in range(STREAMS)))
+        return figures
 
     # --- ours ---
 

@@ -1,0 +1,183 @@
+"""``millstream run`` as a whole: how it scales over processes, what a worker weighs, and what being scraped costs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import redis
+
+from benchmarks import Progress, Result, interleaved
+from millstream.testing import RedisProcess
+
+COMPUTED = 3_000
+HANDLED = 60_000
+STREAM, GROUP = "orders", "bench"
+MEBIBYTE = 2**20
+DEADLINE_S = 120.0
+WORKER = f"""
+import time
+
+from millstream import Message, Router
+
+router = Router()
+
+
+@router.on("{STREAM}", group="{GROUP}", group_start="0")
+async def handle(message: Message) -> None:
+    if message.payload == b"compute":
+        until = time.perf_counter() + 0.001
+        while time.perf_counter() < until:
+            pass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """A running ``millstream run``, and the Redis behind it."""
+
+    pid: int
+    port: int
+    client: redis.Redis
+    ready_s: float
+
+    def pids(self) -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    def memory_mb(self) -> float:
+        """Resident memory of the largest worker, in MiB."""
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids()]
+        return max(pages) * os.sysconf("SC_PAGE_SIZE") / MEBIBYTE
+
+    def handle(self, count: int, payload: bytes, watch: Callable[[], None] = lambda: None) -> float:
+        """Messages a second, from publishing them until all are acknowledged."""
+        began = time.perf_counter()
+        pipe = self.client.pipeline(transaction=False)
+        for _ in range(count):
+            pipe.xadd(STREAM, {"payload": payload})
+        pipe.execute()
+        while not self._is_done():
+            if time.perf_counter() - began > DEADLINE_S:
+                raise TimeoutError(f"the workers did not handle {count} messages in {DEADLINE_S:g} s")
+            watch()
+            time.sleep(0.02)
+        took = time.perf_counter() - began
+        self.client.xtrim(STREAM, maxlen=0, approximate=False)
+        return count / took
+
+    def _is_done(self) -> bool:
+        [group] = self.client.xinfo_groups(STREAM)
+        return bool(group["lag"] == 0 and group["pending"] == 0)
+
+
+@contextmanager
+def running(processes: int, *options: str) -> Iterator[Workers]:
+    """Starts workers, and waits until each of them reads."""
+    with tempfile.TemporaryDirectory(prefix="millstream-bench-") as scratch, RedisProcess() as server:
+        Path(scratch, "worker.py").write_text(WORKER, encoding="utf-8")
+        port = _free_port()
+        command = [sys.executable, "-m", "millstream", "run", "worker:router", "--url", server.url]
+        command += ["--processes", str(processes), "--log-level", "warning", "--health-port", str(port), *options]
+        began = time.perf_counter()
+        with subprocess.Popen(command, cwd=scratch) as process, redis.Redis(port=server.port) as client:
+            try:
+                while _get(port, "/ready") != 200:
+                    if process.poll() is not None or time.perf_counter() - began > DEADLINE_S:
+                        raise RuntimeError("the workers did not become ready")
+                    time.sleep(0.01)
+                yield Workers(process.pid, port, client, time.perf_counter() - began)
+            finally:
+                process.terminate()
+
+
+def run_scaling(rounds: int, progress: Progress) -> list[Result]:
+    progress("a handler that computes for 1 ms: two processes, one process")
+    two, one = interleaved(rounds, lambda: _rate(2, COMPUTED, b"compute"), lambda: _rate(1, COMPUTED, b"compute"))
+    return [Result("run_scaling", two, "messages/s", "one process", one, ">= 1.8 x")]
+
+
+def metrics_cost(rounds: int, progress: Progress) -> list[Result]:
+    progress("one process, scraped every second and not scraped")
+    scraped, alone = interleaved(rounds, lambda: _rate_scraped(scrape=True), lambda: _rate_scraped(scrape=False))
+    return [Result("metrics_cost", scraped, "messages/s", "without the metrics port", alone, ">= 0.97 x")]
+
+
+def worker_start(rounds: int, progress: Progress) -> list[Result]:
+    progress("start and memory of a worker")
+    ready, idle, loaded = [], [], []
+    for _ in range(rounds):
+        with running(1) as workers:
+            ready.append(workers.ready_s)
+            idle.append(workers.memory_mb())
+            loaded.append(_peak_under_load(workers))
+    return [
+        Result("memory_per_worker_mb", statistics.median(idle), "MiB (resident, idle)", goal="<= 50"),
+        Result("worker_loaded_mb", statistics.median(loaded), "MiB (resident, under load)"),
+        Result("worker_ready_s", statistics.median(ready), "s (from the command to ready)"),
+    ]
+
+
+def _peak_under_load(workers: Workers) -> float:
+    readings = [workers.memory_mb()]
+    workers.handle(HANDLED, b"x", lambda: readings.append(workers.memory_mb()))
+    return max(readings)
+
+
+def _rate(processes: int, count: int, payload: bytes) -> float:
+    with running(processes) as workers:
+        return workers.handle(count, payload)
+
+
+def _rate_scraped(*, scrape: bool) -> float:
+    if not scrape:
+        return _rate(1, HANDLED, b"x")
+    port = _free_port()
+    with running(1, "--metrics-port", str(port)) as workers:
+        ended = threading.Event()
+        statuses: list[int | None] = []
+
+        def scrape_each_second() -> None:
+            while True:
+                statuses.append(_get(port, "/metrics"))
+                if ended.wait(1.0):
+                    return
+
+        thread = threading.Thread(target=scrape_each_second)
+        thread.start()
+        try:
+            return workers.handle(HANDLED, b"x")
+        finally:
+            ended.set()
+            thread.join()
+            assert set(statuses) == {200}, f"scrapes failed: {statuses}"
+
+
+def _get(port: int, path: str) -> int | None:
+    """The status, or None if the port does not answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        reply.read()
+        return reply.status
+    except (OSError, HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
