@@ -1,11 +1,11 @@
-"""Commands on keys as hypothesis strategies: mostly right, sometimes wrong in the ways that Redis has words for."""
+"""Commands on keys as hypothesis strategies: mostly valid, and invalid in the ways for which Redis has errors."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hypothesis import strategies as st
-from two_servers import Step, Words
+from two_servers import OperationFunction, Words
 
 SPEAKERS = 2
 
@@ -211,7 +211,7 @@ def is_comparable(command: Words) -> bool:
 FAMILIES = (STRINGS, HASHES, LISTS, SETS, st.one_of(SORTED_SETS, LEX))
 
 
-def steps_of(family: st.SearchStrategy[Words]) -> st.SearchStrategy[list[Step]]:
+def steps_of(family: st.SearchStrategy[Words]) -> st.SearchStrategy[list[OperationFunction]]:
     """Mostly commands of one kind, so that they meet each other's work; now and then anything."""
     command = st.one_of(st.just(family), st.just(family), st.just(family), st.just(GENERIC), st.just(ANYTHING))
     step = st.tuples(st.integers(0, SPEAKERS - 1), command.flatmap(lambda chosen: chosen).filter(is_comparable))

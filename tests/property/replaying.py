@@ -1,17 +1,19 @@
-"""Effects as a journal has them, and an engine that was told nothing else."""
+"""Effects as a journal records them, and an engine that executes only them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from millstream.engine import BLOCKED, Effect, Engine
+from millstream.engine import Engine
+from millstream.engine.effects import Effect
+from millstream.engine.session import BLOCKED
 from millstream.wire.commands import ErrorReply
 
 START_MS = 1_700_000_000_000
 
 
 def replay(units: list[list[Effect]], now_ms: int = START_MS) -> Engine:
-    """A fresh engine that was told nothing but the effects."""
+    """A new engine that executes only the effects."""
     engine = Engine(now_ms=now_ms)
     engine.loading = True
     session = engine.session()

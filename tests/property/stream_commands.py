@@ -1,6 +1,6 @@
-"""Stream commands as hypothesis strategies: mostly right, sometimes wrong in the ways that Redis has words for.
+"""Stream commands as hypothesis strategies: mostly valid, and invalid in the ways for which Redis has errors.
 
-No id comes from a clock, and idle times are either far below or far above every threshold that is used.
+No id comes from a clock, and idle times are far below or far above every threshold in use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
-from two_servers import Step, Words
+from two_servers import OperationFunction, Words
 
 SPEAKERS = 3
 
@@ -233,9 +233,9 @@ IN_ONE_GO = st.lists(
 ).map(lambda inner: ((b"MULTI",), *inner, (b"EXEC",)))
 
 
-def _numbered(parts: list[tuple[int, tuple[Words, ...]]]) -> list[Step]:
+def _numbered(parts: list[tuple[int, tuple[Words, ...]]]) -> list[OperationFunction]:
     """Puts rising ids where a placeholder stands."""
-    steps: list[Step] = []
+    steps: list[OperationFunction] = []
     rising = 0
     for speaker, group in parts:
         for said in group:
@@ -263,7 +263,7 @@ BEGINNING = st.one_of(
 ).map(lambda steps: [(0, steps)])
 
 
-def sequences(*steps: st.SearchStrategy[Any], speakers: int) -> st.SearchStrategy[list[Step]]:
+def sequences(*steps: st.SearchStrategy[Any], speakers: int) -> st.SearchStrategy[list[OperationFunction]]:
     rest = st.lists(st.tuples(st.integers(0, speakers - 1), st.one_of(*steps)), min_size=5, max_size=40)
     return st.tuples(BEGINNING, rest).map(lambda parts: _numbered(parts[0] + parts[1]))
 
@@ -272,7 +272,7 @@ STEPS = sequences(ONE, ONE, ONE, ONE, BULK, speakers=1)
 STEPS_WITH_WAITS = sequences(ONE, ONE, WAITING, WAITING, IN_ONE_GO, speakers=SPEAKERS)
 
 
-def ending() -> Iterator[Step]:
+def ending() -> Iterator[OperationFunction]:
     """Shows all that there is."""
     for key in (b"s", b"t", b"u"):
         yield 0, (b"TYPE", key)

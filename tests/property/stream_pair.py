@@ -1,4 +1,4 @@
-"""The engine and a real Redis side by side, with connections that may wait: who waits in one must wait in the other."""
+"""The engine and a real Redis with the same blocking connections: a client that waits in one must wait in the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from two_servers import RealConnection, Words, decoded
 
-from millstream.engine import BLOCKED, Engine
+from millstream.engine import Engine
+from millstream.engine.session import BLOCKED
 from millstream.wire.commands import ErrorReply
 from millstream.wire.resp import encode
 

@@ -1,8 +1,8 @@
-"""A long random walk over stream commands that knows which ids exist, so that most commands find something to do.
+"""A long random sequence of stream commands that uses existing ids, so that most commands have an effect.
 
-Hypothesis is good at odd words and at making a failure small; this is good at making commands meet. One seed, one walk.
+Hypothesis finds unusual arguments and small failures; this finds interactions of commands. A seed reproduces a run.
 
-No node limit is smaller than an entry: there Redis 7.0.15 keeps a stale pointer to the new node, and dies of it later
+No node limit is smaller than an entry: there Redis 7.0.15 keeps a stale pointer to the new node, and crashes later
 (CONFIG SET stream-node-max-bytes 100, XADD, the same with 60, XADD of more than 60 bytes, XRANGE).
 """
 
@@ -12,7 +12,7 @@ import random
 from collections import deque
 
 from stream_commands import words_of
-from two_servers import Step, Words
+from two_servers import OperationFunction, Words
 
 ODD = words_of("0 -1 x ~ = $ > - + 1-1-1 18446744073709551615 (3-0 COUNT 99999999999999999999 '' 7-* nonsense s g")
 VALUES = words_of("'' v 7 -1 128 4096 9223372036854775807 9223372036854775808") + tuple(
@@ -47,8 +47,8 @@ class Walk:
             (10 if speakers > 1 else 0, self._wait),
         ]
 
-    def steps(self, count: int) -> list[Step]:
-        steps: list[Step] = [(0, words) for words in self._beginning()]
+    def steps(self, count: int) -> list[OperationFunction]:
+        steps: list[OperationFunction] = [(0, words) for words in self._beginning()]
         while len(steps) < count:
             speaker = self._chance.randrange(self._speakers)
             if self._speakers > 1 and self._chance.random() < 0.05:

@@ -1,4 +1,4 @@
-"""The scripts of assignment against their twins: the same steps on Redis and on the engine give the same answers."""
+"""The scripts of assignment and their emulations: the same steps on Redis and on the engine give the same replies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.broker import Guard, beside, leases
+from millstream.broker import Fence, companion_key
+from millstream.broker.scripts import leases
 from millstream.errors import MillstreamError, StaleOwner
 from millstream.testing import RedisProcess
 from millstream.wire.commands import Command
@@ -39,7 +40,7 @@ class Side:
     def __init__(self, broker: BlockingBroker) -> None:
         self.broker = broker
         self.announced: list[Any] = []
-        broker.link.call(Command((b"FLUSHALL",)))
+        broker.transport.call(Command((b"FLUSHALL",)))
         broker.create_group("svc-input", "g", start="0")
 
     def record(self, stream: str, right: bool) -> bytes | None:
@@ -83,22 +84,22 @@ class Side:
             stream, right = args
             record = self.record(stream, right) or b"1 x"
             if name == "guarded_add":
-                broker.behind(Guard(beside(stream, "owner"), record)).xadd(stream, {"n": 1})
+                broker.fenced(Fence(companion_key(stream, "owner"), record)).xadd(stream, {"n": 1})
                 return broker.xlen(stream)
-            return broker.behind(Guard(beside(stream, "owner"), record)).xack(stream, "g", "1-1")
+            return broker.fenced(Fence(companion_key(stream, "owner"), record)).xack(stream, "g", "1-1")
         except StaleOwner as error:
             return str(error)
         except MillstreamError as error:
             return type(error).__name__
 
     def owner(self, stream: str) -> bytes:
-        raw = self.broker.get(beside(stream, "owner")) or b""
+        raw = self.broker.get(companion_key(stream, "owner")) or b""
         return raw.partition(b" ")[2]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
-def test_scripts_and_twins_answer_alike(redis_server: RedisProcess, script: list[tuple[Any, ...]]) -> None:
+def test_scripts_and_emulations_reply_alike(redis_server: RedisProcess, script: list[tuple[Any, ...]]) -> None:
     with open_blocking_broker(redis_server.url) as redis, open_blocking_broker(f"local://{uuid.uuid4()}") as engine:
         theirs, ours = Side(redis), Side(engine)
         for number, step in enumerate(script):

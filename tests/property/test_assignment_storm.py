@@ -1,7 +1,7 @@
-"""Members join, leave, crash, pause and come back in random order, on a simulated clock, by the thousand.
+"""Thousands of random sequences in which members join, leave, crash, pause and resume, on a simulated clock.
 
-The ledger of accepted writes decides: along a stream, tokens never go back, and no stream stays without an owner for
-longer than the lease and two seconds while somebody is there to take it.
+The ledger of accepted writes decides: tokens of a stream never decrease, and no stream is without an owner for longer
+than the lease and two seconds while a member could take it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pytest
 from millstream import Broker, open_broker
 from millstream.assignment.announcement import Announcement
 from millstream.assignment.errors import NotTheOwner
-from millstream.assignment.leases import OwnerRecord, Token
+from millstream.assignment.leases import FencingToken, OwnerRecord
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.membership import Settings
 from millstream.assignment.notifications import Notification
-from millstream.broker import leases
+from millstream.broker.scripts import leases
 from millstream.errors import StaleOwner
 from millstream.model import ManualClock
-from simulated_cluster import ClusterLink, node_of
+from support.simulated_cluster import ClusterLink, node_of
 
 SCHEDULES = int(os.environ.get("MILLSTREAM_STORMS", "1000" if "TRIALS" in os.environ else "300"))
 ON_A_CLUSTER = SCHEDULES if os.environ.keys() & {"TRIALS", "MILLSTREAM_STORMS"} else SCHEDULES // 10
@@ -37,10 +37,10 @@ class Simulated:
     """A member that is stepped by the schedule. A paused one is what SIGSTOP makes of a process."""
 
     steps: AssignmentMember
-    told: list[Notification]
+    notifications: list[Notification]
     paused: bool = False
-    believes: dict[str, Token] = field(default_factory=dict)
-    """What its workers hold: tokens they were given and go on using until they are told otherwise."""
+    believes: dict[str, FencingToken] = field(default_factory=dict)
+    """Tokens of its workers, which use them until a notification ends them."""
 
 
 class Storm:
@@ -69,11 +69,11 @@ class Storm:
     async def join(self) -> None:
         if len(self.members) >= 5:
             return
-        told: list[Notification] = []
+        notifications: list[Notification] = []
         self.born += 1
-        steps = AssignmentMember(self.broker, "svc", f"m{self.born}", SETTINGS, told.append)
+        steps = AssignmentMember(self.broker, "svc", f"m{self.born}", SETTINGS, notifications.append)
         await steps.join()
-        self.members.append(Simulated(steps, told))
+        self.members.append(Simulated(steps, notifications))
 
     async def announce(self) -> None:
         stream = f"d{len(self.announced) + self.chance.randint(0, 1) * 1000 + self.born}"
@@ -130,14 +130,14 @@ class Storm:
         await self.look()
 
     async def write(self) -> None:
-        """Everybody who ever believed to own a stream tries to write, the paused and the dead too."""
+        """Every member that has owned a stream tries to write, also paused and dead ones."""
         for member in self.members + self.zombies:
             if not member.paused and member in self.members:
                 member.believes = {stream: lease.token for stream, lease in member.steps.owned.items()}
             for stream, token in member.believes.items():
                 try:
                     if self.fenced:
-                        await self.broker.behind(token.guard()).xadd(stream, {"token": token.number})
+                        await self.broker.fenced(token).xadd(stream, {"token": token.number})
                     else:
                         await self.broker.xadd(stream, {"token": token.number})
                 except StaleOwner:
@@ -149,7 +149,7 @@ class Storm:
         streams = sorted(self.announced)
         records, _ = await self.broker.run(leases.read_leases, streams)
         living = {member.steps.name for member in self.members if not member.paused}
-        if not living:  # nobody is there to take anything: the time counts from when somebody is
+        if not living:  # no member could take the stream: the time counts from when one can
             self.unowned_since = dict.fromkeys(self.announced, self.clock.now_ms())
         for stream, record in zip(streams, records, strict=True):
             if OwnerRecord.parse(record).member in living:
@@ -173,7 +173,7 @@ async def weather(seed: int, *, fenced: bool = True, cluster: bool = False) -> N
     clock = ManualClock()
     async with open_broker(f"local://{uuid.uuid4()}", clock=clock) as broker:
         if cluster:
-            broker.link = ClusterLink(broker.link)
+            broker.transport = ClusterLink(broker.transport)
             broker.context.cluster, broker.context.node_of = True, node_of
         try:
             await Storm(broker, clock, random.Random(seed), fenced=fenced).run(moves=15)
@@ -185,13 +185,13 @@ async def weather(seed: int, *, fenced: bool = True, cluster: bool = False) -> N
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("cluster", [False, True], ids=["embedded", "cluster"])
-async def test_no_storm_gives_a_stream_two_owners_or_leaves_it_without_one(cluster: bool) -> None:
+async def test_faults_never_give_a_stream_two_owners_or_none(cluster: bool) -> None:
     first = int(os.environ.get("MILLSTREAM_SEED", random.randrange(10**9)))
     for seed in range(first, first + (ON_A_CLUSTER if cluster else SCHEDULES)):
         await weather(seed, cluster=cluster)
 
 
-async def test_the_ledger_notices_a_fence_that_is_missing() -> None:
+async def test_ledger_detects_a_missing_fence() -> None:
     """The harness itself: where owners write without their token, some storm shows it."""
     noticed = 0
     for seed in range(20):

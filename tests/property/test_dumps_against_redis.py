@@ -1,4 +1,4 @@
-"""DUMP and RESTORE of streams: literal bytes of real servers, and random streams carried to and from a Redis."""
+"""DUMP and RESTORE of streams: literal bytes of real servers, and random streams copied to and from Redis."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def plain(reply: Any) -> Any:
     return [plain(one) for one in reply] if isinstance(reply, list) else reply
 
 
-def test_the_checksum_is_redis_own() -> None:
+def test_checksum_equals_that_of_redis() -> None:
     assert crc64(b"123456789") == 0xE9C6D914C4B8D9CA
 
 
-def test_bytes_are_those_of_a_redis() -> None:
+def test_dump_bytes_equal_those_of_redis() -> None:
     ours = Asked()
     ours.ask(b"XADD", b"s", b"1-1", b"a", b"b")
     assert ours.ask(b"DUMP", b"s") == REDIS_7_0_15_PLAIN
 
 
 @pytest.mark.parametrize("payload", [REDIS_6_2_14, REDIS_7_0_15, REDIS_7_0_15_PLAIN], ids=["6.2", "7.0", "plain"])
-def test_payloads_of_real_servers_are_taken_as_a_redis_takes_them(payload: bytes, real: RealConnection) -> None:
+def test_payloads_of_real_servers_are_restored_like_in_redis(payload: bytes, real: RealConnection) -> None:
     ours = Asked()
     assert ours.ask(b"RESTORE", b"s", b"0", payload) == OK
     assert real.ask(b"RESTORE", b"s", b"0", payload) == b"OK"
@@ -144,13 +144,13 @@ OBJECT ENCODING b
 """
 
 
-def test_copies_and_wrong_words_are_answered_as_a_redis_does(redis: RedisProcess) -> None:
+def test_copies_and_invalid_arguments_get_the_reply_of_redis(redis: RedisProcess) -> None:
     with StreamPair(redis.port, connections=1, protocol=2) as pair:
         for line in LINES.replace("\n", "|").strip("|").split("|"):
             pair.step(0, tuple(line.encode().split()))
 
 
-def test_a_restored_and_a_copied_stream_are_in_the_journal_as_what_makes_them() -> None:
+def test_restored_and_copied_streams_are_journaled_as_commands() -> None:
     ours, again = Asked(), Asked()
     ours.ask(b"RESTORE", b"s", b"60000", REDIS_7_0_15)
     ours.ask(b"COPY", b"s", b"t")

@@ -1,4 +1,4 @@
-"""What is recorded brings about the same state wherever and whenever it is replayed."""
+"""Recorded effects restore the same state, independent of place and time of the replay."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from key_commands import STEPS
 from replaying import START_MS, replay, snapshot
-from two_servers import Step
+from two_servers import OperationFunction
 
-from millstream.engine import Effect, Engine
+from millstream.engine import Engine
+from millstream.engine.effects import Effect
 
 DAY_MS = 86_400_000
 
 
-def run(steps: list[Step], jumps: list[int]) -> tuple[Engine, list[list[Effect]]]:
+def run(steps: list[OperationFunction], jumps: list[int]) -> tuple[Engine, list[list[Effect]]]:
     """Runs the steps; time jumps in between, so that some keys expire, looked at or not."""
     engine = Engine(recording=True, now_ms=START_MS, seed=1)
     sessions = [engine.session() for _ in range(3)]
@@ -32,7 +33,7 @@ def run(steps: list[Step], jumps: list[int]) -> tuple[Engine, list[list[Effect]]
 @given(steps=STEPS, jumps=st.lists(st.sampled_from([0, 1, 1000, DAY_MS]), min_size=1, max_size=5))
 @example(steps=[(0, (b"SADD", b"a", b"1", b"2", b"3")), (0, (b"SPOP", b"a"))], jumps=[0])
 @example(steps=[(0, (b"SET", b"a", b"1", b"EX", b"10")), (0, (b"GETEX", b"a", b"PERSIST"))], jumps=[0])
-def test_effects_lead_to_the_same_state(steps: list[Step], jumps: list[int]) -> None:
+def test_effects_lead_to_the_same_state(steps: list[OperationFunction], jumps: list[int]) -> None:
     engine, units = run(steps, jumps)
     assert snapshot(replay(units)) == snapshot(engine)
     much_later = START_MS + 3650 * DAY_MS
@@ -61,7 +62,7 @@ def test_effects_lead_to_the_same_state(steps: list[Step], jumps: list[int]) -> 
         ("SET a x", "INCR a", []),
     ],
 )
-def test_an_effect_names_what_it_did(before: str, line: str, effects: list[str]) -> None:
+def test_effect_names_its_change(before: str, line: str, effects: list[str]) -> None:
     engine = Engine(recording=True, now_ms=START_MS)
     session = engine.session()
     if before:
@@ -71,7 +72,7 @@ def test_an_effect_names_what_it_did(before: str, line: str, effects: list[str])
     assert engine.take_units() == ([[(0, tuple(one.encode().split())) for one in effects]] if effects else [])
 
 
-def test_a_transaction_is_one_unit() -> None:
+def test_transaction_is_one_journal_unit() -> None:
     engine = Engine(recording=True, now_ms=START_MS)
     session = engine.session()
     for line in ("MULTI", "SET a 1", "SELECT 2", "INCR b", "EXEC", "SET c 1"):
@@ -82,7 +83,7 @@ def test_a_transaction_is_one_unit() -> None:
     ]
 
 
-def test_an_expired_key_is_recorded_as_deleted_before_what_found_it() -> None:
+def test_expiry_is_recorded_before_the_command_that_noticed_it() -> None:
     engine = Engine(recording=True, now_ms=START_MS)
     session = engine.session()
     engine.execute(session, (b"SET", b"a", b"5", b"PX", b"10"), START_MS)
@@ -91,7 +92,7 @@ def test_an_expired_key_is_recorded_as_deleted_before_what_found_it() -> None:
     assert engine.take_units() == [[(0, (b"DEL", b"a")), (0, (b"INCR", b"a"))]]
 
 
-def test_each_key_that_expires_unseen_is_a_unit() -> None:
+def test_each_expired_key_is_a_journal_unit() -> None:
     engine = Engine(recording=True, now_ms=START_MS)
     session = engine.session()
     for key in (b"b", b"a"):
@@ -101,7 +102,7 @@ def test_each_key_that_expires_unseen_is_a_unit() -> None:
     assert sorted(engine.take_units()) == [[(0, (b"DEL", b"a"))], [(0, (b"DEL", b"b"))]]
 
 
-def test_nothing_is_recorded_unless_asked_for() -> None:
+def test_effects_are_recorded_only_on_request() -> None:
     engine = Engine(now_ms=START_MS)
     engine.execute(engine.session(), (b"SET", b"a", b"1"), START_MS)
     assert engine.take_units() == []

@@ -1,4 +1,4 @@
-"""Every command with words that are meant to hurt: each answers, with an error or not, and none raises."""
+"""Every command with hostile arguments: each replies, with an error or without, and none raises."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = [
     *(b"", b"\0", b"\xff\xfe", b"\r\n", b"a" * 3000, b"[" * 3000, b"*?" * 2000, b"%s%n{}", b"-0", b"00", b"+1", b" 1"),
 ]
 NEVER = {"DEBUG"}
-"""What a test cannot survive, or that is off unless somebody turns it on."""
+"""What a test cannot survive, or that is off by default."""
 
 
 def all_commands() -> list[Spec]:
@@ -52,13 +52,13 @@ def furnished() -> Engine:
 
 
 @pytest.mark.parametrize("spec", all_commands(), ids=lambda spec: spec.name)
-def test_hostile_words_are_answered(spec: Spec) -> None:
+def test_hostile_arguments_get_a_reply(spec: Spec) -> None:
     dice = random.Random(f"{spec.name} {os.environ.get('SEED', '0')}")
     name = [part.encode() for part in spec.name.split("|")]
     engine = furnished()
     session = engine.session()
     for number in range(ROUNDS):
-        length = max(spec.least - len(name), 0) + (dice.randrange(6) if spec.arity < 0 else 0)
+        length = max(spec.min_args - len(name), 0) + (dice.randrange(6) if spec.arity < 0 else 0)
         words = [*name, *dice.choices(WORDS, k=length)]
         if length and dice.random() < 0.5:
             words[len(name)] = dice.choice([b"k", b"l", b"h", b"set", b"z", b"s", b"none"])

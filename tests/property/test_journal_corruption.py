@@ -1,4 +1,4 @@
-"""Random corruption of a real journal: found, never silent. A cut at any place yields a beginning of the history."""
+"""Random corruption of a real journal is always detected. A truncated journal yields a prefix of the history."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def damaged(directory, tmp_path, data: bytes):
     return target
 
 
-def test_any_corruption_is_found(history, tmp_path):
+def test_any_corruption_is_detected(history, tmp_path):
     directory, _ = history
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"seed {seed}")
@@ -102,7 +102,8 @@ def _corrupt(dice: random.Random, data: bytes) -> bytes:
                 length = dice.randrange(1, 200)
                 broken[at : at + length] = dice.randbytes(len(broken[at : at + length]))
             case 3:
-                # Not at the end: a last frame that has become shorter cannot be told from a torn one, and is cut off.
+                # Not at the end: a last frame that has become shorter cannot be distinguished from a torn one, and is
+                # cut off.
                 at = dice.randrange(len(data) * 9 // 10)
                 del broken[at : at + dice.randrange(1, 300)]
             case 4:
@@ -116,7 +117,7 @@ def _corrupt(dice: random.Random, data: bytes) -> bytes:
             return bytes(broken)
 
 
-def test_a_cut_at_any_place_yields_a_beginning_of_the_history(history, tmp_path):
+def test_truncated_journal_yields_a_prefix_of_the_history(history, tmp_path):
     directory, states = history
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"seed {seed}")
@@ -133,7 +134,7 @@ def test_a_cut_at_any_place_yields_a_beginning_of_the_history(history, tmp_path)
     assert len(reached) > 20
 
 
-def test_the_whole_journal_yields_the_last_state(history, tmp_path):
+def test_complete_journal_yields_the_last_state(history, tmp_path):
     directory, states = history
     shutil.copytree(directory, tmp_path / "copy")
     embedded = opened(tmp_path / "copy")

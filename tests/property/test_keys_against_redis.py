@@ -1,5 +1,7 @@
-"""Random sequences of commands on keys, sent to the engine and to a real Redis: the same replies, the same
-notifications, the same keys in the end. Streams have a test of their own."""
+"""Random commands on keys, sent to the engine and to a real Redis: the same replies, notifications and final keys.
+
+Streams have a test of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from key_commands import SPEAKERS, STEPS
-from two_servers import Pair, RealConnection, Step
+from two_servers import OperationFunction, Pair, RealConnection
 
 from millstream.engine import Engine
 from millstream.testing import RedisProcess
@@ -33,12 +35,12 @@ def redis(shared_redis: RedisProcess) -> Iterator[RedisProcess]:
         yield server
 
 
-def beginning() -> Iterator[Step]:
+def beginning() -> Iterator[OperationFunction]:
     yield 0, (b"CONFIG", b"SET", b"notify-keyspace-events", b"KEAnm")
     yield LISTENER, (b"PSUBSCRIBE", b"__key*__:*", b"news")
 
 
-def ending() -> Iterator[Step]:
+def ending() -> Iterator[OperationFunction]:
     """Ends open transactions, shows what there is, and lets every connection say whether it heard more than ours."""
     for at in range(SPEAKERS):
         yield at, (b"RESET",)
@@ -60,7 +62,9 @@ def ending() -> Iterator[Step]:
 @pytest.mark.parametrize("protocol", [2, 3])
 @PROFILE
 @given(steps=STEPS)
-def test_the_same_replies_and_notifications(redis: RedisProcess, protocol: int, steps: list[Step]) -> None:
+def test_replies_and_notifications_equal_those_of_redis(
+    redis: RedisProcess, protocol: int, steps: list[OperationFunction]
+) -> None:
     with Pair(redis.port, connections=SPEAKERS + 1, protocol=protocol) as pair:
         for at, words in [*beginning(), *steps, *ending()]:
             note(f"connection {at}: {words!r}")
@@ -285,9 +289,7 @@ def numbered(name: bytes, count: int, *, form: bytes, width: int = 1) -> tuple[b
     ],
     ids=lambda words: f"{words[0].decode()}-{len(words)}-{len(words[-1])}",
 )
-def test_a_value_that_was_just_made_has_the_encoding_that_redis_gives_it(
-    redis: RedisProcess, words: tuple[bytes, ...]
-) -> None:
+def test_new_value_has_the_encoding_of_redis(redis: RedisProcess, words: tuple[bytes, ...]) -> None:
     engine = Engine()
     session = engine.session()
     with contextlib.closing(RealConnection(redis.port)) as connection:
@@ -316,7 +318,7 @@ def table(rows: list[Any]) -> dict[bytes, Any]:
     return described
 
 
-def test_every_command_has_the_arity_flags_and_keys_that_redis_gives_it(redis: RedisProcess) -> None:
+def test_command_table_equals_that_of_redis(redis: RedisProcess) -> None:
     with contextlib.closing(RealConnection(redis.port)) as connection:
         theirs = table(connection.ask(b"COMMAND"))
     engine = Engine()

@@ -12,7 +12,7 @@ from millstream.broker.embedded import Embedded
 from millstream.server import Server
 from millstream.wire.requests import UNAUTHENTICATED, RequestLimits, RequestParser
 from millstream.wire.resp import pack
-from resp_decoder import Decoder, MalformedReply
+from support.resp_decoder import Decoder, MalformedReply
 
 CASES = int(os.environ.get("CASES", "100000"))
 PER_CONNECTION = 5
@@ -30,7 +30,7 @@ PIECES = [
 
 
 def malformed(dice: random.Random) -> bytes:
-    """A request that somebody has damaged, nonsense of RESP's own letters, or noise."""
+    """A damaged request, nonsense of RESP's own letters, or noise."""
     kind = dice.randrange(5)
     if kind == 0:
         return dice.randbytes(dice.randrange(1, 40))
@@ -48,7 +48,7 @@ def malformed(dice: random.Random) -> bytes:
     return bytes(raw)
 
 
-def test_the_parser_takes_anything_and_cuts_do_not_matter():
+def test_parser_accepts_any_bytes_in_any_split():
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"seed {seed}")
     dice = random.Random(seed)

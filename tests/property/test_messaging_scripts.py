@@ -1,5 +1,5 @@
-"""The scripts of messaging against their twins: the same steps on Redis and on the engine give the same answers, and
-leave the same pending lists, groups, dead letters and due times behind.
+"""The scripts of messaging and their emulations: the same steps on Redis and on the engine give the same replies,
+pending lists, groups, dead letters and due times.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream import BlockingBroker, EntryId, open_blocking_broker
-from millstream.broker import delayed, recovery, settle
-from millstream.broker import groups as group_steps
-from millstream.broker.keys import beside
-from millstream.broker.steps.recovery import Swept
-from millstream.broker.steps.recovery.call import needs_visit
-from millstream.broker.steps.settle import Output
+from millstream.broker.keys import companion_key
+from millstream.broker.scripts import delayed, recovery, settle
+from millstream.broker.scripts import groups as group_steps
+from millstream.broker.scripts.recovery import Swept
+from millstream.broker.scripts.recovery.call import needs_visit
+from millstream.broker.scripts.settle import Output
 from millstream.errors import MillstreamError
 from millstream.testing import RedisProcess
 from millstream.wire.commands import Command
@@ -35,14 +35,15 @@ steps = st.lists(
         st.tuples(st.just("abandon"), groups, consumers, ids, times),
         st.tuples(st.just("delete"), ids),
         st.tuples(st.sampled_from(["ack_held", "heartbeat", "count_delivery"]), groups, consumers, ids, times),
-        st.tuples(st.just("hand_back"), groups, consumers, ids, times, times),
+        st.tuples(st.just("return_unstarted"), groups, consumers, ids, times, times),
         st.tuples(st.just("delay"), groups, consumers, ids, times, st.sampled_from([0, HOUR])),
-        st.tuples(st.just("bury"), groups, consumers, st.integers(1, 9), times),
+        st.tuples(st.just("dead_letter"), groups, consumers, st.integers(1, 9), times),
         st.tuples(st.just("outputs"), groups, consumers, ids, times, st.integers(0, 2)),
         st.tuples(st.just("sweep"), groups, consumers, st.integers(1, 4), st.integers(0, 3), st.booleans(), ids),
         st.tuples(st.just("visit"), groups, st.integers(1, 4), st.sampled_from([0, HOUR])),
         st.tuples(st.just("small_sweep"), groups, consumers, st.integers(1, 30)),
         st.tuples(st.just("due"), groups, consumers, st.integers(0, 3)),
+        st.tuples(st.just("release"), groups, consumers, st.integers(1, 4)),
         st.tuples(
             st.sampled_from(["later", "later_unique"]),
             st.lists(st.sampled_from("xyz"), min_size=1, max_size=3),
@@ -50,7 +51,7 @@ steps = st.lists(
         ),
         st.tuples(st.just("unique"), st.sampled_from("xyz")),
         st.tuples(st.just("move"), st.integers(1, 3)),
-        st.tuples(st.just("group_back"), groups, st.integers(0, 9)),
+        st.tuples(st.just("restore_group"), groups, st.integers(0, 9)),
         st.tuples(st.just("lose_group"), groups),
         st.tuples(
             st.just("wrong_type"),
@@ -75,7 +76,7 @@ class Side:
     def __init__(self, broker: BlockingBroker) -> None:
         self.broker = broker
         self.published = 0
-        broker.link.call(Command((b"FLUSHALL",)))
+        broker.transport.call(Command((b"FLUSHALL",)))
         for number in NUMBERS:
             broker.xadd("s", {"n": number}, id=entry(number))
         for group in ("g", "h"):
@@ -102,16 +103,20 @@ class Side:
             case (("ack_held" | "heartbeat" | "count_delivery"), (group, consumer, numbers, count)):
                 some = [entry(n) for n in numbers]
                 return broker.run(getattr(settle, name), "s", group, consumer, some, times_delivered=count)
-            case "hand_back", (group, consumer, numbers, count, leaving):
+            case "return_unstarted", (group, consumer, numbers, count, leaving):
                 some = [entry(n) for n in numbers]
-                return broker.run(settle.hand_back, "s", group, consumer, some, times_delivered=count, leaving=leaving)
+                return broker.run(
+                    settle.return_unstarted, "s", group, consumer, some, times_delivered=count, leaving=leaving
+                )
             case "delay", (group, consumer, numbers, count, delay_ms):
                 some = [entry(n) for n in numbers]
                 return broker.run(settle.delay, "s", group, consumer, some, times_delivered=count, delay_ms=delay_ms)
-            case "bury", (group, consumer, number, count):
+            case "dead_letter", (group, consumer, number, count):
                 letter = {"why": b"\x00"}
                 return (
-                    broker.run(settle.bury, "s", group, consumer, entry(number), times_delivered=count, letter=letter)
+                    broker.run(
+                        settle.dead_letter, "s", group, consumer, entry(number), times_delivered=count, fields=letter
+                    )
                     is None
                 )
             case "outputs", (group, consumer, numbers, count, outputs):
@@ -140,6 +145,8 @@ class Side:
             case "due", (group, consumer, room):
                 due = broker.run(recovery.take_due, "s", group, consumer, room=room)
                 return due.deliveries, due.next_ms is None, due.gone
+            case "release", (group, consumer, page):
+                return broker.run(recovery.release, "s", group, consumer, page=page)
             case "later", (tokens, delay_ms):
                 messages = [(token, {"token": token, "bytes": b"1:\x00:"}) for token in dict.fromkeys(tokens)]
                 return broker.run(delayed.publish_later, "s", messages, delay_ms=delay_ms)
@@ -152,8 +159,8 @@ class Side:
             case "move", (limit,):
                 moved, next_ms = broker.run(delayed.publish_due, "s", limit=limit)
                 return moved, next_ms is None
-            case "group_back", (group, number):
-                return broker.run(group_steps.put_group_back, "s", group, EntryId(1, number))
+            case "restore_group", (group, number):
+                return broker.run(group_steps.restore_group, "s", group, EntryId(1, number))
             case "lose_group", (group,):
                 return broker.delete_group("s", group)
             case "wrong_type", ():
@@ -169,22 +176,22 @@ class Side:
                 [(one.id, one.consumer, one.times_delivered, one.idle_ms > HOUR) for one in self._old(info.name)]
             )
             left.append(self._members(f"due:{info.name}"))
-        left.append([one.fields for one in broker.xrange(beside("s", "dlq"))])
+        left.append([one.fields for one in broker.xrange(companion_key("s", "dlq"))])
         left.append((self._members("later"), self._members("later.done")))
         for suffix in ("seen.a", "seen.b"):
-            left.append(sorted(broker.link.call(Command((b"SMEMBERS", beside("s", suffix))))))
+            left.append(sorted(broker.transport.call(Command((b"SMEMBERS", companion_key("s", suffix))))))
         return left
 
     def _old(self, group: str) -> list[Any]:
         return [one for one in self.broker.xpending_range("s", group) if one.id.ms == 1]
 
     def _members(self, suffix: str) -> list[bytes]:
-        return sorted(self.broker.link.call(Command((b"ZRANGE", beside("s", suffix), b"0", b"-1"))))
+        return sorted(self.broker.transport.call(Command((b"ZRANGE", companion_key("s", suffix), b"0", b"-1"))))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
-def test_scripts_and_twins_answer_alike(redis_server: RedisProcess, script: list[tuple[Any, ...]]) -> None:
+def test_scripts_and_emulations_reply_alike(redis_server: RedisProcess, script: list[tuple[Any, ...]]) -> None:
     with (
         open_blocking_broker(redis_server.url) as redis,
         open_blocking_broker(f"local://{uuid.uuid4()}", max_stream_len=None) as engine,
@@ -207,18 +214,18 @@ def test_many_ids_are_settled_although_the_consumer_holds_many_others(redis_serv
             assert broker.run(settle.ack_held, "many", "g", "me", some, times_delivered=1).refused == []
             assert broker.run(settle.ack_held, "many", "g", "me", some, times_delivered=1) == (some, True, [])
             assert broker.xpending("many", "g").count == 490
-            assert broker.run(settle.ack_held, "many", "g", "stranger", held[1:3], times_delivered=1) == (
+            assert broker.run(settle.ack_held, "many", "g", "other", held[1:3], times_delivered=1) == (
                 held[1:3],
                 False,
                 [],
             )
 
 
-def test_what_left_the_stream_is_told_and_taken_off_every_list(redis_server: RedisProcess) -> None:
-    """Whatever is said about it but that it is done; and nothing is told of what was done by then."""
+def test_deleted_entries_are_reported_and_removed_from_pending_lists(redis_server: RedisProcess) -> None:
+    """Whatever is said about it but that it is done; and finished entries are not reported."""
     for url in (redis_server.url, f"local://{uuid.uuid4()}"):
         with open_blocking_broker(url) as broker:
-            broker.delete("gone", beside("gone", "due:g"))
+            broker.delete("gone", companion_key("gone", "due:g"))
             broker.xadd_many("gone", [{"n": n} for n in range(14)])
             broker.create_group("gone", "g", start="0")
             held = [one.id for one in broker.xreadgroup("gone", "g", "me", count=14)]
@@ -230,7 +237,11 @@ def test_what_left_the_stream_is_told_and_taken_off_every_list(redis_server: Red
             say = {"times_delivered": 1}
             assert broker.run(settle.heartbeat, "gone", "g", "me", held[:2], **say) == ([], True, held[:1])
             assert broker.run(settle.count_delivery, "gone", "g", "me", held[2:4], **say) == ([], True, held[2:3])
-            assert broker.run(settle.hand_back, "gone", "g", "me", held[4:6], **say, leaving=0) == ([], True, held[4:5])
+            assert broker.run(settle.return_unstarted, "gone", "g", "me", held[4:6], **say, leaving=0) == (
+                [],
+                True,
+                held[4:5],
+            )
             assert broker.run(settle.delay, "gone", "g", "me", held[6:8], **say, delay_ms=HOUR) == ([], True, held[6:7])
             due = broker.run(recovery.take_due, "gone", "g", "me")
             assert ([one.id for one in due.deliveries], due.gone) == (early[2:], early[:1])
@@ -238,15 +249,17 @@ def test_what_left_the_stream_is_told_and_taken_off_every_list(redis_server: Red
             assert broker.run(settle.ack_held, "gone", "g", "me", late, **say) == ([], True, [])
 
             assert [one.id for one in broker.xpending_range("gone", "g")] == [*held[1:8:2], early[2]]
-            assert broker.link.call(Command((b"ZRANGE", beside("gone", "due:g"), b"0", b"-1"))) == [bytes(held[7])]
+            assert broker.transport.call(Command((b"ZRANGE", companion_key("gone", "due:g"), b"0", b"-1"))) == [
+                bytes(held[7])
+            ]
 
 
-def test_a_long_list_is_swept_whole_whatever_lies_in_it(redis_server: RedisProcess) -> None:
+def test_scan_covers_a_long_pending_list(redis_server: RedisProcess) -> None:
     """Entries of several counts, deleted ones, delayed ones and those to leave alone, over many claims at a time: each
-    is told once, in its order, with its count; room and bytes end a page, and the next goes on where it ended."""
+    is returned once, in order, with its count; room and bytes end a page, and the next goes on where it ended."""
     for url in (redis_server.url, f"local://{uuid.uuid4()}"):
         with open_blocking_broker(url) as broker:
-            broker.delete("long", beside("long", "due:g"))
+            broker.delete("long", companion_key("long", "due:g"))
             broker.xadd_many("long", [{"n": b"%03d" % n, "size": b"." * (n % 40)} for n in range(450)])
             broker.create_group("long", "g", start="0")
             held = [one.id for one in broker.xreadgroup("long", "g", "dead", count=450)]

@@ -1,4 +1,4 @@
-"""The scripts of the Spark room with their twins, against each other on random streams."""
+"""The scripts of the Spark package and their emulations on random streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from millstream import open_blocking_broker
 from millstream.broker.embedded import Embedded
-from millstream.broker.steps.script import all_names, script
+from millstream.broker.scripts.script import all_names, script
 from millstream.wire.commands import NIL_ARRAY, Args, Batch, ErrorReply
 
 SEEDS = range(int(os.environ.get("TRIALS", "10")))
@@ -26,9 +26,9 @@ def sides(redis_url: str) -> Iterator[tuple[Side, Side]]:
     embedded = Embedded(housekeeping=False)
     session = embedded.session()
     for name in all_names():
-        broker.link.call_many(Batch([(b"SCRIPT", b"LOAD", script(name).source)]))
+        broker.transport.call_many(Batch([(b"SCRIPT", b"LOAD", script(name).source)]))
     yield (
-        lambda words: broker.link.call_many(Batch([words]))[0],
+        lambda words: broker.transport.call_many(Batch([words]))[0],
         lambda words: embedded.execute(session, words),
     )
     broker.close()
@@ -42,7 +42,7 @@ def transactions(redis_url: str) -> Iterator[tuple[Together, Together]]:
         embedded = Embedded(housekeeping=False)
         session = embedded.session()
         yield (
-            lambda commands: broker.link.call_many(Batch(commands, atomic=True)),
+            lambda commands: broker.transport.call_many(Batch(commands, atomic=True)),
             lambda commands: embedded.execute_many(session, commands, atomic=True),
         )
         embedded.close()
@@ -81,6 +81,10 @@ def test_advance_group(sides: tuple[Side, Side], seed: int) -> None:
         elif step < 0.4:
             both(b"DEL", b"s")
             positions.clear()
+        elif step < 0.45:
+            both(b"XGROUP", b"CREATECONSUMER", b"s", b"h", b"worker")
+        elif step < 0.5:
+            both(b"XGROUP", b"DELCONSUMER", b"s", b"h", b"worker")
         else:
             group = chance.choice((b"g", b"h"))
             place = (chance.randrange(ms + 2), chance.choice((0, 9, 10, 2**63)))
@@ -144,17 +148,17 @@ def shapes_of_ids(reply: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_once_open_and_once_close(transactions: tuple[Together, Together], seed: int) -> None:
+def test_brackets_are_paired(transactions: tuple[Together, Together], seed: int) -> None:
     """The transaction of the two: the same answers, the same streams; a refused one leaves everything as it was."""
     chance = random.Random(seed)
 
-    def together(*commands: Args) -> Any:
+    def command_pipeline(*commands: Args) -> Any:
         theirs, ours = (shapes_of_ids(plain(side(commands))) for side in transactions)
         assert ours == theirs, (seed, commands)
         return theirs
 
     def both(*words: bytes) -> Any:
-        return together(words)[0]
+        return command_pipeline(words)[0]
 
     def state() -> Any:
         return [side((words,))[0] for side in transactions for words in look]
@@ -186,11 +190,11 @@ def test_once_open_and_once_close(transactions: tuple[Together, Together], seed:
             appends[chance.randrange(len(appends))] = (b"XADD", b"s", b"0-0", b"n", b"cannot be")
         argv = (*head, b"%d" % len(appends))
         before = state()
-        answer = together(
-            script("once_open").whole(keys, argv),
+        answer = command_pipeline(
+            script("once_open").eval_args(keys, argv),
             (b"XSETID", keys[2], b"18446744073709551615-18446744073709551615"),
             *appends,
-            script("once_close").whole(keys, argv),
+            script("once_close").eval_args(keys, argv),
             (b"DEL", keys[2]),
         )
         assert both(b"EXISTS", keys[2]) == 0

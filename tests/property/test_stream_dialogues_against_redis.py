@@ -1,5 +1,6 @@
-"""Dialogues about streams whose order is the point, held with the engine and with a real Redis: waits and what ends
-them, notifications, WATCH."""
+"""Sequences on streams in which order matters, sent to the engine and to a real Redis: waits and their ends,
+notifications, WATCH.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ WAITS: dict[str, list[str]] = {
         f"1 {READ}",
         *("0 MULTI", "0 DEL s", "0 XADD s 1-1 f v", "0 EXEC"),
     ],
-    "nobody waits inside a transaction": [*GROUP, "0 MULTI", "0 XREAD BLOCK 0 STREAMS s $", f"0 {READ}", "0 EXEC"],
+    "no wait inside a transaction": [*GROUP, "0 MULTI", "0 XREAD BLOCK 0 STREAMS s $", f"0 {READ}", "0 EXEC"],
     "a consumer that waits is made when it is served": [
         *GROUP,
         f"1 {READ}",
@@ -177,7 +178,7 @@ def test_notifications(redis: RedisProcess, protocol: int) -> None:
         pair.step(1, (b"PING", b"the end"))
 
 
-def test_what_a_watcher_notices(redis: RedisProcess) -> None:
+def test_changes_that_abort_a_watching_transaction(redis: RedisProcess) -> None:
     """After each change: does a transaction that watched the key fail?"""
     with StreamPair(redis.port, connections=2, protocol=2) as pair:
         for line in CHANGES:

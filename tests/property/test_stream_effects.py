@@ -1,5 +1,5 @@
-"""What is recorded of streams, and what a stream says of itself, brings about the same stream: in a fresh engine and in
-a real Redis."""
+"""Recorded effects of streams, and the description of a stream, restore the same stream in a new engine and in
+Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from stream_commands import SPEAKERS, STEPS, STEPS_WITH_WAITS
 from stream_walk import Walk
-from two_servers import RealConnection, Step, Words
+from two_servers import OperationFunction, RealConnection, Words
 
 from millstream.engine import Engine
 from millstream.engine.effects import effects_of_value
@@ -27,7 +27,7 @@ START_MS = 1_700_000_000_000
 KEYS = (b"s", b"t", b"u")
 
 
-def run(steps: Iterable[Step], *, recording: bool = False) -> Engine:
+def run(steps: Iterable[OperationFunction], *, recording: bool = False) -> Engine:
     """An hour passes between two steps, so that times tell entries apart."""
     engine = Engine(recording=recording, now_ms=START_MS)
     sessions = [engine.session() for _ in range(SPEAKERS)]
@@ -49,7 +49,7 @@ def replay(effects: Iterable[Words], now_ms: int) -> Engine:
 def shown(engine: Engine) -> dict[bytes, Any]:
     session = engine.session()
     now_ms = engine.now_ms
-    return {key: told(engine.execute(session, question(key), now_ms)) for key in KEYS}
+    return {key: without_unkept(engine.execute(session, question(key), now_ms)) for key in KEYS}
 
 
 def question(key: bytes) -> Words:
@@ -57,30 +57,30 @@ def question(key: bytes) -> Words:
 
 
 UNKEPT = (b"seen-time", b"radix-tree-keys", b"radix-tree-nodes")
-"""When a consumer was last seen is not kept, and entries that are added anew may lie in other nodes."""
+"""When a consumer was last seen is not kept, and entries that are added again may be in other nodes."""
 
 
-def told(reply: Any) -> Any:
+def without_unkept(reply: Any) -> Any:
     if isinstance(reply, ErrorReply):
         return reply.text
     if isinstance(reply, Map) or (isinstance(reply, list) and reply[:1] in ([b"length"], [b"name"])):
         pairs = zip(reply[::2], reply[1::2], strict=True)
-        return {name: told(value) for name, value in pairs if name not in UNKEPT}
+        return {name: without_unkept(value) for name, value in pairs if name not in UNKEPT}
     if isinstance(reply, list):
-        return [told(one) for one in reply]
+        return [without_unkept(one) for one in reply]
     return reply
 
 
 @PROFILE
 @given(steps=STEPS_WITH_WAITS)
-def test_recorded_effects_lead_to_the_same_streams(steps: list[Step]) -> None:
+def test_recorded_effects_lead_to_the_same_streams(steps: list[OperationFunction]) -> None:
     engine = run(steps, recording=True)
     effects = [words for unit in engine.take_units() for _, words in unit]
     assert shown(replay(effects, engine.now_ms)) == shown(engine)
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES // 10))
-def test_a_long_walk_can_be_replayed(seed: int) -> None:
+def test_long_random_run_can_be_replayed(seed: int) -> None:
     engine = run(Walk(seed, speakers=SPEAKERS).steps(300), recording=True)
     effects = [words for unit in engine.take_units() for _, words in unit]
     assert shown(replay(effects, engine.now_ms)) == shown(engine)
@@ -91,7 +91,7 @@ def test_a_long_walk_can_be_replayed(seed: int) -> None:
 @given(steps=STEPS)
 @example(steps=[(0, (b"XGROUP", b"CREATE", b"s", b"g", b"0", b"MKSTREAM"))])
 @example(steps=[(0, (b"XADD", b"s", b"5-1", b"f", b"v")), (0, (b"XDEL", b"s", b"5-1"))])
-def test_a_stream_says_how_to_make_it_again(steps: list[Step]) -> None:
+def test_stream_effects_recreate_it(steps: list[OperationFunction]) -> None:
     engine = run(steps)
     assert shown(replay(effects_of(engine), engine.now_ms)) == shown(engine)
 
@@ -105,7 +105,7 @@ def effects_of(engine: Engine) -> Iterator[Words]:
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES // 10))
-def test_a_real_redis_makes_the_same_stream_of_it(shared_redis: RedisProcess, seed: int) -> None:
+def test_redis_restores_the_same_stream(shared_redis: RedisProcess, seed: int) -> None:
     engine = run(Walk(seed, speakers=1).steps(300))
     redis = RealConnection(shared_redis.port)
     try:
@@ -113,6 +113,6 @@ def test_a_real_redis_makes_the_same_stream_of_it(shared_redis: RedisProcess, se
         for words in effects_of(engine):
             reply = redis.ask(*words)
             assert not isinstance(reply, ErrorReply), (words, reply)
-        assert {key: told(redis.ask(*question(key))) for key in KEYS} == shown(engine)
+        assert {key: without_unkept(redis.ask(*question(key))) for key in KEYS} == shown(engine)
     finally:
         redis.close()

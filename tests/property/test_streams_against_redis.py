@@ -1,5 +1,5 @@
-"""Random sequences of stream commands, sent to the engine and to a real Redis: the same replies, byte by byte, except
-for times, which are compared with tolerance.
+"""Random stream commands, sent to the engine and to a real Redis: replies are equal byte by byte, except for times,
+which are compared with tolerance.
 
 ``MILLSTREAM_FUZZ_EXAMPLES=20000`` runs longer. A failure prints its steps and how to replay them; so does
 ``--hypothesis-seed=N`` with the seed that pytest prints.
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, note, settings
 from stream_commands import SPEAKERS, STEPS, STEPS_WITH_WAITS, ending
 from stream_pair import StreamPair, comparable
 from stream_walk import Walk
-from two_servers import RealConnection, Step, Words, decoded
+from two_servers import OperationFunction, RealConnection, Words, decoded
 
 from millstream.engine import Engine
 from millstream.engine.stream.node import OpenNode
@@ -41,7 +41,7 @@ def redis(shared_redis: RedisProcess) -> Iterator[RedisProcess]:
 @pytest.mark.parametrize("protocol", [2, 3])
 @PROFILE
 @given(steps=STEPS)
-def test_the_same_replies(redis: RedisProcess, protocol: int, steps: list[Step]) -> None:
+def test_replies_equal_those_of_redis(redis: RedisProcess, protocol: int, steps: list[OperationFunction]) -> None:
     with StreamPair(redis.port, connections=1, protocol=protocol) as pair:
         for at, words in [*steps, *ending()]:
             note(f"{words!r}")
@@ -53,7 +53,7 @@ def test_the_same_replies(redis: RedisProcess, protocol: int, steps: list[Step])
 @pytest.mark.parametrize("protocol", [2, 3])
 @PROFILE
 @given(steps=STEPS_WITH_WAITS)
-def test_the_same_waits(redis: RedisProcess, protocol: int, steps: list[Step]) -> None:
+def test_waits_equal_those_of_redis(redis: RedisProcess, protocol: int, steps: list[OperationFunction]) -> None:
     with StreamPair(redis.port, connections=SPEAKERS, protocol=protocol) as pair:
         for at, words in steps:
             note(f"connection {at}: {words!r}")
@@ -82,7 +82,7 @@ def walk(redis: RedisProcess, seed: int, *, protocol: int, speakers: int) -> Non
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("speakers", [1, SPEAKERS])
-def test_long_walks(redis: RedisProcess, protocol: int, speakers: int) -> None:
+def test_long_random_runs(redis: RedisProcess, protocol: int, speakers: int) -> None:
     """``MILLSTREAM_FUZZ_SEED=n`` replays the one walk that a failure names."""
     seeds = [int(os.environ["MILLSTREAM_FUZZ_SEED"])] if "MILLSTREAM_FUZZ_SEED" in os.environ else range(EXAMPLES // 20)
     for seed in seeds:
@@ -105,7 +105,7 @@ def random_words(chance: random.Random, names: list[bytes], sizes: list[int]) ->
 
 @pytest.mark.parametrize("seed", range(max(12, EXAMPLES // 20)))
 def test_nodes_end_where_those_of_redis_end(redis: RedisProcess, seed: int) -> None:
-    """Entries with ids by the clock, which take a short way in the engine; Redis is told the same ids."""
+    """Entries with ids by the clock, which take a short way in the engine; Redis gets the same ids."""
     chance = random.Random(seed)
     engine = Engine(now_ms=1)
     session, theirs = engine.session(), RealConnection(redis.port)
@@ -162,7 +162,7 @@ SECOND_IDS = ["5-1", "5-127", "5-128", "5-4097", "132-0", "133-0", "40000-0", "9
     + [((b"f", b"v"), second_id) for second_id in SECOND_IDS]
     + [((b"f", b"v", name, b"w"), "6-0") for name in VALUES[:6]],
 )
-def test_a_node_is_full_at_the_same_byte(redis: RedisProcess, words: Words, second_id: str) -> None:
+def test_node_is_full_at_the_same_byte_as_in_redis(redis: RedisProcess, words: Words, second_id: str) -> None:
     """Two entries, and a third that fits by one byte or does not: it tells the size of the first two exactly."""
     node = OpenNode(5, 0, (b"f", b"v"))
     ms, seq = map(int, second_id.split("-"))

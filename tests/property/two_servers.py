@@ -1,4 +1,4 @@
-"""The engine and a real Redis, side by side: the same steps for both, and replies in a form that can be compared."""
+"""The engine and a real Redis: both execute the same steps, and their replies are converted for comparison."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from millstream.engine import Engine
 from millstream.wire.commands import ErrorReply, Members, Push
 from millstream.wire.resp import encode, pack
-from resp_decoder import Decoder
+from support.resp_decoder import Decoder
 
 Words = tuple[bytes, ...]
-Step = tuple[int, Words]
+OperationFunction = tuple[int, Words]
 """Which connection says what."""
 
 
@@ -79,7 +79,7 @@ class Pair:
         for connection in self._theirs:
             connection.close()
 
-    def run(self, steps: Iterable[Step]) -> None:
+    def run(self, steps: Iterable[OperationFunction]) -> None:
         for at, words in steps:
             self.step(at, words)
 

@@ -1,4 +1,4 @@
-"""The contract for threads, made from ``broker.py`` by ``scripts/make_blocking.py``: read that page."""
+"""The broker contract for threads, generated from ``broker.py`` by ``scripts/make_blocking.py``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from millstream.broker.context import Context, Step
-from millstream.broker.drivers import bound_blocking, renamed, run_blocking, unfenced
-from millstream.broker.links.link import BlockingLink, BlockingListener
+from millstream.broker.context import Context, OperationFunction
+from millstream.broker.drivers import bound_blocking, run_blocking, unfenced
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
-from millstream.broker.operations.conversion import Fields, Id, Name, Value, pattern_words
+from millstream.broker.operations.conversion import Fields, Id, Name, Value, pattern_args
 from millstream.broker.operations.durability import Wanted
-from millstream.broker.steps.groups import delete_consumer
-from millstream.broker.steps.once import WEEK_MS, Appended, Digest, Once, append_once
-from millstream.broker.steps.once.writer import BlockingOnceWriter
-from millstream.broker.steps.retention import trim_safely
-from millstream.broker.steps.script import Guard
-from millstream.broker.steps.unique import DAY_MS, append_unique
+from millstream.broker.scripts.append_once import WEEK_MS, Appended, Digest, Once, append_once
+from millstream.broker.scripts.append_once.writer import BlockingOnceWriter
+from millstream.broker.scripts.append_unique import DAY_MS, append_unique
+from millstream.broker.scripts.groups import delete_consumer
+from millstream.broker.scripts.retention import trim_safely
+from millstream.broker.scripts.script import Fence, HasFence
+from millstream.broker.transport.interface import BlockingListener, BlockingTransport
 from millstream.model import (
     Claimed,
     ConsumerInfo,
@@ -36,29 +36,28 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# Signatures stay as wide as the page: one parameter a line would make two pages of it.
-# fmt: off
-
-
 class BlockingBroker:
-    """Streams, wherever they live, for threads. Thread-safe, and usable after a fork.
+    """Streams on any transport, for threads. Thread-safe, and usable after a fork.
 
-    Every method says the same five things. **Atomic**: others see all of it or nothing, and nothing of theirs comes in
-    between. **Idempotent**: repeating it changes nothing more; such a call the link repeats by itself when a connection
-    breaks, any other one raises then. **Blocks**: it waits for more than the server's answer. **Cancelled**: what a
-    call that is cancelled or broken off may leave behind: nothing, *all* that it would have done, or a *part*; never a
-    connection in disorder. **Raises**: beside what any call may raise: InvalidArgument and PayloadTooLarge (before
-    anything was sent), BrokerUnavailable, BrokerClosed, AuthenticationFailed, PermissionDenied, OutOfMemory,
-    WrongKeyType, ServerError; DurabilityUnavailable where ``durability`` asks for more than the server gave.
-    """
+    Every method states five promises:
 
-    def __init__(self, link: BlockingLink, context: Context, shown: str = "") -> None:
-        self.link = link
+    - **Atomic**: other clients see all of its effects or none, and none of their commands runs in between.
+    - **Idempotent**: repeating the call changes nothing more. The transport repeats such a call by itself if the
+      connection breaks; any other call raises.
+    - **Blocks**: whether the call waits for more than the server's reply.
+    - **Cancelled**: what may have been applied if the call is cancelled or interrupted: *nothing*, *all* of its
+      effects, or a *part* of them. The connections stay usable.
+    - **Raises**: errors besides those that any call may raise. These are InvalidArgument and PayloadTooLarge (before
+      anything is sent), BrokerUnavailable, BrokerClosed, AuthenticationFailed, PermissionDenied, OutOfMemory,
+      WrongKeyType, ServerError; and DurabilityUnavailable if ``durability`` asks for more than the server can give."""
+
+    def __init__(self, transport: BlockingTransport, context: Context, name: str = "") -> None:
+        self.transport = transport
         self.context = context
-        self._shown = shown
+        self._name = name
 
     def __repr__(self) -> str:
-        return f"<BlockingBroker {self._shown}>"
+        return f"<BlockingBroker {self._name}>"
 
     def __enter__(self) -> Self:
         return self
@@ -69,115 +68,183 @@ class BlockingBroker:
         self.close()
 
     def close(self) -> None:
-        """Lets go of every connection. Calls that are under way, and all later ones, raise BrokerClosed.
+        """Closes all connections. Calls in progress and all later calls raise BrokerClosed.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: all. Raises: nothing."""
-        self.link.close()
+        self.transport.close()
 
-    def run(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs a step that is not on this page: ``broker.run(leases.members, "service")``.
-        Atomic: as the step says. Idempotent: so. Blocks: so. Cancelled: so. Raises: so."""
-        return run_blocking(self.link, step(self.context, *args, **kwargs))
+    def run(self, operation: OperationFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs an operation that has no method here: ``broker.run(leases.members, "service")``.
 
-    def behind(self, guard: Guard) -> Self:
-        """The same broker, fenced: ``xadd``, ``xack``, ``settle`` and ``recovery`` do nothing, and raise StaleOwner,
-        unless the owner record is the guard's, compared in the same atomic step. Other writes to a stream are refused.
-        Close the original, not this.
+        Atomic: as the operation. Idempotent: as the operation. Blocks: as the operation. Cancelled: as the operation.
+        Raises: as the operation."""
+        return run_blocking(self.transport, operation(self.context, *args, **kwargs))
+
+    def fenced(self, token: Fence | HasFence) -> Self:
+        """A broker whose writes are fenced by ``token``, over the same transport.
+
+        ``xadd``, ``xack``, ``settle`` and ``recovery`` compare the owner record in the same atomic step; if it is
+        another, they write nothing and raise StaleOwner. Other writes to a stream are rejected with InvalidArgument.
+        Close the original broker, not this one.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing."""
-        return type(self)(self.link, replace(self.context, guard=guard), self._shown)
+        fence = token if isinstance(token, Fence) else token.fence()
+        return type(self)(self.transport, replace(self.context, fence=fence), self._name)
 
     def listen(self, patterns: Name | Iterable[Name]) -> BlockingListener:
-        """Messages of the channels that match the globs: ``for channel, payload in broker.listen("news.*")``.
-        ``with`` waits until the subscription stands. Messages sent while a connection is broken are missed.
-        Atomic: no. Idempotent: yes. Blocks: until a message comes. Cancelled: nothing. Raises: nothing else."""
-        return self.link.listen(pattern_words(patterns))
+        """Messages of the channels that match the glob patterns, as (channel, payload) pairs.
+
+            with broker.listen("news.*") as messages:
+                for channel, payload in messages: ...
+
+        ``with`` waits until the subscription is confirmed. Messages that are published while a connection is
+        broken are missed.
+
+        Atomic: no. Idempotent: yes. Blocks: until a message arrives. Cancelled: nothing. Raises: nothing else."""
+        return self.transport.listen(pattern_args(patterns))
 
     @unfenced
-    @renamed(epoch="version")
     def once_writer(
-        self, stream: Name, writer: Name, version: int, *, partition: Name = "0", forget_after_ms: int = WEEK_MS,
-        trim: TrimPolicy | None = None, durability: Wanted = None
+        self,
+        stream: Name,
+        writer: Name,
+        version: int,
+        *,
+        partition: Name = "0",
+        forget_after_ms: int = WEEK_MS,
+        trim: TrimPolicy | None = None,
+        durability: Wanted = None,
     ) -> BlockingOnceWriter:
-        """A writer of ``append_once`` that keeps its position and digest, from row 0 of ``version`` on.
-        Atomic: as ``append_once``. Idempotent: so. Blocks: so. Cancelled: so. Raises: so."""
+        """A writer for ``append_once`` that keeps its position and digest, starting at row 0 of ``version``.
+
+        Atomic: as ``append_once``. Idempotent: as ``append_once``. Blocks: as ``append_once``. Cancelled: as
+        ``append_once``. Raises: as ``append_once``."""
         once = Once(
-            stream, writer, version, partition=partition, digest=Digest(), forget_after_ms=forget_after_ms, trim=trim,
-            durability=durability
+            stream,
+            writer,
+            version,
+            partition=partition,
+            digest=Digest(),
+            forget_after_ms=forget_after_ms,
+            trim=trim,
+            durability=durability,
         )
         return BlockingOnceWriter(self, once)
 
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def xadd(
-        self, stream: Name, fields: Fields, *, id: Id = "*", trim: TrimPolicy | None = None, create: bool = True,
-        durability: Wanted = None
+        self,
+        stream: Name,
+        fields: Fields,
+        *,
+        id: Id = "*",
+        trim: TrimPolicy | None = None,
+        create: bool = True,
+        durability: Wanted = None,
     ) -> EntryId:
-        """Adds one entry; its id. ``id``: "*", "ms-*", or one that is greater than the last. With ``create=False`` a
-        stream that does not exist is not made, and the answer is None.
+        """Adds one entry and returns its id.
+
+        ``id`` is "*", "ms-*", or an id greater than the last one. With ``create=False`` a missing stream is not
+        created, and the result is None.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: IdTooSmall."""
-        # Where the answer comes at once, an option-less call needs no conversation: a generator costs more than XADD.
-        if id == "*" and trim is None and create and durability is None and (now := self.link.now) is not None:
-            stored = streams.xadd_at_once(self.context, now, stream, fields)
-            if stored is not None:
-                return stored
-        adding = streams.xadd(self.context, stream, fields, id=id, trim=trim, create=create, durability=durability)
-        return run_blocking(self.link, adding)
+        # An embedded transport replies synchronously. There a plain call skips the generator, which costs more than
+        # XADD itself.
+        if id == "*" and trim is None and create and durability is None and (now := self.transport.now) is not None:
+            stored_id = streams.xadd_immediately(self.context, now, stream, fields)
+            if stored_id is not None:
+                return stored_id
+        operation = streams.xadd(self.context, stream, fields, id=id, trim=trim, create=create, durability=durability)
+        return run_blocking(self.transport, operation)
 
     @unfenced
     @bound_blocking(streams.xadd_many)
     def xadd_many(
-        self, stream: Name, entries: Sequence[Fields], *, atomic: bool = False, trim: TrimPolicy | None = None,
-        durability: Wanted = None
+        self,
+        stream: Name,
+        entries: Sequence[Fields],
+        *,
+        atomic: bool = False,
+        trim: TrimPolicy | None = None,
+        durability: Wanted = None,
     ) -> list[EntryId]:
-        """Adds entries in their order, pipelined; their ids. Every entry is checked before the first is sent. Where it
-        fails in the middle, the error's ``ids`` holds those that were confirmed, None for the others.
+        """Adds entries in order, pipelined, and returns their ids.
+
+        Every entry is checked before the first is sent. If some entries fail, the error's ``ids`` holds the ids of
+        those that were confirmed, and None for the others.
+
         Atomic: with ``atomic``, else each entry. Idempotent: no. Blocks: no. Cancelled: perhaps all, or without
         ``atomic`` a part. Raises: nothing else."""
 
     @unfenced
-    @renamed(epoch="version")
     @bound_blocking(append_once)
     def append_once(
-        self, stream: Name, writer: Name, version: int, position: int, entries: Sequence[Fields], *,
-        partition: Name = "0", digest: Digest | None = None, forget_after_ms: int = WEEK_MS,
-        trim: TrimPolicy | None = None, durability: Wanted = None
+        self,
+        stream: Name,
+        writer: Name,
+        version: int,
+        position: int,
+        entries: Sequence[Fields],
+        *,
+        partition: Name = "0",
+        digest: Digest | None = None,
+        forget_after_ms: int = WEEK_MS,
+        trim: TrimPolicy | None = None,
+        durability: Wanted = None,
     ) -> Appended:
-        """Appends rows ``position``... of ``version`` of a writer; those that are there already are skipped.
-        ``digest`` is the writer's rolling digest before these rows, and is moved on. Without it, and not from row 0 on,
-        rows are counted but not compared. A writer that was silent for ``forget_after_ms`` is forgotten.
+        """Appends rows of ``version`` of a writer, the first being row ``position``; rows that are stored already are
+        skipped.
+
+        ``digest`` is the writer's rolling digest up to ``position``; the call adds these rows to it. Without a digest,
+        and if ``position`` is not 0, stored rows are counted but not compared. A writer that has appended nothing for
+        ``forget_after_ms`` is forgotten.
+
         Atomic: each chunk of rows (``limits.script_entries``), in order. Idempotent: yes. Blocks: no. Cancelled:
-        perhaps all or a part: repeat it. Raises: StaleWriter (a later version was here), NonDeterministicReplay (other
-        rows than the stored ones), RowsMissing (rows before these are not stored)."""
+        perhaps all or a part: repeat it. Raises: StaleWriter (a newer version has written), NonDeterministicReplay (the
+        stored rows are different), RowsMissing (earlier rows are not stored)."""
 
     @unfenced
     @bound_blocking(append_unique)
     def append_unique(
-        self, stream: Name, entries: Sequence[tuple[str | bytes, Fields]], *, window_ms: int = DAY_MS,
-        trim: TrimPolicy | None = None, durability: Wanted = None
+        self,
+        stream: Name,
+        entries: Sequence[tuple[str | bytes, Fields]],
+        *,
+        window_ms: int = DAY_MS,
+        trim: TrimPolicy | None = None,
+        durability: Wanted = None,
     ) -> Appended:
-        """Appends (event id, fields) pairs whose event id was not seen for ``window_ms``; None in ``ids`` for the
-        others. An id is remembered for one window at least and for two at most; where callers ask for several, the
-        longest one holds.
+        """Appends each (event id, fields) pair, unless its event id was already appended in the last ``window_ms``.
+
+        The result's ``ids`` has None for each pair that was not appended. An event id is stored for at least one window
+        and at most two. If callers pass different windows, the longest is used.
+
         Atomic: each chunk of entries (``limits.script_entries``), in order. Idempotent: yes, within the window. Blocks:
         no. Cancelled: perhaps all or a part: repeat it. Raises: nothing else."""
 
     @unfenced
     @bound_blocking(streams.xdel)
     def xdel(self, stream: Name, ids: Sequence[Id] | Id) -> int:
-        """Deletes entries; how many were there. Pending lists keep their ids.
+        """Deletes entries and returns how many existed. Their ids stay in the pending lists.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
     @unfenced
     @bound_blocking(streams.xtrim)
     def xtrim(self, stream: Name, policy: TrimPolicy) -> int:
-        """Cuts the stream as told, whether or not a group still needs the entries; how many went.
+        """Trims the stream by ``policy``, even entries that a group still needs. Returns the number of deleted entries.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
     @unfenced
     @bound_blocking(trim_safely)
     def trim_safely(self, stream: Name, *, max_len: int | None = None, min_id: Id | None = None) -> int:
-        """Drops what is beyond ``max_len`` entries or older than ``min_id``, but nothing that a group still needs:
-        pending entries, what follows them, and what it has not read. With no group only the bounds count. How many
-        went.
+        """Trims entries beyond ``max_len`` or older than ``min_id``, except those that a group still needs.
+
+        A group needs its oldest pending entry and all entries after it, and all entries that it has not read. Without a
+        group only the bounds count. Returns the number of deleted entries.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
     @unfenced
@@ -185,38 +252,46 @@ class BlockingBroker:
     def xsetid(
         self, stream: Name, last_id: Id, *, entries_added: int | None = None, max_deleted: Id | None = None
     ) -> None:
-        """Sets the stream's last id and its counters: for copies and repairs.
+        """Sets the stream's last id and its counters, for copies and repairs.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: perhaps all. Raises: NoSuchStream, IdTooSmall."""
 
     @bound_blocking(streams.xlen)
     def xlen(self, stream: Name) -> int:
-        """How many entries the stream holds; 0 where there is no stream.
+        """The number of entries in the stream; 0 if it does not exist.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing else."""
 
     @bound_blocking(streams.xrange)
     def xrange(self, stream: Name, start: Id = "-", end: Id = "+", *, count: int | None = None) -> list[Entry]:
-        """Entries from ``start`` to ``end``, both included unless "(" stands before them.
+        """Entries from ``start`` to ``end``, both inclusive unless prefixed with "(".
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing else."""
 
     @bound_blocking(streams.xrevrange)
     def xrevrange(self, stream: Name, end: Id = "+", start: Id = "-", *, count: int | None = None) -> list[Entry]:
-        """As ``xrange``, the newest first.
+        """As ``xrange``, newest first.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing else."""
 
     @bound_blocking(streams.xread)
     def xread(
         self, streams: Mapping[str, Id], *, count: int | None = None, block_ms: int | None = None
     ) -> dict[str, list[Entry]]:
-        """Entries after the given ids; "$" means those that arrive from now on. Streams without news are left out. On a
-        cluster the streams share a hash tag.
-        Atomic: yes. Idempotent: yes. Blocks: up to ``block_ms`` (None: not at all, 0: for ever). Cancelled: nothing.
-        Raises: nothing else."""
+        """Entries after the given ids; "$" means entries that are added from now on.
+
+        Streams without new entries are left out. On a cluster all streams must share a hash tag.
+
+        Atomic: yes. Idempotent: yes. Blocks: up to ``block_ms`` (None: not at all, 0: without a time limit). Cancelled:
+        nothing. Raises: nothing else."""
 
     @unfenced
     @bound_blocking(plain_keys.delete_stream)
     def delete_stream(self, stream: Name, *, companions: bool = False) -> bool:
-        """Removes the stream with its groups; with ``companions`` every key that lies beside it too, those first.
-        False: none was there.
+        """Deletes the stream and its groups; with ``companions`` also its companion keys, which are deleted first.
+
+        Returns False if the stream did not exist.
+
         Atomic: each key. Idempotent: no. Blocks: no. Cancelled: perhaps all or a part: call again. Raises: nothing
         else."""
 
@@ -226,136 +301,201 @@ class BlockingBroker:
     def create_group(
         self, stream: Name, group: Name, *, start: Id, exist_ok: bool = True, entries_read: int | None = None
     ) -> bool:
-        """Makes the group, and the stream where there is none. ``start``: "0" everything, "$" from now on, or an id.
-        False: it was there, and is left as it is, its position too.
+        """Creates the group, and the stream if it does not exist. Returns False if the group existed.
+
+        ``start`` is "0" for all entries, "$" for entries from now on, or an id. An existing group is left unchanged,
+        including its position.
+
         Atomic: yes. Idempotent: with ``exist_ok``. Blocks: no. Cancelled: perhaps all. Raises: GroupExists (without
         ``exist_ok``)."""
 
     @bound_blocking(groups.delete_group)
     def delete_group(self, stream: Name, group: Name) -> bool:
-        """Destroys the group and its pending list. False where there was none.
+        """Deletes the group, its pending list and its due times. Returns False if it did not exist.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchStream."""
 
     @bound_blocking(groups.set_group_position)
-    def set_group_position(
-        self, stream: Name, group: Name, position: Id, *, entries_read: int | None = None
-    ) -> None:
-        """Moves the group: the next read starts after ``position`` ("$": the end). Pending entries stay pending.
-        Without ``entries_read`` the server cannot tell the lag any more until the group has caught up.
-        Atomic: yes. Idempotent: yes, but for "$". Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup,
+    def set_group_position(self, stream: Name, group: Name, position: Id, *, entries_read: int | None = None) -> None:
+        """Moves the group: its next read starts after ``position`` ("$": the end). Pending entries stay pending.
+
+        Without ``entries_read`` the server cannot report the lag until the group has caught up.
+
+        Atomic: yes. Idempotent: yes, except with "$". Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup,
         NoSuchStream."""
 
     @bound_blocking(groups.create_consumer)
     def create_consumer(self, stream: Name, group: Name, consumer: Name) -> bool:
-        """Makes the consumer known before it reads. False if it was known.
+        """Adds the consumer to the group before its first read. Returns False if it existed.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup, NoSuchStream."""
 
     @bound_blocking(delete_consumer)
     def delete_consumer(
         self, stream: Name, group: Name, consumer: Name, *, to: Name | None = None, discard: bool = False
     ) -> int:
-        """Removes a consumer; 0 where there is none. With ``to`` its pending entries move there first, with their idle
-        times and delivery counts: how many. With ``discard`` they leave the pending list for good: how many.
+        """Deletes a consumer; returns the number of entries that were pending for it.
+
+        With ``to`` its pending entries are first moved to that consumer, with their idle times and delivery counts.
+        With ``discard`` they are removed from the pending list. The result is 0 if the consumer does not exist.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: ConsumerHasPending (with neither),
         NoSuchGroup."""
 
     @bound_blocking(groups.xreadgroup)
     def xreadgroup(
-        self, stream: Name, group: Name, consumer: Name, *, count: int = 1, block_ms: int | None = None,
-        noack: bool = False
+        self,
+        stream: Name,
+        group: Name,
+        consumer: Name,
+        *,
+        count: int = 1,
+        block_ms: int | None = None,
+        noack: bool = False,
     ) -> list[Delivery]:
-        """Entries that no consumer of the group was given before; they are pending until acknowledged.
-        Atomic: yes. Idempotent: no. Blocks: up to ``block_ms`` (None: not at all, 0: for ever). Cancelled: perhaps
-        entries that nobody saw: pending, so that ``read_history`` and ``xautoclaim`` find them; with ``noack`` lost.
-        Raises: NoSuchGroup."""
+        """Delivers entries that no consumer of the group has received yet. They are pending until acknowledged.
+
+        Atomic: yes. Idempotent: no. Blocks: up to ``block_ms`` (None: not at all, 0: without a time limit). Cancelled:
+        perhaps all: entries may be pending that the caller did not receive, ``read_history`` and ``xautoclaim`` return
+        them; with ``noack`` they are lost. Raises: NoSuchGroup."""
 
     @bound_blocking(groups.xreadgroup_many)
     def xreadgroup_many(
-        self, streams: Iterable[Name], group: Name, consumer: Name, *, count: int = 1, block_ms: int | None = None,
-        noack: bool = False
+        self,
+        streams: Iterable[Name],
+        group: Name,
+        consumer: Name,
+        *,
+        count: int = 1,
+        block_ms: int | None = None,
+        noack: bool = False,
     ) -> dict[str, list[Delivery]]:
-        """As ``xreadgroup`` from several streams, up to ``count`` of each. On a cluster they share a hash tag.
+        """As ``xreadgroup`` for several streams, up to ``count`` entries of each. On a cluster they must share a hash
+        tag.
+
         Atomic: yes. Idempotent: no. Blocks: as ``xreadgroup``. Cancelled: as ``xreadgroup``. Raises: NoSuchGroup."""
 
     @bound_blocking(groups.read_history)
     def read_history(
         self, stream: Name, group: Name, consumer: Name, *, after: Id = "0", count: int = 100
     ) -> list[Delivery]:
-        """This consumer's own pending entries after ``after``. It counts as a delivery of each; a deleted entry has no
-        fields.
+        """This consumer's own pending entries after ``after``. Counts as a delivery of each.
+
+        A deleted entry has no fields.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup."""
 
     @bound_blocking(groups.xack)
     def xack(
         self, stream: Name, group: Name, ids: Sequence[Id] | Id, *, fenced: bool = False, consumer: Name | None = None
     ) -> int:
-        """Takes entries off the pending list, whoever owns them; how many were on it, 0 on a missing group. With
-        ``fenced`` only those that ``consumer`` owns, checked in the same step: a stale owner's late acknowledgement
-        does nothing.
+        """Removes entries from the pending list, whichever consumer owns them; returns how many were pending.
+
+        The result is 0 if the group does not exist. With ``fenced`` only entries that ``consumer`` owns are
+        acknowledged, checked in the same atomic step, so that a late acknowledgement of a previous owner has no effect.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup (with ``fenced``)."""
 
     # --- pending entries ---------------------------------------------------------------------------------------------
 
     @bound_blocking(pending.xpending)
     def xpending(self, stream: Name, group: Name) -> PendingSummary:
-        """How many entries are pending, the smallest and the greatest id, and the count of each consumer that has any.
+        """The number of pending entries, the smallest and greatest id, and the count of each consumer that has any.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: NoSuchGroup."""
 
     @bound_blocking(pending.xpending_range)
     def xpending_range(
-        self, stream: Name, group: Name, *, start: Id = "-", end: Id = "+", count: int = 100,
-        consumer: Name | None = None, min_idle_ms: int | None = None, with_entries: bool = False
+        self,
+        stream: Name,
+        group: Name,
+        *,
+        start: Id = "-",
+        end: Id = "+",
+        count: int = 100,
+        consumer: Name | None = None,
+        min_idle_ms: int | None = None,
+        with_entries: bool = False,
     ) -> list[PendingEntry]:
-        """Pending entries between two ids, of one consumer or of all, those that were idle long enough.
-        ``with_entries`` reads their fields too, a moment later; None for those that were deleted.
-        Atomic: yes, but for ``with_entries``. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: NoSuchGroup."""
+        """Pending entries between two ids, of one consumer or of all, that were idle for at least ``min_idle_ms``.
+
+        ``with_entries`` also reads their fields, in a second step; the fields of deleted entries are None.
+
+        Atomic: yes, except ``with_entries``. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: NoSuchGroup."""
 
     @bound_blocking(pending.xclaim)
     def xclaim(
-        self, stream: Name, group: Name, consumer: Name, ids: Sequence[Id] | Id, *, min_idle_ms: int,
-        idle_ms: int | None = None, time_ms: int | None = None, retry_count: int | None = None, force: bool = False,
-        last_id: Id | None = None
+        self,
+        stream: Name,
+        group: Name,
+        consumer: Name,
+        ids: Sequence[Id] | Id,
+        *,
+        min_idle_ms: int,
+        idle_ms: int | None = None,
+        time_ms: int | None = None,
+        retry_count: int | None = None,
+        force: bool = False,
+        last_id: Id | None = None,
     ) -> list[Delivery]:
-        """Makes ``consumer`` the owner of pending entries that were idle long enough; their delivery counts go up.
-        Entries that were deleted meanwhile leave the pending list, and the answer.
+        """Makes ``consumer`` the owner of pending entries that were idle long enough; increments their delivery counts.
+
+        Entries that were deleted are removed from the pending list and are not returned.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup."""
 
     @bound_blocking(pending.xclaim_ids)
     def xclaim_ids(
-        self, stream: Name, group: Name, consumer: Name, ids: Sequence[Id] | Id, *, min_idle_ms: int,
-        idle_ms: int | None = None, time_ms: int | None = None, retry_count: int | None = None, force: bool = False,
-        last_id: Id | None = None
+        self,
+        stream: Name,
+        group: Name,
+        consumer: Name,
+        ids: Sequence[Id] | Id,
+        *,
+        min_idle_ms: int,
+        idle_ms: int | None = None,
+        time_ms: int | None = None,
+        retry_count: int | None = None,
+        force: bool = False,
+        last_id: Id | None = None,
     ) -> list[EntryId]:
-        """As ``xclaim`` with JUSTID: ids alone, and delivery counts stay.
+        """As ``xclaim`` with JUSTID: returns only ids and does not change delivery counts.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup."""
 
     @bound_blocking(pending.xautoclaim)
     def xautoclaim(
         self, stream: Name, group: Name, consumer: Name, *, min_idle_ms: int, start: Id = "0-0", count: int = 100
     ) -> Claimed:
-        """Claims up to ``count`` entries that were idle long enough, from ``start`` on; delivery counts go up. Keep the
-        cursor for the next call: one call looks at no more than ten times ``count`` entries.
+        """Claims up to ``count`` entries from ``start`` on that were idle long enough; increments their delivery
+        counts.
+
+        Pass the cursor to the next call: one call examines at most ten times ``count`` entries.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup."""
 
     @bound_blocking(pending.xautoclaim_ids)
     def xautoclaim_ids(
         self, stream: Name, group: Name, consumer: Name, *, min_idle_ms: int, start: Id = "0-0", count: int = 100
     ) -> tuple[EntryId, list[EntryId], list[EntryId]]:
-        """As ``xautoclaim`` with JUSTID: (cursor, claimed ids, deleted ids), and delivery counts stay.
+        """As ``xautoclaim`` with JUSTID: (cursor, claimed ids, deleted ids). Does not change delivery counts.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: NoSuchGroup."""
 
     # --- information -------------------------------------------------------------------------------------------------
 
     @bound_blocking(info.stream_info)
     def stream_info(self, stream: Name) -> StreamInfo:
-        """XINFO STREAM.
+        """The counters, ids, and first and last entry of the stream (XINFO STREAM).
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: NoSuchStream."""
 
     @bound_blocking(info.group_info)
     def group_info(self, stream: Name) -> list[GroupInfo]:
-        """The stream's groups, each with its consumers. A group that is deleted meanwhile is left out.
-        Atomic: no, counts may be a moment apart. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises:
-        NoSuchStream."""
+        """The stream's groups, each with its consumers. A group that is deleted during the call is left out.
+
+        Atomic: no, counts may be read at slightly different times. Idempotent: yes. Blocks: no. Cancelled: nothing.
+        Raises: NoSuchStream."""
 
     @bound_blocking(info.consumer_info)
     def consumer_info(self, stream: Name, group: Name) -> list[ConsumerInfo]:
@@ -364,9 +504,10 @@ class BlockingBroker:
 
     @bound_blocking(info.list_streams)
     def list_streams(self, pattern: str = "*") -> list[str]:
-        """Names of all streams that match the glob, sorted; on a cluster those of all nodes.
-        Atomic: no, a stream that is made or deleted meanwhile may or may not be there. Idempotent: yes. Blocks: no.
-        Cancelled: nothing. Raises: nothing else."""
+        """The sorted names of all streams that match the glob; on a cluster those of all nodes.
+
+        Atomic: no, a stream that is created or deleted during the call may be included or not. Idempotent: yes. Blocks:
+        no. Cancelled: nothing. Raises: nothing else."""
 
     @bound_blocking(info.ping)
     def ping(self) -> None:
@@ -380,10 +521,11 @@ class BlockingBroker:
 
     @bound_blocking(info.server_info)
     def server_info(self, section: str = "default") -> dict[str, str]:
-        """INFO's lines as names and values.
+        """The lines of INFO as names and values.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing else."""
 
-    # --- the few plain keys that lie beside streams ------------------------------------------------------------------
+    # --- plain keys, such as companion keys of streams ---------------------------------------------------------------
 
     @bound_blocking(plain_keys.get)
     def get(self, key: Name) -> bytes | None:
@@ -392,28 +534,35 @@ class BlockingBroker:
 
     @bound_blocking(plain_keys.set)
     def set(self, key: Name, value: Value, *, px: int | None = None, nx: bool = False, xx: bool = False) -> bool:
-        """Sets a string that lives ``px`` ms. False where ``nx`` (only if absent) or ``xx`` (only if there) refused.
-        Atomic: yes. Idempotent: without ``nx``. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
+        """Sets a string that expires after ``px`` ms. Returns False if ``nx`` or ``xx`` prevented it.
+
+        ``nx`` sets only a key that does not exist, ``xx`` only one that exists.
+
+        Atomic: yes. Idempotent: yes, except with ``nx``. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
     @bound_blocking(plain_keys.delete)
     def delete(self, *keys: Name) -> int:
-        """Removes keys of any type; how many were there.
-        Atomic: each key. Idempotent: no. Blocks: no. Cancelled: perhaps all, on a cluster a part. Raises: nothing
-        else."""
+        """Deletes keys of any type; returns how many existed.
+
+        Atomic: each key. Idempotent: no. Blocks: no. Cancelled: perhaps all, on a cluster a part. Raises: nothing else.
+        """
 
     @bound_blocking(plain_keys.exists)
     def exists(self, key: Name) -> bool:
-        """Whether there is a key of this name, of any type.
+        """Whether a key of this name exists, of any type.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing else."""
 
     @bound_blocking(plain_keys.expire_ms)
     def expire_ms(self, key: Name, ms: int) -> bool:
-        """Gives a key ``ms`` milliseconds to live. False where there is no such key.
+        """Makes a key expire after ``ms`` milliseconds. Returns False if it does not exist.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
     @bound_blocking(plain_keys.ttl_ms)
     def ttl_ms(self, key: Name) -> int | None:
-        """How long the key still lives; None: for ever, or it is not there.
+        """The time to live of the key; None if it does not expire or does not exist.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing else."""
 
     @bound_blocking(plain_keys.hget)
@@ -423,20 +572,24 @@ class BlockingBroker:
 
     @bound_blocking(plain_keys.hgetall)
     def hgetall(self, key: Name) -> dict[bytes, bytes]:
-        """The hash at ``key``; empty where there is none.
+        """The hash at ``key``; empty if it does not exist.
+
         Atomic: yes. Idempotent: yes. Blocks: no. Cancelled: nothing. Raises: nothing else."""
 
     @bound_blocking(plain_keys.hset)
     def hset(self, key: Name, fields: Mapping[str, Value]) -> int:
-        """Sets fields of the hash at ``key``; how many are new.
+        """Sets fields of the hash at ``key``; returns how many are new.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
     @bound_blocking(plain_keys.hdel)
     def hdel(self, key: Name, *fields: Name) -> int:
-        """Removes fields; how many were there.
+        """Deletes fields; returns how many existed.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""
 
     @bound_blocking(plain_keys.publish)
     def publish(self, channel: Name, payload: Value) -> int:
-        """Sends a message to whoever listens now; how many that were, on this node.
+        """Publishes a message to a channel; returns the number of current subscribers on this node.
+
         Atomic: yes. Idempotent: no. Blocks: no. Cancelled: perhaps all. Raises: nothing else."""

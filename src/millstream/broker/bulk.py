@@ -1,4 +1,4 @@
-"""Work in bulk: commands that are packed with a few steps for all of them, and the collector paused meanwhile."""
+"""Many commands packed at once without a Python loop for each, and a pause of the garbage collector meanwhile."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any, overload
 from millstream.wire import Args, pack
 
 
-class InBulk(Sequence[Args]):
-    """A sequence of plain commands to whoever wants that; a link to a server takes ``packed`` instead."""
+class PackedCommands(Sequence[Args]):
+    """A sequence of commands that can also be packed as a whole; server transports use ``packed``."""
 
     __slots__ = ()
 
     @abstractmethod
     def packed(self) -> bytes | memoryview:
-        """All commands as they travel."""
+        """All commands as bytes, as they are sent."""
 
 
-class Joined(InBulk):
-    """Commands one after the other, those in bulk among them left as they are."""
+class CombinedCommands(PackedCommands):
+    """Several sequences of commands, one after another; parts that are ``PackedCommands`` stay as they are."""
 
     __slots__ = ("_parts",)
 
     def __init__(self, *parts: Sequence[Args]) -> None:
         self._parts: list[Sequence[Args]] = [
-            one for part in parts for one in (part._parts if isinstance(part, Joined) else (part,))
+            inner for part in parts for inner in (part._parts if isinstance(part, CombinedCommands) else (part,))
         ]
 
     def __len__(self) -> int:
@@ -46,10 +46,10 @@ class Joined(InBulk):
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """``packed``, without a copy of what is in bulk."""
+        """The pieces of ``packed``, without copying those that are packed already."""
         plain: list[bytes] = []
         for part in self._parts:
-            if isinstance(part, InBulk):
+            if isinstance(part, PackedCommands):
                 yield b"".join(plain)
                 yield part.packed()
                 plain = []
@@ -58,8 +58,8 @@ class Joined(InBulk):
         yield b"".join(plain)
 
 
-class SameShape(InBulk):
-    """Commands that begin alike and go on with the same field names, each with its own values."""
+class UniformCommands(PackedCommands):
+    """Commands with the same first arguments and the same field names; each has its own values."""
 
     __slots__ = ("_head", "_names", "_values")
 
@@ -67,7 +67,7 @@ class SameShape(InBulk):
         self._head = head
         self._names = names
         self._values = values
-        """All values, command after command."""
+        """The values of all commands, command after command."""
 
     def __len__(self) -> int:
         return len(self._values) // len(self._names)
@@ -76,14 +76,14 @@ class SameShape(InBulk):
     def __getitem__(self, at: int) -> Args: ...
 
     @overload
-    def __getitem__(self, at: slice) -> SameShape: ...
+    def __getitem__(self, at: slice) -> UniformCommands: ...
 
-    def __getitem__(self, at: int | slice) -> Args | SameShape:
+    def __getitem__(self, at: int | slice) -> Args | UniformCommands:
         width = len(self._names)
         if isinstance(at, slice):
             start, stop, step = at.indices(len(self))
             assert step == 1
-            return SameShape(self._head, self._names, self._values[start * width : stop * width])
+            return UniformCommands(self._head, self._names, self._values[start * width : stop * width])
         at = range(len(self))[at]
         return self._command(self._values[at * width : (at + 1) * width])
 
@@ -97,17 +97,17 @@ class SameShape(InBulk):
         yield from map(self._command, zip(*columns, strict=True))
 
     def _command(self, values: Sequence[bytes]) -> Args:
-        return (*self._head, *(word for pair in zip(self._names, values, strict=True) for word in pair))
+        return (*self._head, *(arg for pair in zip(self._names, values, strict=True) for arg in pair))
 
     def size(self) -> int:
-        """About how many bytes all of them take."""
-        return sum(map(len, self._values)) + len(self) * sum(len(word) + 10 for word in (*self._head, *self._names))
+        """The approximate size of all commands in bytes."""
+        return sum(map(len, self._values)) + len(self) * sum(len(arg) + 10 for arg in (*self._head, *self._names))
 
     def packed(self) -> bytes:
-        """All commands as they travel.
+        """All commands as bytes, as they are sent.
 
-        What stands before a value depends on its column and its length alone. So each such text is made once, texts and
-        values are laid side by side, and one join does the rest.
+        The bytes before a value depend only on its column and its length. Each such prefix is built once; prefixes and
+        values are then interleaved and joined.
         """
         width = len(self._names)
         parts = [b""] * (2 * len(self._values))
@@ -115,7 +115,7 @@ class SameShape(InBulk):
             before = b"\r\n$%d\r\n%b\r\n$" % (len(name), name)
             if column == 0:
                 start = b"\r\n*%d" % (len(self._head) + 2 * width)
-                before = start + b"".join(b"\r\n$%d\r\n%b" % (len(word), word) for word in self._head) + before
+                before = start + b"".join(b"\r\n$%d\r\n%b" % (len(arg), arg) for arg in self._head) + before
             values = self._values[column::width]
             lengths = list(map(len, values))
             texts = {length: b"%b%d\r\n" % (before, length) for length in set(lengths)}
@@ -126,10 +126,11 @@ class SameShape(InBulk):
         return b"".join(parts)
 
 
-def same_shape(head: Args, entries: Sequence[Mapping[Any, Any]], max_entry_bytes: int) -> SameShape | None:
-    """The entries as columns, if all of them have the same fields in the same order and plain bytes as values.
+def uniform_commands(head: Args, entries: Sequence[Mapping[Any, Any]], max_entry_bytes: int) -> UniformCommands | None:
+    """The entries as columns, if all have the same fields in the same order and values of type bytes.
 
-    None says that they must be looked at one by one, whatever the reason: too large, another type, an empty entry.
+    Returns None if the caller must handle the entries one by one: different fields, other types, an empty or too large
+    entry.
     """
     try:
         fields = tuple(entries[0])
@@ -146,13 +147,16 @@ def same_shape(head: Args, entries: Sequence[Mapping[Any, Any]], max_entry_bytes
         return None
     if max(map(len, values)) * len(names) + sum(map(len, names)) > max_entry_bytes:
         return None
-    return SameShape(head, names, values)
+    return UniformCommands(head, names, values)
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """For whoever makes thousands of small objects, none of them garbage: searching them again and again costs more
-    than making them. For moments, or in processes that are ours: it rests for everybody."""
+    """Disables the garbage collector while many small objects are created, none of which is garbage.
+
+    The collector would scan them repeatedly, which costs more than creating them. It is disabled for the whole process,
+    so use this only for short sections.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,6 @@
-"""What an operation may know of the broker it runs for: its limits, settings and small memories, never a connection;
-and what handlers, publishers and buses need of a broker, as a type.
+"""What an operation may use of its broker (limits, settings, caches; never a connection), and ``BrokerProtocol``.
 
-Every bound of the broker stands here: how much an entry holds, how far a batch runs ahead, how long one waits.
+``Limits`` holds every bound of the broker: the size of an entry, the commands in flight, the waiting times.
 """
 
 from __future__ import annotations
@@ -10,43 +9,47 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from millstream.broker.steps.script import Guard
+from millstream.broker.scripts.script import Fence
 from millstream.errors import InvalidArgument
 from millstream.model import Clock, Observer, SystemClock, quiet
-from millstream.wire import Conversation
+from millstream.wire import Operation
 
 MIB = 1024 * 1024
-ROW_WORDS = 7000
-"""Names and values of one entry in a script, which cannot take more apart at a time."""
+MAX_ARGS_PER_ROW = 7000
+"""Names and values of one entry that a script can pass to a command: Lua's ``unpack`` has a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Safe by default. Pass your own to ``open_broker(url, limits=Limits(max_entry_bytes=...))``."""
+    """Limits of a broker, with safe defaults: ``open_broker(url, limits=Limits(max_entry_bytes=...))``."""
 
     max_entry_bytes: int = 64 * MIB
-    """Names and values of one entry together. Redis takes 512 MiB a value; a stream of such entries helps nobody."""
+    """All names and values of one entry together. Redis accepts 512 MiB per value, which is too large for a stream."""
     max_atomic_bytes: int = 256 * MIB
-    """What one MULTI/EXEC may carry: the server holds all of it in memory before it begins."""
+    """The size of one MULTI/EXEC: the server keeps all of it in memory before it executes anything."""
     chunk_commands: int = 1000
-    """A batch travels in chunks of so many commands."""
+    """The number of commands of a batch that are packed and sent as one chunk."""
     chunk_bytes: int = 512 * 1024
-    """A chunk ends here too, so that big entries do not fill both sides' socket buffers."""
+    """A chunk also ends at this size, so that large entries do not fill the socket buffers of both sides."""
     chunks_ahead: int = 16
-    """Chunks that may be under way unanswered: enough to keep the server busy while the next is packed."""
+    """The number of chunks in flight: enough to keep the server busy while the next chunk is packed."""
     script_entries: int = 1000
-    """Entries in one call of an appending script: a script holds up everybody else while it runs."""
+    """The number of entries in one call of an appending script, because a script blocks all other clients while it
+    runs.
+    """
     script_bytes: int = 4 * MIB
     connect_ms: int = 5_000
-    """Opening one connection, the handshake included."""
+    """The time for opening one connection, including the handshake."""
     answer_ms: int = 5_000
-    """Silence after a command was sent, beyond its ``block_ms``. After that the connection counts as broken."""
+    """How long to wait for a reply, in addition to the command's ``block_ms``. Then the connection counts as broken."""
     idle_check_ms: int = 30_000
-    """A connection that was idle for longer is asked for a sign of life before a command is trusted to it."""
+    """A connection that was idle for longer is checked with a PING before the next command is sent on it."""
     max_idle_connections: int = 16
-    """Connections kept for blocking commands and for threads; more are opened when needed and closed after use."""
+    """Idle connections that are kept for blocking commands and for threads; more are opened on demand and closed after
+    use.
+    """
     listen_backlog: int = 10_000
-    """Messages that a listener may fall behind; then the oldest are dropped, and the observer is told."""
+    """The number of messages that a listener buffers; then the oldest are dropped, and an observer event is emitted."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -54,55 +57,62 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(slots=True)
 class Context:
-    """One for each open broker. Operations receive it first; tests make one with no arguments."""
+    """The settings and caches of one open broker. Operations receive it as first argument; ``Context()`` has the
+    defaults.
+    """
 
     max_stream_len: int | None = None
-    """Keep streams about this short by safe trim; None leaves them alone."""
+    """Trim streams safely to about this length; None: do not trim."""
     hard_max_stream_len: int | None = None
-    """Never much longer than this, whatever groups still need; None: groups come first."""
+    """Trim streams to about this length even if groups still need the entries; None: never trim needed entries."""
     observer: Observer = quiet
     clock: Clock = field(default_factory=SystemClock)
     limits: Limits = DEFAULT_LIMITS
-    guard: Guard | None = None
-    """The owner record behind which deliveries are settled; None: whoever holds a delivery may settle it."""
+    fence: Fence | None = None
+    """The owner record that fenced writes compare; None: writes are not fenced."""
     cluster: bool = False
-    """Keys live on several nodes."""
+    """Whether the keys are distributed over several nodes."""
     node_of: Callable[[bytes], Hashable] | None = None
-    """On a cluster: which node has a key, as far as is known. What shares a node shares its outages."""
+    """On a cluster: the node of a key, as far as known. Keys of one node are unavailable at the same time."""
     until_trim: dict[bytes, int] = field(default_factory=dict)
-    """Stream to the number of adds that are left until it is trimmed again."""
+    """Stream to the number of entries to add before it is trimmed again."""
     durability_seen: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Slot (0 off a cluster) to when the server's durability was read, and what it was."""
+    """Slot (0 without a cluster) to when the server's durability settings were read, and what they were."""
 
-    def refuse_unfenced(self, what: str) -> None:
-        """For writes that compare no owner record. Behind a guard they are refused: whoever asked for a fence and got
-        none would learn of it from the entries of a stale owner."""
-        if self.guard is not None:
-            allowed = "xadd, xack or a subscriber behind it, or the broker itself where nothing is to be fenced"
-            raise InvalidArgument("guard", what, allowed)
+    def refuse_unfenced(self, method: str) -> None:
+        """Rejects a method that cannot compare the owner record.
+
+        On a fenced broker it would write without the fence, and a stale owner could use it unnoticed.
+        """
+        if self.fence is not None:
+            allowed = "xadd, xack or a subscriber with it, or the original broker for writes that need no fence"
+            raise InvalidArgument("fence", method, allowed)
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Step = Callable[Concatenate[Context, P], Conversation[R]]
-"""One thing that a broker can do: from what it may know and its arguments to a conversation with a server."""
+OperationFunction = Callable[Concatenate[Context, P], Operation[R]]
+"""A function that takes the context and its arguments and returns an operation."""
 
 
 class BrokerProtocol(Protocol):
-    """``Router``, ``Publisher``, ``Subscriber``, ``CommandBus`` and ``EventBus`` take whatever has these three.
+    """What ``Router``, ``Publisher``, ``Subscriber``, ``CommandBus`` and ``EventBus`` need of a broker.
 
-    Everything that messaging asks of a broker is a step, and a step is run by ``run``. So people's own stand-ins in
-    tests may count the steps, refuse some of them, answer late, or pass them on to an embedded broker.
+    They call only ``run``. A fake in a test can therefore count operations, refuse some of them, delay them, or pass
+    them on to an embedded broker.
     """
 
     @property
     def context(self) -> Context:
-        """Limits, clock, and the observer that is told facts. ``Context()`` is one with defaults."""
+        """The limits, the clock and the observer. ``Context()`` has the defaults."""
 
     @property
-    def link(self) -> object:
-        """Compared, never called: brokers over the same link are the same place, and their readers are shared."""
+    def transport(self) -> object:
+        """Compared, never called: brokers with the same transport use the same server and share their readers."""
 
-    def run(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        """Holds the conversation ``step(context, *args, **kwargs)`` and returns its result. ``step.__name__`` tells
-        what is asked: ``xreadgroup``, ``ack_held``, ``together`` for several at once. Raises what the step raises."""
+    def run(self, operation: OperationFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """Runs the operation ``operation(context, *args, **kwargs)`` and returns its result.
+
+        ``operation.__name__`` is its name: ``xreadgroup``, ``ack_held``, or ``command_pipeline`` for several operations
+        in one round trip. Raises what the operation raises.
+        """

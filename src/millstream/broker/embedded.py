@@ -1,7 +1,7 @@
-"""The engine, driven: a lock, a clock, and the delivery of what others must be told; with a directory also a journal.
+"""The embedded broker: an engine with a lock, a clock, delivery of asynchronous replies, and an optional journal.
 
-In: commands of sessions, from any thread. Out: replies, but never one whose change is not in the journal.
-``session.tag`` is the session's ``deliver(reply)``: called under the lock, so it must be quick and must not call back.
+Sessions execute commands from any thread. A reply is returned only after its change is in the journal. ``session.tag``
+is the session's ``deliver(reply)``. It is called under the lock, so it must be fast and must not call the broker.
 """
 
 from __future__ import annotations
@@ -17,21 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from millstream.broker.failures import typed
+from millstream.broker.failures import typed_error
 from millstream.broker.persistence import Persistence
-from millstream.broker.steps.twins import register_twins
-from millstream.engine import (
-    BLOCKED,
-    POLICIES,
-    DiskFiles,
-    Engine,
-    Files,
-    Flag,
-    JournalUnwritable,
-    Policy,
-    Session,
-    reject,
-)
+from millstream.broker.scripts.emulations import register_emulations
+from millstream.engine import Engine, Session
+from millstream.engine.admission import reject
+from millstream.engine.journal.files import DiskFiles, Files
+from millstream.engine.journal.journal import POLICIES, JournalUnwritable, Policy
+from millstream.engine.registry import Flag
+from millstream.engine.session import BLOCKED
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, ServerError
 from millstream.model import Backoff, Clock, SystemClock
 from millstream.wire import Args, ErrorReply, Push, Reply
@@ -43,14 +37,14 @@ Deliver = Callable[[Reply], Any]
 _MULTI: Final = (b"MULTI",)
 _EXEC: Final = (b"EXEC",)
 _WRITES: Final = int(Flag.WRITE)
-_REST: Final = Backoff(initial_ms=100, max_ms=1000)
-_INTERRUPTED: Final = ErrorReply("UNBLOCKED the command that served this one was interrupted. Ask again.")
+_HOUSEKEEPING_PAUSE: Final = Backoff(initial_ms=100, max_ms=1000)
+_INTERRUPTED: Final = ErrorReply("UNBLOCKED the command that served this one was interrupted. Send it again.")
 
 
 class Embedded:
-    """One engine for all threads of this process. Every method may be called from any of them.
+    """An engine that all threads of this process share. Every method may be called from any thread.
 
-    With ``directory`` it is durable: what is there is loaded, and the directory is this process's until ``close``.
+    With ``directory`` it is durable: it loads the journal of that directory and locks the directory until ``close``.
     """
 
     def __init__(
@@ -65,22 +59,22 @@ class Embedded:
         rewrite_min_bytes: int = 64 << 20,
         files: Files | None = None,
     ) -> None:
-        if appendfsync not in POLICIES:  # without a directory too: who asks for it believes that it counts
+        if appendfsync not in POLICIES:  # also without a directory, where it would have no effect
             raise InvalidArgument("appendfsync", appendfsync, "always, everysec or no")
         self.clock = clock or SystemClock()
         self._now_ms = self.clock.now_ms
-        self._lock: threading.Lock | _Barred = threading.Lock()
+        self._lock: threading.Lock | _ClosedLock = threading.Lock()
         self.engine = Engine(password=password, debug_enabled=debug_enabled, recording=directory is not None)
         self.engine.elapsed_ms = self.clock.monotonic_ms
-        register_twins(self.engine)
+        register_emulations(self.engine)
         self.on_configure: list[Callable[[str, str], Any]] = []
-        """Told of every CONFIG SET, under the lock: name and value, both checked."""
+        """Called for every CONFIG SET, under the lock, with the checked name and value."""
         self.engine.hooks.configure = self._configure
         self.engine.hooks.sleep = time.sleep
         self.persistence: Persistence | None = None
         self._closing = threading.Lock()
-        self._held: list[tuple[Session, Reply]] = []
-        """Answers to waiters whose change is not in the journal yet."""
+        self._unconfirmed: list[tuple[Session, Reply]] = []
+        """Replies for waiting clients whose change is not in the journal yet."""
         if directory is not None:
             self.persistence = Persistence(
                 self.engine,
@@ -95,14 +89,14 @@ class Embedded:
         if housekeeping:
             try:
                 _start_housekeeping(self)
-            except BaseException:  # interrupted, or no thread to be had: nobody gets this broker, so nobody closes it
+            except BaseException:  # interrupted, or no thread available: the caller gets no broker that it could close
                 self.close()
                 raise
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def session(self, deliver: Deliver | None = None, *, address: bytes = b"", trusted: bool = True) -> Session:
-        """A new client. ``deliver`` gets what comes unasked: the answer to a command that waited, and messages."""
+        """Adds a client. ``deliver`` receives asynchronous replies: of commands that waited, and published messages."""
         with self._lock:
             self.engine.now_ms = self._now_ms()
             session = self.engine.session(address=address, trusted=trusted)
@@ -110,21 +104,23 @@ class Embedded:
             return session
 
     def drop(self, session: Session) -> None:
-        """The client is gone. Idempotent."""
+        """Removes a client. Idempotent."""
         with self._lock:
             session.tag = None
             self.engine.drop(session)
 
     def cancel(self, session: Session) -> bool:
-        """A waiter gives up. False: it was not waiting any more, so its answer has already been delivered (or will be,
-        as soon as the journal can be written again)."""
+        """Cancels a waiting command. Returns False if it was not waiting any more.
+
+        Then its reply has been delivered already, or is delivered as soon as the journal is writable.
+        """
         with self._lock:
             return self.engine.cancel(session)
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def execute(self, session: Session, args: Sequence[bytes]) -> Reply:
-        """One command. BLOCKED means that the answer will be delivered; errors are returned, never raised."""
+        """Executes one command. Errors are returned, not raised; BLOCKED means that the reply is delivered later."""
         with self._lock:
             if self.persistence is not None:
                 return self._execute_all(session, (args,))[0]
@@ -134,31 +130,31 @@ class Embedded:
                 self._deliver(engine.take_outbox())
             return reply
 
-    def answering(self, session: Session) -> Callable[[Args], Any]:
-        """``execute`` for one client and for commands that do not wait; an error is raised, as its typed one.
+    def immediate_executor(self, session: Session) -> Callable[[Args], Any]:
+        """A function like ``execute`` for one session, for commands that do not wait; it raises errors as typed errors.
 
-        The shortest way there is, for most calls take it.
+        Most calls use it, so it has as few steps as possible.
         """
         engine, now_ms = self.engine, self._now_ms
 
-        def now(words: Args) -> Any:
+        def now(args: Args) -> Any:
             with self._lock:
                 if self.persistence is None:
-                    reply = engine.execute(session, words, now_ms())
+                    reply = engine.execute(session, args, now_ms())
                     if engine.outbox:
                         self._deliver(engine.take_outbox())
                 else:
-                    reply = self._execute_all(session, (words,))[0]
+                    reply = self._execute_all(session, (args,))[0]
             if type(reply) is ErrorReply:
-                raise typed(reply)
+                raise typed_error(reply)
             return reply
 
         return now
 
     def execute_many(self, session: Session, commands: Sequence[Args], *, atomic: bool = False) -> list[Reply]:
-        """Commands in one go: one lock, one journal write. None of them may block.
+        """Executes several commands under one lock, with one journal write. None of them may block.
 
-        With ``atomic`` they are one MULTI/EXEC: if it is refused, every reply is the error that refused it.
+        With ``atomic`` they are one MULTI/EXEC: if it is rejected, every reply is the error that rejected it.
         """
         with self._lock:
             if not atomic:
@@ -166,13 +162,13 @@ class Embedded:
             try:
                 *queued, reply = self._execute_all(session, (_MULTI, *commands, _EXEC))[1:]
             except BaseException:
-                # Interrupted: what this client asks for next must not be queued behind it.
+                # Interrupted: later commands of this session must not be queued in the open transaction.
                 self.engine.execute(session, (b"DISCARD",), self._now_ms())
                 raise
             if isinstance(reply, list):
                 return reply
-            # Refused as a whole. A command that could not even be queued tells why; the others share EXEC's answer.
-            return [one if isinstance(one, ErrorReply) else reply for one in queued]
+            # Rejected as a whole. A command that could not be queued has its own error; the others get EXEC's error.
+            return [status if isinstance(status, ErrorReply) else reply for status in queued]
 
     def _execute_all(self, session: Session, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
         engine, now_ms = self.engine, self._now_ms
@@ -192,7 +188,7 @@ class Embedded:
                     changed.append(len(replies) - 1)
             failure = turn.end()
         except BaseException:
-            turn.break_off()
+            turn.abort()
             raise
         if failure is not None:
             for index in changed:
@@ -206,9 +202,9 @@ class Embedded:
         return Turn(self)
 
     def set_maxmemory(self, limit: int) -> None:
-        """Commands that need memory are refused while more than ``limit`` bytes are used; 0 is no limit."""
+        """While more than ``limit`` bytes are used, commands that need memory are rejected; 0 is no limit."""
         with self._lock:
-            self.engine.config.start_with("maxmemory", str(limit))
+            self.engine.config.set_initial("maxmemory", str(limit))
 
     def _configure(self, name: str, value: str) -> None:
         if name == "appendonly" and value == "yes" and self.persistence is None:
@@ -216,15 +212,17 @@ class Embedded:
                 "ERR CONFIG SET failed (possibly related to argument 'appendonly') - this server has no directory for "
                 "a journal: start it with --dir"
             )
-        for told in list(self.on_configure):
-            told(name, value)
+        for callback in list(self.on_configure):
+            callback(name, value)
 
     # --- durability and time ----------------------------------------------------------------------------------------
 
     def fsync(self) -> None:
-        """Everything that was answered before the call is on the disk when it returns."""
+        """Syncs the journal: on return, every change that was confirmed before the call is on disk."""
         if self.persistence is None:
-            raise DurabilityUnavailable("fsynced", "this broker lives in memory. Open local:///path instead.")
+            raise DurabilityUnavailable(
+                "fsynced", "this broker keeps its data only in memory. Open local:///path instead."
+            )
         if not self.persistence.on:
             raise DurabilityUnavailable("fsynced", "the journal is off. Turn it on: CONFIG SET appendonly yes.")
         try:
@@ -233,53 +231,56 @@ class Embedded:
             raise ServerError(error.text) from error
 
     def due_in_ms(self) -> int | None:
-        """In how long ``tick`` has something to do; None: never, unless commands come."""
+        """The time until ``tick`` must be called; None: not before another command changes it."""
         with self._lock:
             return self.engine.due_in_ms(self._now_ms())
 
     def tick(self) -> None:
-        """Ends the waits whose time is over, and removes keys whose time is over."""
+        """Ends waits that have timed out and removes expired keys."""
         with self._lock:
             turn = Turn(self)
             try:
                 turn.tick()
                 turn.end()
             except BaseException:
-                turn.break_off()
+                turn.abort()
                 raise
 
-    def keep_house(self) -> None:
-        """What must be done now and then: expiry, fsync, another try after a failed write, rewriting. Called ten times
-        a second by a thread of our own, unless ``housekeeping`` is off."""
+    def run_housekeeping(self) -> None:
+        """Expiry, fsync, retries after a failed write, rewriting of the journal.
+
+        A daemon thread calls it about ten times per second, unless ``housekeeping`` is False.
+        """
         self.tick()
         if self.persistence is not None:
-            self.persistence.keep_house(self._lock)
+            self.persistence.run_housekeeping(self._lock)
             with self._lock:
-                if self._held and self.persistence.journal.trouble is None:
-                    held, self._held = self._held, []
-                    self._deliver(held)
+                if self._unconfirmed and self.persistence.journal.trouble is None:
+                    replies, self._unconfirmed = self._unconfirmed, []
+                    self._deliver(replies)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Writes and syncs what is outstanding, and lets go of the directory. Idempotent. Waiters stay unanswered.
+        """Writes and syncs the journal and releases the directory. Idempotent. Waiting commands get no reply.
 
-        JournalNotWritten: it is closed, and the disk has not taken everything."""
+        Raises JournalNotWritten if some changes could not be written; the broker is closed all the same.
+        """
         with self._closing:
             lock = self._lock
-            if isinstance(lock, _Barred):
+            if isinstance(lock, _ClosedLock):
                 return
             with lock:
-                self._lock = _Barred("this broker was closed. Open another one.")
+                self._lock = _ClosedLock("this broker was closed. Open another one.")
             if self.persistence is not None:
                 self.persistence.close(lock)
 
     @property
     def closed(self) -> bool:
-        return isinstance(self._lock, _Barred)
+        return isinstance(self._lock, _ClosedLock)
 
     def _deliver(self, outbox: list[tuple[Session, Reply]]) -> None:
-        """An answer leaves the list once it is given: interrupted, the rest is still to be found."""
+        """Removes each reply after its delivery, so that an interrupt does not lose the remaining ones."""
         outbox.reverse()
         while outbox:
             session, reply = outbox[-1]
@@ -288,16 +289,16 @@ class Embedded:
             outbox.pop()
 
     def _disown(self) -> None:
-        self._lock = _Barred("this broker belongs to the process that was forked. Open one in each process.")
+        self._lock = _ClosedLock("this broker belongs to the process that was forked. Open one in each process.")
         if self.persistence is not None:
             self.persistence.disown()
 
 
 class Turn:
-    """Commands whose changes are written together, and whose answers may leave only when ``end`` has written them.
+    """A batch of commands with one journal write: replies may be sent only after ``end`` has written the changes.
 
-    Where there is no journal, answers to waiters are delivered as they come. With one, they are delivered at the end;
-    messages (pushes) are no answers, and are delivered as they come, so that they keep their place among the replies.
+    Without a journal, replies of waiting commands are delivered immediately. With one, they are delivered by ``end``.
+    Published messages (pushes) are always delivered immediately, to keep their order among the replies.
     """
 
     __slots__ = ("_answers", "_embedded", "_engine", "_lock", "_now_ms", "_persistence", "changed")
@@ -310,9 +311,10 @@ class Turn:
         self._now_ms = embedded._now_ms
         self._answers: list[tuple[Session, Reply]] = []
         self.changed = False
-        """Whether the last command changed something: its reply becomes void if ``end`` fails."""
+        """Whether the last command changed something. If ``end`` fails, its reply must be replaced by the error."""
 
     def execute(self, session: Session, args: Sequence[bytes]) -> Reply:
+        """Executes one command of a session; the reply may be sent after ``end``."""
         engine = self._engine
         persistence = self._persistence
         if persistence is None:
@@ -323,9 +325,9 @@ class Turn:
         if persistence.interrupted:
             persistence.recover()
         trouble = persistence.journal.trouble
-        if trouble is not None and (refused := _refuse(session, args, trouble)) is not None:
+        if trouble is not None and (rejection := _rejection(session, args, trouble)) is not None:
             self.changed = False
-            return refused
+            return rejection
         reply = engine.execute(session, args, self._now_ms())
         self._collect(persistence)
         return reply
@@ -350,10 +352,10 @@ class Turn:
                     session.tag(reply)
                 else:
                     self._answers.append((session, reply))
-            outbox.clear()  # afterwards: interrupted in between, each answer is still to be found
+            outbox.clear()  # last, so that an interrupt does not lose replies
 
     def end(self) -> ErrorReply | None:
-        """Writes, then delivers. An error: it could not be written, and the changes are not to be confirmed."""
+        """Writes the changes, then delivers the replies. Returns an error if the changes could not be written."""
         persistence = self._persistence
         if persistence is None:
             return None
@@ -361,21 +363,21 @@ class Turn:
         try:
             persistence.write_units()
         except JournalUnwritable as error:
-            self._embedded._held += self._answers
+            self._embedded._unconfirmed += self._answers
             self._answers = []
             return ErrorReply(error.unwritten)
         if self._answers:
             self._embedded._deliver(self._answers)
         return None
 
-    def break_off(self) -> None:
-        """An interrupt has struck somewhere in this turn: the next one recovers first, and nobody waits in vain."""
+    def abort(self) -> None:
+        """Marks the turn as interrupted: the next turn recovers first, and waiting clients get an error to retry."""
         persistence = self._persistence
         if persistence is None:
             return
         persistence.interrupted = True
-        unheard = self._engine.break_off().union(session for session, _ in self._answers)
-        self._embedded._deliver([(session, _INTERRUPTED) for session in unheard])
+        unserved = self._engine.discard_interrupted().union(session for session, _ in self._answers)
+        self._embedded._deliver([(session, _INTERRUPTED) for session in unserved])
 
     def __enter__(self) -> Turn:
         self._lock.__enter__()
@@ -385,64 +387,66 @@ class Turn:
         self._lock.__exit__(kind, error, tb)
 
 
-def _refuse(session: Session, args: Sequence[bytes], trouble: str) -> Reply | None:
-    """The answer to a command that would write while nothing can be written; None where it only reads."""
+def _rejection(session: Session, args: Sequence[bytes], trouble: str) -> Reply | None:
+    """The error for a command that would write while the journal is not writable; None if it only reads."""
     try:
         spec = session.engine.table.look_up(args)
     except ErrorReply:
         return None
     writes = spec.bits & _WRITES or spec.name in ("EVAL", "EVALSHA")
     if spec.name == "EXEC" and session.queue is not None:
-        writes = any(one.bits & _WRITES or one.name in ("EVAL", "EVALSHA") for one, _ in session.queue)
+        writes = any(queued.bits & _WRITES or queued.name in ("EVAL", "EVALSHA") for queued, _ in session.queue)
     return reject(session, spec, trouble) if writes else None
 
 
-class _Barred:
-    """Stands in for the lock where nothing may enter any more, so that the way in costs nobody a test."""
+class _ClosedLock:
+    """Replaces the lock of a closed broker, so that commands need no check of their own whether it is closed."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def __enter__(self) -> None:
-        raise BrokerClosed(self._why)
+        raise BrokerClosed(self._reason)
 
     def __exit__(self, *_: object) -> None:
-        raise BrokerClosed(self._why)
+        raise BrokerClosed(self._reason)
 
 
 # --- housekeeping, and forks -----------------------------------------------------------------------------------------
 
 
 def _start_housekeeping(embedded: Embedded) -> None:
-    """A thread that keeps house until the broker is closed, or nobody has it any more."""
-    own = weakref.ref(embedded)
+    """Starts a thread that runs housekeeping until the broker is closed or collected."""
+    reference = weakref.ref(embedded)
     pause = threading.Event()
 
-    def keep() -> None:
+    def run() -> None:
         failures = 0
-        while not pause.wait(_REST.delay_ms(failures + 1, random.random()) / 1000):  # noqa: S311 (no secret)
-            one = own()
-            if one is None or one.closed:
+        while not pause.wait(_HOUSEKEEPING_PAUSE.delay_ms(failures + 1, random.random()) / 1000):  # noqa: S311 (no secret)
+            broker = reference()
+            if broker is None or broker.closed:
                 return
             try:
-                one.keep_house()
+                broker.run_housekeeping()
                 failures = 0
             except BrokerClosed:
                 return
             except Exception:
-                # Without housekeeping nothing would be synced any more, and nobody would know.
+                # The thread must go on: without housekeeping the journal would never be synced.
                 failures += 1
-                logger.exception("housekeeping failed, and will be tried again")
-            del one
+                logger.exception("housekeeping of the embedded broker failed; it is retried")
+            del broker
 
-    threading.Thread(target=keep, name="millstream-housekeeping", daemon=True).start()
+    threading.Thread(target=run, name="millstream-housekeeping", daemon=True).start()
 
 
 _ALIVE: weakref.WeakSet[Embedded] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    """In a forked child: the parent goes on with these, and two writers would tear the journal to pieces."""
+    """In a forked child: releases all brokers. The parent keeps using them, and two writers would corrupt the
+    journal.
+    """
     for embedded in list(_ALIVE):
         embedded._disown()
 

@@ -1,4 +1,4 @@
-"""One URL decides where streams live. Opening is lazy: nothing is connected, no file touched, before first use."""
+"""``open_broker(url)``: the URL decides where streams are stored. Nothing is connected or opened before first use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 from millstream.broker.blocking_broker import BlockingBroker
 from millstream.broker.broker import Broker
 from millstream.broker.context import DEFAULT_LIMITS, Context, Limits
-from millstream.broker.links.link import BlockingLink, Link
+from millstream.broker.transport.interface import BlockingTransport, Transport
 from millstream.errors import InvalidArgument
 from millstream.model import Clock, Observer, SystemClock, quiet
 
@@ -18,7 +18,7 @@ class _Default:
 
 
 DEFAULT: Final = _Default()
-"""For ``max_stream_len``: 10,000 on ``local://``, as long as it gets elsewhere."""
+"""For ``max_stream_len``: 10,000 on ``local://``, no limit elsewhere."""
 LOCAL_MAX_STREAM_LEN: Final = 10_000
 DEADLINE_MS: Final = 10_000
 
@@ -33,31 +33,32 @@ def open_broker(
     clock: Clock | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Broker:
-    """A broker for event loops.
+    """Opens a broker for event loops.
 
     ``url``: local:// (this process), local://name, local:///path (durable), redis://, rediss://, unix://,
     redis+sentinel://host,host/service, redis+cluster://host,host, or a client of redis-py.
-    ``max_stream_len`` keeps streams short by safe trim; None leaves them alone. ``hard_max_stream_len`` holds whatever
-    groups still need (looked at with every tenth of it that was added): what they lose is told as
-    ``broker.dropped_undelivered``, and counted beside the stream. ``deadline_ms`` bounds all tries of one call to a
-    server that cannot be reached. Raises InvalidArgument at once; everything else waits for the first call.
+
+    ``max_stream_len`` trims streams safely to about this length; None disables it. ``hard_max_stream_len`` trims even
+    entries that groups still need; the length is checked whenever a tenth of it was added. Such losses are counted next
+    to the stream and emitted as ``broker.dropped_undelivered``. ``deadline_ms`` limits all tries of one call to a
+    server that cannot be reached. Raises InvalidArgument immediately; other errors are raised by the first call.
     """
     clock = clock or SystemClock()
     context = _context(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
-    link: Link
+    transport: Transport
     if is_local(url):
-        from millstream.broker.links.engine_links import EngineLink
-        from millstream.broker.links.local import address_of
+        from millstream.broker.transport.embedded import EmbeddedTransport
+        from millstream.broker.transport.local_address import address_of
 
-        link = EngineLink(address_of(url), clock, limits, observer)
-        return Broker(link, context, url)
-    from millstream.broker.links.redis_async import RedisLink
+        transport = EmbeddedTransport(address_of(url), clock, limits, observer)
+        return Broker(transport, context, url)
+    from millstream.broker.transport.redis_async import RedisTransport
 
     target = _target(url)
     context.cluster = target.kind == "cluster"
-    link = RedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
-    context.node_of = link.node_of if context.cluster else None
-    return Broker(link, context, str(target))
+    transport = RedisTransport(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    context.node_of = transport.node_of if context.cluster else None
+    return Broker(transport, context, str(target))
 
 
 def open_blocking_broker(
@@ -70,23 +71,23 @@ def open_blocking_broker(
     clock: Clock | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> BlockingBroker:
-    """A broker for threads; see ``open_broker``."""
+    """Opens a broker for threads; the options are those of ``open_broker``."""
     clock = clock or SystemClock()
     context = _context(url, max_stream_len, hard_max_stream_len, deadline_ms, observer, clock, limits)
-    link: BlockingLink
+    transport: BlockingTransport
     if is_local(url):
-        from millstream.broker.links.engine_links import BlockingEngineLink
-        from millstream.broker.links.local import address_of
+        from millstream.broker.transport.embedded import BlockingEmbeddedTransport
+        from millstream.broker.transport.local_address import address_of
 
-        link = BlockingEngineLink(address_of(url), clock, limits, observer)
-        return BlockingBroker(link, context, url)
-    from millstream.broker.links.redis_blocking import BlockingRedisLink
+        transport = BlockingEmbeddedTransport(address_of(url), clock, limits, observer)
+        return BlockingBroker(transport, context, url)
+    from millstream.broker.transport.redis_blocking import BlockingRedisTransport
 
     target = _target(url)
     context.cluster = target.kind == "cluster"
-    link = BlockingRedisLink(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
-    context.node_of = link.node_of if context.cluster else None
-    return BlockingBroker(link, context, str(target))
+    transport = BlockingRedisTransport(target, limits=limits, clock=clock, deadline_ms=deadline_ms, observer=observer)
+    context.node_of = transport.node_of if context.cluster else None
+    return BlockingBroker(transport, context, str(target))
 
 
 def is_local(url: Any) -> bool:
@@ -95,10 +96,10 @@ def is_local(url: Any) -> bool:
 
 def _target(url: Any) -> Any:
     if isinstance(url, str):
-        from millstream.broker.links.targets import target_of
+        from millstream.broker.transport.targets import target_of
 
         return target_of(url)
-    from millstream.broker.links.targets import target_of_client
+    from millstream.broker.transport.targets import target_of_client
 
     return target_of_client(url)
 

@@ -1,4 +1,4 @@
-"""An engine's directory: locked, loaded, and kept in order. The journal is written by turns; this is all the rest."""
+"""The directory of a durable engine: locking, loading, syncing and rewriting the journal. ``Turn`` writes to it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.engine import (
-    JOURNAL_NAME,
-    POLICIES,
-    REWRITE_NAME,
-    DirectoryLock,
-    Effect,
-    Engine,
-    Files,
-    Journal,
-    JournalUnwritable,
-    Policy,
-    Replacement,
-    Rewrite,
-    RewriteFailed,
-    load_journal,
-    snapshot,
-)
+from millstream.engine import Engine
+from millstream.engine.effects import Effect, snapshot
+from millstream.engine.journal.files import DirectoryLock, Files
+from millstream.engine.journal.frames import load_journal
+from millstream.engine.journal.journal import JOURNAL_NAME, POLICIES, REWRITE_NAME, Journal, JournalUnwritable, Policy
+from millstream.engine.journal.rewrite import Replacement, Rewrite, RewriteFailed
 from millstream.errors import JournalCorrupt, JournalNotWritten, MillstreamError
 from millstream.model import Clock
 from millstream.wire import ErrorReply
@@ -36,12 +25,14 @@ logger = logging.getLogger("millstream.journal")
 
 SYNC_INTERVAL_MS: Final = 1000
 RETRY_INTERVAL_MS: Final = 1000
-PLACE_INTERVAL_MS: Final = 1000
-REWRITE_PAUSE_MS: Final = 60_000
-"""After a rewrite that failed, the next one that nobody asked for waits this long."""
+LOCATION_CHECK_INTERVAL_MS: Final = 1000
+REWRITE_RETRY_MS: Final = 60_000
+"""After a failed rewrite, the next automatic rewrite waits this long."""
 
 
 class Persistence:
+    """The journal of one engine, and its maintenance."""
+
     def __init__(
         self,
         engine: Engine,
@@ -54,25 +45,25 @@ class Persistence:
     ) -> None:
         self.directory = directory
         self.units: list[list[Effect]] = []
-        """What the turn that is under way has changed so far."""
+        """The changes of the current turn so far."""
         self._unwritten: JournalUnwritable | None = None
         self.interrupted = False
-        """A turn was broken off, at whatever line: ``recover`` before anything else."""
+        """A turn was interrupted at an unknown point: ``recover`` must run before anything else."""
         self._open = True
         self.rewrite_min_bytes = rewrite_min_bytes
         self.rewrite_growth_percent = 100
         self.load_seconds = 0.0
         self.on = True
-        """False after ``CONFIG SET appendonly no``: nothing is recorded, and the journal grows old."""
+        """False after ``CONFIG SET appendonly no``: changes are not recorded."""
         self._engine = engine
         self._clock = clock
         self._files = files
         self._rewrite: Rewrite | None = None
-        self._keeping = threading.Lock()
-        """Held while house is kept, so that nobody closes files under its hands."""
+        self._housekeeping = threading.Lock()
+        """Held during housekeeping, so that ``close`` does not close files that are in use."""
         self._rewrite_failed = False
         self._no_rewrite_before_ms = 0
-        self._last_sync_ms = self._last_retry_ms = self._last_look_ms = clock.monotonic_ms()
+        self._last_sync_ms = self._last_retry_ms = self._last_check_ms = clock.monotonic_ms()
         self._lock = DirectoryLock(directory)
         self._lock.take()
         try:
@@ -82,27 +73,33 @@ class Persistence:
             engine.hooks.rewrite_journal = self._rewrite_on_request
             engine.hooks.reload_journal = self._reload
             engine.hooks.persistence = self._info
-            engine.config.start_with("auto-aof-rewrite-min-size", str(rewrite_min_bytes))
-            # What CONFIG GET tells is how a writer learns which durability it can ask for.
+            engine.config.set_initial("auto-aof-rewrite-min-size", str(rewrite_min_bytes))
+            # Writers read CONFIG GET to learn which durability they can ask for.
             for name, value in (("appendonly", "yes"), ("appendfsync", policy), ("dir", str(directory))):
-                engine.config.start_with(name, value)
+                engine.config.set_initial(name, value)
         except BaseException:
             self._lock.release()
             raise
 
     def _load(self) -> None:
         began = time.perf_counter()
-        loaded = load_journal(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
+        try:
+            loaded = load_journal(self._engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
+        except OSError as error:
+            raise MillstreamError(
+                f"the journal {self.journal.path} cannot be read: {error.strerror or error}. It must be a file that "
+                "this user can read and write."
+            ) from error
         try:
             self.journal.open(end=loaded.end, chain=loaded.chain, database=loaded.database)
         except (OSError, JournalUnwritable) as error:
             raise MillstreamError(
-                f"the journal {self.journal.path} cannot be written: {error}. Make room, or check the disk."
+                f"the journal {self.journal.path} cannot be written: {error}. Free disk space, or check the disk."
             ) from error
         self.load_seconds = time.perf_counter() - began
 
     def write_units(self) -> None:
-        """The turn's changes are in the journal when it returns. JournalUnwritable: some are not."""
+        """Writes the changes of the turn to the journal. Raises JournalUnwritable if some could not be written."""
         units, self.units = self.units, []
         unwritten, self._unwritten = self._unwritten, None
         if units:
@@ -111,14 +108,17 @@ class Persistence:
             raise unwritten
 
     def recover(self) -> None:
-        """After an interrupt (Ctrl-C, a time limit) in mid-turn. Nobody knows what of the turn is in memory, and how
-        much of it in the file; so, as after a crash, the journal decides, which is read by whole turns. Clients stay.
-        Runs under the lock; where it is interrupted itself, it begins again."""
+        """Recovers after an interrupt (Ctrl-C, a time limit) in the middle of a turn.
+
+        It is unknown which changes of the turn are in memory and which are in the file. As after a crash, the journal
+        decides: it is loaded again, complete turns only. Clients stay connected. Runs under the lock; if it is
+        interrupted, the next turn runs it again.
+        """
         journal = self.journal
-        self._engine.break_off()
+        self._engine.discard_interrupted()
         self.units, self._unwritten = [], None
-        if self.on and not journal.sync_failed:  # else memory is all that can be trusted
-            logger.warning("a command was interrupted: the journal %s is loaded again", journal.path)
+        if self.on and not journal.sync_failed:  # otherwise only the data in memory is reliable
+            logger.warning("a command was interrupted; reloading the journal %s", journal.path)
             self._load_in_place()
         self.interrupted = False
 
@@ -128,52 +128,56 @@ class Persistence:
             database.values.clear()
             database.expires.clear()
         loaded = load_journal(engine, self.journal.path, self._files, now_ms=self._clock.now_ms())
-        self.journal.go_on_from(end=loaded.end, chain=loaded.chain, database=loaded.database)
+        self.journal.reset_to(end=loaded.end, chain=loaded.chain, database=loaded.database)
         engine.memory.recount()
 
     # --- housekeeping -----------------------------------------------------------------------------------------------
 
-    def keep_house(self, lock: AbstractContextManager[Any]) -> None:
-        """``lock`` keeps others from writing; it is held for moments only."""
-        with self._keeping:
+    def run_housekeeping(self, lock: AbstractContextManager[Any]) -> None:
+        """Syncs, retries and rewrites the journal when due. Takes ``lock``, which keeps clients from writing, only
+        briefly.
+        """
+        with self._housekeeping:
             if self._open:
-                self._keep_house(lock)
+                self._maintain(lock)
 
-    def _keep_house(self, lock: AbstractContextManager[Any]) -> None:
+    def _maintain(self, lock: AbstractContextManager[Any]) -> None:
         now_ms = self._clock.monotonic_ms()
-        if self.on and now_ms - self._last_look_ms >= PLACE_INTERVAL_MS:
-            self._last_look_ms = now_ms
+        if self.on and now_ms - self._last_check_ms >= LOCATION_CHECK_INTERVAL_MS:
+            self._last_check_ms = now_ms
             with lock:
                 self.journal.check_place()
         if self.journal.trouble is not None and now_ms - self._last_retry_ms >= RETRY_INTERVAL_MS:
             self._last_retry_ms = now_ms
             with lock:
-                self._mend()
+                self._recover_journal()
         if self.journal.policy == "everysec" and now_ms - self._last_sync_ms >= SYNC_INTERVAL_MS:
             self._last_sync_ms = now_ms
             self._sync()
-        self._keep_short(now_ms, lock)
+        self._rewrite_if_grown(now_ms, lock)
 
     def _sync(self) -> None:
         try:
             if self.journal.unsynced:
                 self.journal.sync()
         except JournalUnwritable:
-            pass  # logged, and kept as the journal's trouble: writes are refused from now on
+            pass  # logged and kept in ``journal.trouble``: writes are rejected from now on
 
-    def _mend(self) -> None:
-        """Another try after a failure. After a failed fsync only a new file, made from memory, can be trusted."""
+    def _recover_journal(self) -> None:
+        """Tries to write again after a failure. After a failed fsync it writes a new file from memory, because the
+        contents of the old file are unknown.
+        """
         try:
             if self.journal.sync_failed:
                 self._abandon_rewrite()
-                self._write_anew()
+                self._replace_journal()
             else:
                 self.journal.flush()
-            logger.warning("the journal %s can be written again", self.journal.path)
+            logger.warning("the journal %s is writable again", self.journal.path)
         except (JournalUnwritable, OSError):
-            pass  # still in trouble: writes stay refused, and the next try comes in a moment
+            pass  # writes stay rejected until the next try, after RETRY_INTERVAL_MS
 
-    def _write_anew(self) -> None:
+    def _replace_journal(self) -> None:
         if not self._lock.holds():
             raise OSError(errno.ESTALE, f"the directory {self.directory} is not the one that was opened")
         replacement = Replacement(self.directory / REWRITE_NAME, self._files)
@@ -187,7 +191,7 @@ class Persistence:
 
     # --- rewriting --------------------------------------------------------------------------------------------------
 
-    def _grown(self) -> bool:
+    def _has_grown(self) -> bool:
         size, base = self.journal.size, max(self.journal.base_size, 1)
         return (
             self.rewrite_growth_percent > 0
@@ -195,20 +199,20 @@ class Persistence:
             and (size - base) * 100 >= base * self.rewrite_growth_percent
         )
 
-    def _keep_short(self, now_ms: int, lock: AbstractContextManager[Any]) -> None:
+    def _rewrite_if_grown(self, now_ms: int, lock: AbstractContextManager[Any]) -> None:
         if self.journal.trouble is not None:
             return
         try:
             if self._rewrite is not None:
                 self._advance(self._rewrite, lock)
-            elif self._grown() and now_ms >= self._no_rewrite_before_ms:
+            elif self._has_grown() and now_ms >= self._no_rewrite_before_ms:
                 with lock:
-                    if self._rewrite is None:  # BGREWRITEAOF may have been quicker
+                    if self._rewrite is None:  # BGREWRITEAOF may have started one meanwhile
                         self._rewrite = Rewrite(self.journal, self._files)
         except (RewriteFailed, JournalUnwritable, OSError) as error:
             logger.warning("the journal %s could not be rewritten: %s", self.journal.path, error)
             self._rewrite_failed = True
-            self._no_rewrite_before_ms = now_ms + REWRITE_PAUSE_MS
+            self._no_rewrite_before_ms = now_ms + REWRITE_RETRY_MS
             self._abandon_rewrite()
 
     def _advance(self, rewrite: Rewrite, lock: AbstractContextManager[Any]) -> None:
@@ -226,7 +230,7 @@ class Persistence:
         if rewrite is not None:
             rewrite.abandon()
 
-    # --- what the engine asks ---------------------------------------------------------------------------------------
+    # --- called by the engine ---------------------------------------------------------------------------------------
 
     def _rewrite_on_request(self) -> None:
         """BGREWRITEAOF. Runs under the lock."""
@@ -241,17 +245,17 @@ class Persistence:
             raise ErrorReply(f"ERR Can't rewrite the append only file: {error.strerror}") from error
 
     def _reload(self) -> None:
-        """DEBUG LOADAOF. Runs under the lock. A journal that cannot be read leaves the engine as it is."""
+        """DEBUG LOADAOF. Runs under the lock. If the journal cannot be read, the engine keeps its data."""
         self._write_units()
         try:
             load_journal(Engine(), self.journal.path, self._files, now_ms=self._clock.now_ms())
         except (JournalCorrupt, OSError) as error:
-            logger.error("the journal was not loaded again: %s", error)
+            logger.error("DEBUG LOADAOF failed, the data in memory is kept: %s", error)
             raise ErrorReply("ERR Error trying to load the AOF files, check server logs.") from error
         self._load_in_place()
 
     def _write_units(self) -> None:
-        """In the middle of a turn. A failure also voids the answers that the turn has given so far."""
+        """Writes in the middle of a turn. If it fails, the earlier replies of the turn become errors too."""
         self.units += self._engine.take_units()
         try:
             self.write_units()
@@ -260,7 +264,7 @@ class Persistence:
             raise ErrorReply(error.text) from error
 
     def _turn_off(self) -> None:
-        """What was answered so far is on the disk; from now on a restart finds the state of this moment."""
+        """Syncs the journal and stops recording: a restart restores the state of this moment."""
         self._write_units()
         try:
             self.journal.sync()
@@ -268,12 +272,12 @@ class Persistence:
             raise ErrorReply(error.text) from error
         self._abandon_rewrite()
         self.on = self._engine.recording = False
-        logger.warning("the journal %s is off: from now on nothing outlives a restart", self.journal.path)
+        logger.warning("the journal %s is off: changes from now on are lost at a restart", self.journal.path)
 
     def _turn_on(self) -> None:
-        """A new journal, made from memory, takes the place of the old one before anything more is confirmed."""
+        """Replaces the old journal by a new one, written from memory, before any further change is confirmed."""
         try:
-            self._write_anew()
+            self._replace_journal()
         except (JournalUnwritable, OSError) as error:
             logger.error("the journal %s could not be turned on: %s", self.journal.path, error)
             raise ErrorReply(
@@ -283,7 +287,7 @@ class Persistence:
         self.on = self._engine.recording = True
 
     def configure(self, name: str, value: str) -> None:
-        """CONFIG SET of what is ours. Runs under the lock."""
+        """Applies CONFIG SET of the journal's settings. Runs under the lock."""
         if name == "appendonly" and self.on != (value == "yes"):
             (self._turn_off if self.on else self._turn_on)()
         elif name == "appendfsync":
@@ -309,9 +313,12 @@ class Persistence:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, lock: AbstractContextManager[Any]) -> None:
-        """First housekeeping ends its work, for which it may need ``lock``; then nobody may be writing any more, not
-        even who came before the end and still waits for the lock. JournalNotWritten: it is closed all the same."""
-        with self._keeping:
+        """Closes the journal and releases the directory, also if it raises JournalNotWritten.
+
+        It first waits for housekeeping, which may need ``lock``. Then it takes the lock, so that a client that still
+        waits for it cannot write any more.
+        """
+        with self._housekeeping:
             self._open = False
         with lock:
             try:
@@ -319,22 +326,24 @@ class Persistence:
                 if self.interrupted:
                     self.recover()
                 if self.on:
-                    self.journal.check_place()  # housekeeping may have looked a second ago
+                    self.journal.check_place()  # the last check of housekeeping may be a second old
                     if self.journal.sync_failed:
-                        self._mend()
+                        self._recover_journal()
                 self.journal.close()
             except (JournalUnwritable, JournalCorrupt, OSError) as error:
                 raise JournalNotWritten(
-                    f"the journal {self.journal.path} was closed, and not everything is in it: {error}",
+                    f"the journal {self.journal.path} was closed, but some changes could not be written to it: {error}",
                     path=str(self.journal.path),
                 ) from error
             finally:
                 self._lock.release()
 
     def disown(self) -> None:
-        """In a forked child: lets go of the files without touching what the parent still uses."""
+        """In a forked child: releases the files without changing what the parent still uses."""
         self._open = False
-        self._keeping = threading.Lock()  # the thread of housekeeping may have held it, and is not here
+        self._housekeeping = (
+            threading.Lock()
+        )  # the housekeeping thread, which exists only in the parent, may have held it
         self._rewrite = None
         self.journal.abandon()
         self._lock.release()

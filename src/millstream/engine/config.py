@@ -1,4 +1,4 @@
-"""What CONFIG GET shows and CONFIG SET may change: Redis's names, and its words for what is wrong with a value."""
+"""The parameters of CONFIG GET and CONFIG SET, with Redis's names, defaults, value checks and error texts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from millstream.engine.engine import Engine
 
 
-class _Refused(Exception):
-    """A value that a parameter may not have, with Redis's words for it."""
+class _InvalidValue(Exception):
+    """A parameter does not accept the value; the message is Redis's text."""
 
 
 Check = Callable[[str], str]
-"""Gives the value as CONFIG GET will show it, or raises _Refused."""
+"""Returns the value as CONFIG GET displays it, or raises _InvalidValue."""
 
 UINT64_MAX: Final = 2**64 - 1
 _UNITS: Final = {
@@ -38,11 +38,11 @@ _UNITS: Final = {
 
 def _memory(low: int = 0, high: int = INT64_MAX) -> Check:
     def check(text: str) -> str:
-        """As C reads it: a NUL ends the text, no digits are 0, too many saturate, and the product wraps around."""
-        found = re.fullmatch(r"([0-9]{0,127})([a-z]*)", text.partition("\0")[0].lower())
-        if found is None or found[2] not in _UNITS:
-            raise _Refused("argument must be a memory value")
-        return _between(min(int(found[1] or 0), UINT64_MAX) * _UNITS[found[2]] & UINT64_MAX, low, high)
+        """Parses like Redis's C code: a NUL ends the text, no digits mean 0, digits saturate, the product wraps."""
+        match = re.fullmatch(r"([0-9]{0,127})([a-z]*)", text.partition("\0")[0].lower())
+        if match is None or match[2] not in _UNITS:
+            raise _InvalidValue("argument must be a memory value")
+        return _between(min(int(match[1] or 0), UINT64_MAX) * _UNITS[match[2]] & UINT64_MAX, low, high)
 
     return check
 
@@ -51,7 +51,7 @@ def _number(low: int, high: int) -> Check:
     def check(text: str) -> str:
         number = read_int(to_bytes(text))
         if number is None:
-            raise _Refused("argument couldn't be parsed into an integer")
+            raise _InvalidValue("argument couldn't be parsed into an integer")
         return _between(number, low, high)
 
     return check
@@ -59,14 +59,14 @@ def _number(low: int, high: int) -> Check:
 
 def _between(number: int, low: int, high: int) -> str:
     if not low <= number <= high:
-        raise _Refused(f"argument must be between {low} and {high} inclusive")
+        raise _InvalidValue(f"argument must be between {low} and {high} inclusive")
     return str(number)
 
 
-def _one_of(*choices: str) -> Check:
+def _choice(*choices: str) -> Check:
     def check(text: str) -> str:
         if text.lower() not in choices:
-            raise _Refused(f"argument(s) must be one of the following: {', '.join(choices)}")
+            raise _InvalidValue(f"argument(s) must be one of the following: {', '.join(choices)}")
         return text.lower()
 
     return check
@@ -74,24 +74,30 @@ def _one_of(*choices: str) -> Check:
 
 def _yes_or_no(text: str) -> str:
     if text.lower() not in ("yes", "no"):
-        raise _Refused("argument must be 'yes' or 'no'")
+        raise _InvalidValue("argument must be 'yes' or 'no'")
     return text.lower()
 
 
-def _events(text: str) -> str:
+def _event_flags(text: str) -> str:
     flags = parse_flags(text)
     if flags is None:
-        raise _Refused("Invalid event class character. Use 'Ag$lshzxeKEtmdn'.")
+        raise _InvalidValue("Invalid event class character. Use 'Ag$lshzxeKEtmdn'.")
     return format_flags(flags)
 
 
-def _no_save_points(text: str) -> str:
+def _empty_save_points(text: str) -> str:
     if text.strip():
-        raise _Refused("millstream keeps a journal and takes no snapshots, so that only an empty value is possible")
+        raise _InvalidValue("millstream keeps a journal and takes no snapshots: only an empty value is accepted")
     return ""
 
 
-def _anything(text: str) -> str:
+def _only_yes(text: str) -> str:
+    if _yes_or_no(text) == "no":
+        raise _InvalidValue("a journal whose last record is incomplete is always loaded: only 'yes' is accepted")
+    return "yes"
+
+
+def _any_text(text: str) -> str:
     return text
 
 
@@ -99,11 +105,20 @@ def _anything(text: str) -> str:
 class _Parameter:
     default: str
     check: Check | None = None
-    """None: it cannot be changed while the server runs."""
+    """None: the parameter cannot be changed while the server runs."""
 
 
 _PARAMETERS: Final[Mapping[str, _Parameter]] = {
-    "appendfsync": _Parameter("everysec", _one_of("everysec", "always", "no")),
+    # Settings of Redis's AOF and RDB files have no effect here. They are accepted and displayed, so that tools that set
+    # them keep working. A setting whose effect this server does not implement is unknown: see docs/how-to/embedded.md.
+    "aof-disable-auto-gc": _Parameter("no", _yes_or_no),
+    "aof-load-truncated": _Parameter("yes", _only_yes),
+    "aof-rewrite-incremental-fsync": _Parameter("yes", _yes_or_no),
+    "aof-timestamp-enabled": _Parameter("no", _yes_or_no),
+    "aof-use-rdb-preamble": _Parameter("yes", _yes_or_no),
+    "appenddirname": _Parameter("appendonlydir"),
+    "appendfilename": _Parameter("appendonly.aof"),
+    "appendfsync": _Parameter("everysec", _choice("everysec", "always", "no")),
     "appendonly": _Parameter("no", _yes_or_no),
     "auto-aof-rewrite-min-size": _Parameter("67108864", _memory()),
     "auto-aof-rewrite-percentage": _Parameter("100", _number(0, 2**31 - 1)),
@@ -111,30 +126,38 @@ _PARAMETERS: Final[Mapping[str, _Parameter]] = {
     "client-output-buffer-limit": _Parameter("normal 0 0 0 slave 0 0 0 pubsub 33554432 8388608 60"),
     "cluster-enabled": _Parameter("no"),
     "databases": _Parameter("16"),
+    "dbfilename": _Parameter("dump.rdb"),
     "dir": _Parameter(""),
     "enable-debug-command": _Parameter("no"),
     "latency-monitor-threshold": _Parameter("0", _number(0, INT64_MAX)),
     "latency-tracking": _Parameter("no"),
     "maxclients": _Parameter("10000", _number(1, 2**32 - 1)),
     "maxmemory": _Parameter("0", _memory(high=UINT64_MAX)),
-    "maxmemory-policy": _Parameter("noeviction", _one_of("noeviction")),
-    "notify-keyspace-events": _Parameter("", _events),
+    "maxmemory-policy": _Parameter("noeviction", _choice("noeviction")),
+    "no-appendfsync-on-rewrite": _Parameter("no", _yes_or_no),
+    "notify-keyspace-events": _Parameter("", _event_flags),
     "port": _Parameter("0"),
     "proto-max-bulk-len": _Parameter("536870912", _memory(1024 * 1024)),
-    "requirepass": _Parameter("", _anything),
-    "save": _Parameter("", _no_save_points),
+    "rdb-del-sync-files": _Parameter("no", _yes_or_no),
+    "rdb-save-incremental-fsync": _Parameter("yes", _yes_or_no),
+    "rdbchecksum": _Parameter("yes"),
+    "rdbcompression": _Parameter("yes", _yes_or_no),
+    "requirepass": _Parameter("", _any_text),
+    "sanitize-dump-payload": _Parameter("no", _choice("no", "yes", "clients")),
+    "save": _Parameter("", _empty_save_points),
     "slowlog-log-slower-than": _Parameter("10000", _number(-1, INT64_MAX)),
     "slowlog-max-len": _Parameter("128", _number(0, INT64_MAX)),
+    "stop-writes-on-bgsave-error": _Parameter("yes", _yes_or_no),
     "stream-node-max-bytes": _Parameter("4096", _memory()),
     "stream-node-max-entries": _Parameter("100", _number(0, INT64_MAX)),
     "timeout": _Parameter("0", _number(0, 2**31 - 1)),
 }
 
-_MOST_SLOW: Final = 100_000
+MAX_SLOW_LOG_ENTRIES: Final = 100_000
 
 
 class Config:
-    """One engine's settings. What is read for every command is kept as an attribute."""
+    """The settings of one engine. Settings that are read on every command are attributes."""
 
     __slots__ = ("_engine", "_values", "approximate_trim_limit", "stream_node_max_bytes", "stream_node_max_entries")
 
@@ -154,57 +177,61 @@ class Config:
     def number(self, name: str) -> int:
         return int(self._values[name])
 
-    def found(self, patterns: list[bytes]) -> dict[str, str]:
-        """Those whose name fits one of the patterns."""
+    def match(self, patterns: list[bytes]) -> dict[str, str]:
+        """The parameters whose name matches one of the patterns."""
         globs = [glob(pattern.lower()) for pattern in patterns]
-        return {name: value for name, value in self._values.items() if any(one.matches(name.encode()) for one in globs)}
+        return {
+            name: value
+            for name, value in self._values.items()
+            if any(pattern.matches(name.encode()) for pattern in globs)
+        }
 
-    def start_with(self, name: str, value: str) -> None:
-        """For the driver, before the first command: also what cannot be changed later. Refuses as ``change`` does."""
+    def set_initial(self, name: str, value: str) -> None:
+        """Sets a parameter, also an immutable one, before the first command. For the driver. Checks like ``change``."""
         parameter = _PARAMETERS[name]
         try:
             checked = value if parameter.check is None else parameter.check(value)
-        except _Refused as why:
-            raise ErrorReply(_failed(name, str(why))) from None
-        self._put(name, checked, value)
+        except _InvalidValue as reason:
+            raise ErrorReply(_set_failed(name, str(reason))) from None
+        self._apply(name, checked, value)
 
-    def change(self, wanted: list[tuple[str, str]]) -> None:
-        """CONFIG SET: all of it or, with an ErrorReply, nothing."""
+    def change(self, changes: list[tuple[str, str]]) -> None:
+        """CONFIG SET: applies all changes, or raises ErrorReply and applies none."""
         checked: dict[str, tuple[str, str]] = {}
-        for name, _ in wanted:
+        for name, _ in changes:
             if name.lower() not in _PARAMETERS:
                 raise ErrorReply(f"ERR Unknown option or number of arguments for CONFIG SET - '{name}'")
-        for given, value in wanted:
-            name = given.lower()
+        for raw, value in changes:
+            name = raw.lower()
             check = _PARAMETERS[name].check
             if check is None:
-                raise ErrorReply(_failed(name, "can't set immutable config"))
+                raise ErrorReply(_set_failed(name, "can't set immutable config"))
             if name in checked:
-                raise ErrorReply(_failed(name, "duplicate parameter"))
+                raise ErrorReply(_set_failed(name, "duplicate parameter"))
             try:
                 checked[name] = check(value), value
-            except _Refused as why:
-                raise ErrorReply(_failed(name, str(why))) from None
-        for name, (shown, value) in checked.items():
+            except _InvalidValue as reason:
+                raise ErrorReply(_set_failed(name, str(reason))) from None
+        for name, (normalized, value) in checked.items():
             if self._engine.hooks.configure is not None:
-                self._engine.hooks.configure(name, shown)
-            self._put(name, shown, value)
+                self._engine.hooks.configure(name, normalized)
+            self._apply(name, normalized, value)
 
-    def _put(self, name: str, value: str, given: str) -> None:
+    def _apply(self, name: str, value: str, raw: str) -> None:
         self._values[name] = value
         engine = self._engine
         if name == "maxmemory":
             engine.memory.set_limit(int(value))
             engine.refresh()
         elif name == "notify-keyspace-events":
-            # What is shown tells less than what was given: an n beside an A is in force, but not shown.
-            engine.notify_flags = parse_flags(given) or 0
+            # Not from the normalized value: Redis does not display "n" next to "A", although it is in force.
+            engine.notify_flags = parse_flags(raw) or 0
         elif name == "requirepass":
             engine.password = to_bytes(value) or None
         elif name == "slowlog-log-slower-than":
             engine.monitoring.set_thresholds(slow_us=int(value))
         elif name == "slowlog-max-len":
-            engine.monitoring.slow.limit(min(int(value), _MOST_SLOW))
+            engine.monitoring.slow.limit(min(int(value), MAX_SLOW_LOG_ENTRIES))
         elif name == "latency-monitor-threshold":
             engine.monitoring.set_thresholds(latency_ms=int(value))
         elif name == "stream-node-max-bytes":
@@ -212,11 +239,13 @@ class Config:
         elif name == "stream-node-max-entries":
             self._set_node_entries(int(value))
 
-    def _set_node_entries(self, most: int) -> None:
-        self.stream_node_max_entries = most
-        self.approximate_trim_limit = min(100 * most, 1_000_000) if 0 < 100 * most <= INT64_MAX else 10_000
-        """Redis's bound on the work of one approximate trim: a hundred nodes."""
+    def _set_node_entries(self, max_entries: int) -> None:
+        self.stream_node_max_entries = max_entries
+        self.approximate_trim_limit = (
+            min(100 * max_entries, 1_000_000) if 0 < 100 * max_entries <= INT64_MAX else 10_000
+        )
+        """Redis's limit on the entries that one approximate trim removes: those of a hundred nodes."""
 
 
-def _failed(name: str, why: str) -> str:
-    return f"ERR CONFIG SET failed (possibly related to argument '{name}') - {why}"
+def _set_failed(name: str, reason: str) -> str:
+    return f"ERR CONFIG SET failed (possibly related to argument '{name}') - {reason}"

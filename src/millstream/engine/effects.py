@@ -1,6 +1,6 @@
-"""The whole state as effects: commands that make it again, in our engine or in a Redis 7.0.
+"""Effects: commands that reproduce the state of an engine, in another engine or in Redis 7.0.
 
-They are the shortest journal that leads to it: rewriting and migration are made of these.
+A journal rewrite and a migration to another server both consist of the effects of the current state.
 """
 
 from __future__ import annotations
@@ -16,130 +16,136 @@ from millstream.engine.stream.ids import ID_MAX, format_id
 if TYPE_CHECKING:
     from millstream.engine.engine import Engine
     from millstream.engine.keyspace import Database
-    from millstream.engine.stream.group import Group, Holding
+    from millstream.engine.stream.group import Group, PendingInfo
     from millstream.engine.stream.stream import Stream
 
 
-WORDS_PER_EFFECT: Final = 64
-"""As Redis's own rewrite does: commands of moderate length, so that no client and no server chokes on one."""
+MAX_ARGS_PER_EFFECT: Final = 64
+"""Commands of moderate length, as in Redis's own AOF rewrite, so that every client and server can process them."""
 
-Words = tuple[bytes, ...]
-Effect = tuple[int, Words]
-"""A database's number, and a command that brings about the change wherever it is replayed: explicit ids and times."""
+Args = tuple[bytes, ...]
+Effect = tuple[int, Args]
+"""A database number, and a command with explicit ids and times, so that every replay makes the same change."""
 
 
 def snapshot(engine: Engine) -> Iterator[list[Effect]]:
-    """Unit by unit, database by database. The engine must not change meanwhile."""
+    """Yields the effects of all databases, in units. The engine must not change during the iteration."""
     for database in engine.databases:
         for key in database.values:
-            yield from ([(database.index, words)] for words in effects_of_key(database, key))
+            yield from ([(database.index, args)] for args in effects_of_key(database, key))
 
 
-def effects_of_key(database: Database, key: bytes) -> Iterator[Words]:
-    """What makes this key where there is none: its value, then its time to live."""
+def effects_of_key(database: Database, key: bytes) -> Iterator[Args]:
+    """Yields the commands that create this key: first its value, then its time to live."""
     yield from effects_of_value(key, database.values[key])
     at_ms = database.expires.get(key)
     if at_ms is not None:
         yield (b"PEXPIREAT", key, b"%d" % at_ms)
 
 
-def effects_of_value(key: bytes, value: Any) -> Iterator[Words]:
+def effects_of_value(key: bytes, value: Any) -> Iterator[Args]:
     if isinstance(value, bytes):
         yield (b"SET", key, value)
     elif isinstance(value, dict):
-        yield from _in_parts(b"HSET", key, (word for pair in value.items() for word in pair))
+        yield from _chunked(b"HSET", key, (arg for pair in value.items() for arg in pair))
     elif isinstance(value, deque):
-        yield from _in_parts(b"RPUSH", key, value)
+        yield from _chunked(b"RPUSH", key, value)
     elif isinstance(value, set | frozenset):
-        yield from _in_parts(b"SADD", key, sorted(value))
+        yield from _chunked(b"SADD", key, sorted(value))
     elif isinstance(value, SortedSet):
         yield from value.effects(key)
     else:
         yield from _stream(key, value)
 
 
-def _in_parts(name: bytes, key: bytes, words: Iterable[bytes]) -> Iterator[Words]:
-    rest = iter(words)
-    while part := tuple(islice(rest, WORDS_PER_EFFECT)):
+def _chunked(name: bytes, key: bytes, args: Iterable[bytes]) -> Iterator[Args]:
+    remaining = iter(args)
+    while part := tuple(islice(remaining, MAX_ARGS_PER_EFFECT)):
         yield (name, key, *part)
 
 
-IDS_PER_CLAIM: Final = 100
-"""Commands of moderate length, so that nobody who reads them back waits long for one."""
+MAX_IDS_PER_CLAIM: Final = 100
+"""Commands of moderate length, so that each is replayed quickly."""
 
 
-def _stream(key: bytes, stream: Stream) -> Iterator[Words]:
-    """In this order: entries, and among them for a moment those that are gone but still pending, because only an entry
-    that is there can be made pending; the pending lists; the gone ones go; then the counters."""
-    ghosts = _gone_but_pending(stream)
-    if not stream.length and not ghosts:
-        # A stream without entries is made by a group, which goes again at once.
+def _stream(key: bytes, stream: Stream) -> Iterator[Args]:
+    """Yields the commands that create a stream.
+
+    The order is: entries, groups with their pending lists, deletions, counters. Entries that were deleted but are still
+    pending are added temporarily, because XCLAIM makes only an existing entry pending; the deletions remove them.
+    """
+    deleted_ids = _deleted_but_pending(stream)
+    if not stream.length and not deleted_ids:
+        # An empty stream can only be created together with a group, which is then destroyed.
         yield (b"XGROUP", b"CREATE", key, b"", b"0-0", b"MKSTREAM")
         yield (b"XGROUP", b"DESTROY", key, b"")
-    yield from _entries(key, stream, ghosts)
+    yield from _entries(key, stream, deleted_ids)
     for group in stream.groups_by_name():
         yield from _group(key, group)
-    yield from _farewell(key, stream, ghosts)
+    yield from _deletions(key, stream, deleted_ids)
     yield _counters(key, stream)
 
 
-def _gone_but_pending(stream: Stream) -> list[int]:
-    held = {entry_id for group in stream.groups.values() for entry_id, _ in group.pending.items()}
-    return sorted(entry_id for entry_id in held if not stream.has(entry_id))
+def _deleted_but_pending(stream: Stream) -> list[int]:
+    pending_ids = {entry_id for group in stream.groups.values() for entry_id, _ in group.pending.items()}
+    return sorted(entry_id for entry_id in pending_ids if not stream.has(entry_id))
 
 
-def _entries(key: bytes, stream: Stream, ghosts: list[int]) -> Iterator[Words]:
-    waiting = iter([*ghosts, ID_MAX + 1])
-    ghost = next(waiting)
+def _entries(key: bytes, stream: Stream, deleted_ids: list[int]) -> Iterator[Args]:
+    remaining_ids = iter([*deleted_ids, ID_MAX + 1])
+    deleted_id = next(remaining_ids)
     for node in stream.nodes:
         numbered = zip(node.ids(node.skip, node.total), node.entries(node.skip, node.total), strict=True)
-        for entry_id, (raw, words) in numbered:
-            while ghost < entry_id:
-                yield (b"XADD", key, format_id(ghost), b"", b"")
-                ghost = next(waiting)
-            yield (b"XADD", key, raw, *words)
-    while ghost <= ID_MAX:
-        yield (b"XADD", key, format_id(ghost), b"", b"")
-        ghost = next(waiting)
+        for entry_id, (raw, args) in numbered:
+            while deleted_id < entry_id:
+                yield (b"XADD", key, format_id(deleted_id), b"", b"")
+                deleted_id = next(remaining_ids)
+            yield (b"XADD", key, raw, *args)
+    while deleted_id <= ID_MAX:
+        yield (b"XADD", key, format_id(deleted_id), b"", b"")
+        deleted_id = next(remaining_ids)
 
 
-def _farewell(key: bytes, stream: Stream, ghosts: list[int]) -> Iterator[Words]:
-    """Those before the first entry are trimmed away, not deleted: a deletion would leave its mark in the counters, and
-    where nothing was ever deleted, XSETID cannot take that mark away."""
-    if not ghosts:
+def _deletions(key: bytes, stream: Stream, deleted_ids: list[int]) -> Iterator[Args]:
+    """Yields the commands that remove the temporary entries.
+
+    Entries before the first existing one are trimmed, not deleted: XDEL would set the stream's max-deleted-id, and
+    XSETID cannot reset that to 0 for a stream from which nothing was ever deleted.
+    """
+    if not deleted_ids:
         return
     first_id = stream.first_id
     if not stream.length:
         yield (b"XTRIM", key, b"MAXLEN", b"=", b"0")
         return
-    if ghosts[0] < first_id:
+    if deleted_ids[0] < first_id:
         yield (b"XTRIM", key, b"MINID", b"=", format_id(first_id))
-    for ghost in ghosts:
-        if ghost > first_id:
-            yield (b"XDEL", key, format_id(ghost))
+    for deleted_id in deleted_ids:
+        if deleted_id > first_id:
+            yield (b"XDEL", key, format_id(deleted_id))
 
 
-def _group(key: bytes, group: Group) -> Iterator[Words]:
+def _group(key: bytes, group: Group) -> Iterator[Args]:
     name = group.name
     reads = b"%d" % group.entries_read
     yield (b"XGROUP", b"CREATE", key, name, format_id(group.last_id), b"ENTRIESREAD", reads)
     for consumer in group.consumers_by_name():
         yield (b"XGROUP", b"CREATECONSUMER", key, name, consumer.name)
-        # What was delivered together has one time and one count: one command for many, as it was when they were read.
-        for _, alike in groupby(consumer.pending.items(), key=lambda held: held[1][1:]):
-            held = list(alike)
-            yield from claims(key, name, [entry_id for entry_id, _ in held], held[0][1])
+        # Entries that were delivered together have the same time and count, so that one XCLAIM covers all of them.
+        for _, batch in groupby(consumer.pending.items(), key=lambda item: item[1][1:]):
+            items = list(batch)
+            yield from claims(key, name, [entry_id for entry_id, _ in items], items[0][1])
 
 
-def claims(key: bytes, group: bytes, ids: list[int], holding: Holding) -> Iterator[Words]:
-    """The commands that make these entries pending just so."""
-    consumer, time_ms, count = holding
+def claims(key: bytes, group: bytes, ids: list[int], info: PendingInfo) -> Iterator[Args]:
+    """Yields the XCLAIM commands that make these entries pending with this consumer, time and delivery count."""
+    consumer, time_ms, count = info
     head = (b"XCLAIM", key, group, consumer.name, b"0")
     tail = (b"TIME", b"%d" % time_ms, b"RETRYCOUNT", b"%d" % count, b"FORCE", b"JUSTID")
-    for first in range(0, len(ids), IDS_PER_CLAIM):
-        yield (*head, *map(format_id, ids[first : first + IDS_PER_CLAIM]), *tail)
+    for first in range(0, len(ids), MAX_IDS_PER_CLAIM):
+        yield (*head, *map(format_id, ids[first : first + MAX_IDS_PER_CLAIM]), *tail)
 
 
-def _counters(key: bytes, stream: Stream) -> Words:
-    words = (b"XSETID", key, format_id(stream.last_id), b"ENTRIESADDED", b"%d" % stream.entries_added)
-    return words if not stream.max_deleted_id else (*words, b"MAXDELETEDID", format_id(stream.max_deleted_id))
+def _counters(key: bytes, stream: Stream) -> Args:
+    args = (b"XSETID", key, format_id(stream.last_id), b"ENTRIESADDED", b"%d" % stream.entries_added)
+    return args if not stream.max_deleted_id else (*args, b"MAXDELETEDID", format_id(stream.max_deleted_id))

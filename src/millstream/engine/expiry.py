@@ -1,4 +1,4 @@
-"""Times to live: when keys are due, and the words by which commands set it."""
+"""Times to live: the schedule of expiring keys, and the options by which commands set a time to live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ExpirySchedule:
-    """A heap of (last millisecond, database, key). Its entries are hints: what ``Database.expires`` says decides."""
+    """A heap of (last millisecond, database, key). Items may be outdated: ``Database.expires`` decides."""
 
     __slots__ = ("_databases", "_heap")
 
@@ -23,25 +23,25 @@ class ExpirySchedule:
         self._heap: list[tuple[int, int, bytes]] = []
 
     def add(self, at_ms: int, index: int, key: bytes) -> None:
-        # A lease that is renewed leaves its old entries behind; throw them out before they outgrow the real ones.
+        # Each renewal of a lease leaves an outdated item. Remove them before they outnumber the current ones.
         if len(self._heap) > 1024 and len(self._heap) > 4 * sum(len(db.expires) for db in self._databases):
-            self._heap = [one for one in self._heap if self._is_current(one)]
+            self._heap = [item for item in self._heap if self._is_current(item)]
             heapify(self._heap)
         heappush(self._heap, (at_ms, index, key))
 
     def next_deadline(self) -> int | None:
-        """The first millisecond at which some key is gone."""
+        """The first millisecond at which a key is expired."""
         while self._heap and not self._is_current(self._heap[0]):
             heappop(self._heap)
         return self._heap[0][0] + 1 if self._heap else None
 
     def due(self, now_ms: int, limit: int) -> list[tuple[Database, bytes]]:
-        """Up to ``limit`` keys whose time is over, the earliest first."""
-        found: list[tuple[Database, bytes]] = []
-        while len(found) < limit and (at := self.next_deadline()) is not None and at <= now_ms:
+        """Removes and returns up to ``limit`` expired keys, the earliest first."""
+        expired: list[tuple[Database, bytes]] = []
+        while len(expired) < limit and (at := self.next_deadline()) is not None and at <= now_ms:
             _, index, key = heappop(self._heap)
-            found.append((self._databases[index], key))
-        return found
+            expired.append((self._databases[index], key))
+        return expired
 
     def _is_current(self, entry: tuple[int, int, bytes]) -> bool:
         at_ms, index, key = entry
@@ -52,7 +52,7 @@ _UNITS = (b"EX", b"PX", b"EXAT", b"PXAT")
 
 
 class ExpireOptions:
-    """What SET and GETEX were told besides key and value. An option may be repeated: the last counts."""
+    """The options of SET and GETEX. An option may be repeated: the last one counts."""
 
     __slots__ = ("amount", "get", "keep_ttl", "nx", "persist", "unit", "xx")
 
@@ -66,17 +66,17 @@ class ExpireOptions:
         options = cls()
         at = 3
         while at < len(args):
-            word = args[at].upper()
-            if word == b"NX" and not options.xx:
+            arg = args[at].upper()
+            if arg == b"NX" and not options.xx:
                 options.nx = True
-            elif word == b"XX" and not options.nx:
+            elif arg == b"XX" and not options.nx:
                 options.xx = True
-            elif word == b"GET":
+            elif arg == b"GET":
                 options.get = True
-            elif word == b"KEEPTTL" and options.unit is None:
+            elif arg == b"KEEPTTL" and options.unit is None:
                 options.keep_ttl = True
-            elif word in _UNITS and not options.keep_ttl and options.unit in (None, word) and at + 1 < len(args):
-                options.unit, options.amount = word, args[at + 1]
+            elif arg in _UNITS and not options.keep_ttl and options.unit in (None, arg) and at + 1 < len(args):
+                options.unit, options.amount = arg, args[at + 1]
                 at += 1
             else:
                 raise ErrorReply(SYNTAX_ERROR)
@@ -88,11 +88,11 @@ class ExpireOptions:
         options = cls()
         at = 2
         while at < len(args):
-            word = args[at].upper()
-            if word == b"PERSIST" and options.unit is None:
+            arg = args[at].upper()
+            if arg == b"PERSIST" and options.unit is None:
                 options.persist = True
-            elif word in _UNITS and not options.persist and options.unit in (None, word) and at + 1 < len(args):
-                options.unit, options.amount = word, args[at + 1]
+            elif arg in _UNITS and not options.persist and options.unit in (None, arg) and at + 1 < len(args):
+                options.unit, options.amount = arg, args[at + 1]
                 at += 1
             else:
                 raise ErrorReply(SYNTAX_ERROR)
@@ -104,7 +104,7 @@ class ExpireOptions:
         return self.unit in (b"EXAT", b"PXAT")
 
     def at_ms(self, now_ms: int, command_name: str) -> int | None:
-        """The moment that was asked for; None if none was. It may be in the past, but not before 1970."""
+        """The requested expiry time, None without one. It may be in the past, but not before 1970."""
         if self.unit is None:
             return None
         amount = parse_int(self.amount)
@@ -125,23 +125,23 @@ def invalid_expire_time(command_name: str) -> str:
 
 
 class ExpireCondition:
-    """EXPIRE's own options: whether a new time to live may take the place of the old one."""
+    """The options of EXPIRE: whether a new time to live may replace the old one."""
 
     __slots__ = ("gt", "lt", "nx", "xx")
 
-    def __init__(self, words: Sequence[bytes]) -> None:
-        given = [word.upper() for word in words]
-        for word, raw in zip(given, words, strict=True):
-            if word not in (b"NX", b"XX", b"GT", b"LT"):
+    def __init__(self, args: Sequence[bytes]) -> None:
+        upper = [arg.upper() for arg in args]
+        for arg, raw in zip(upper, args, strict=True):
+            if arg not in (b"NX", b"XX", b"GT", b"LT"):
                 raise ErrorReply(f"ERR Unsupported option {to_name(raw)}")
-        self.nx, self.xx, self.gt, self.lt = (word in given for word in (b"NX", b"XX", b"GT", b"LT"))
+        self.nx, self.xx, self.gt, self.lt = (arg in upper for arg in (b"NX", b"XX", b"GT", b"LT"))
         if self.nx and (self.xx or self.gt or self.lt):
             raise ErrorReply("ERR NX and XX, GT or LT options at the same time are not compatible")
         if self.gt and self.lt:
             raise ErrorReply("ERR GT and LT options at the same time are not compatible")
 
     def allows(self, current: int | None, new: int) -> bool:
-        """``current`` is None where the key has no time to live, which counts as infinitely long."""
+        """``current`` is None if the key has no time to live, which counts as infinite."""
         if (self.nx and current is not None) or (self.xx and current is None):
             return False
         if self.gt and (current is None or new <= current):
@@ -149,8 +149,8 @@ class ExpireCondition:
         return not (self.lt and current is not None and new >= current)
 
 
-def expire_moment(raw: bytes, now_ms: int, *, seconds: bool, relative: bool, command_name: str) -> int:
-    """EXPIRE's moment. It may be in the past, even negative: then the key goes at once."""
+def parse_expiry_ms(raw: bytes, now_ms: int, *, seconds: bool, relative: bool, command_name: str) -> int:
+    """The expiry time that EXPIRE sets. It may be in the past, even negative: then the key is deleted immediately."""
     amount = parse_int(raw)
     if seconds:
         if not INT64_MIN // 1000 < amount <= INT64_MAX // 1000:

@@ -1,6 +1,6 @@
-"""INFO: the counters of one engine, the sections that show them, and how much memory the data takes.
+"""INFO: the counters of an engine, the sections that display them, and the memory used by the data.
 
-The commands' own counters are on their specs. Memory is an estimate in the way of Redis's MEMORY USAGE, from a few
+The counters of each command are in its ``Spec``. Memory is estimated like Redis's MEMORY USAGE, from a sample of the
 elements of each value.
 """
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from millstream.engine.keyspace import Database
     from millstream.engine.registry import Table
 
-SAMPLED_KEYS: Final = 20_000
-KEY_OVERHEAD: Final = 100
-"""What a key costs beside its bytes: its slot in the dict, which is never full."""
+MAX_SAMPLED_KEYS: Final = 20_000
+KEY_OVERHEAD_BYTES: Final = 100
+"""The memory of a key in addition to its bytes: its slot in the dict."""
 
 
 class Stats:
+    """Counters of one engine since the start or CONFIG RESETSTAT."""
+
     __slots__ = (
         "connections",
         "error_replies",
@@ -40,13 +42,13 @@ class Stats:
     def reset(self) -> None:
         self.connections = 0
         self.rejected_connections = 0
-        """Raised by the driver, which is the one that rejects them."""
+        """Incremented by the driver, which rejects connections."""
         self.expired_keys = 0
         self.keyspace_hits = 0
         self.keyspace_misses = 0
         self.error_replies = 0
         self.errors: dict[str, int] = {}
-        """By the first word of the reply."""
+        """By error code, the first word of the reply."""
 
     def count_error(self, text: str) -> None:
         code = text.split(" ", 1)[0]
@@ -64,7 +66,7 @@ def reset_commands(table: Table) -> None:
 
 
 REDIS_VERSION: Final = "7.0.15"
-"""The server whose semantics these are, by which clients decide what they may use."""
+"""The Redis version whose semantics the engine implements. Clients decide by it which features they use."""
 
 Lines = Mapping[str, object]
 
@@ -97,7 +99,7 @@ def _clients(engine: Engine) -> Lines:
     }
 
 
-def _human(size: int) -> str:
+def _human_size(size: int) -> str:
     amount = float(size)
     for unit in "BKMGT":
         if amount < 1024 or unit == "T":
@@ -110,11 +112,11 @@ def _memory(engine: Engine) -> Lines:
     used, limit = engine.used_memory(), engine.memory.limit
     return {
         "used_memory": used,
-        "used_memory_human": _human(used),
+        "used_memory_human": _human_size(used),
         "used_memory_dataset": used,
         "number_of_cached_scripts": len(engine.loaded_scripts),
         "maxmemory": limit,
-        "maxmemory_human": _human(limit),
+        "maxmemory_human": _human_size(limit),
         "maxmemory_policy": engine.config["maxmemory-policy"],
         **engine.hooks.memory(),
     }
@@ -173,9 +175,9 @@ def _cpu(engine: Engine) -> Lines:
 
 
 def _commandstats(engine: Engine) -> Lines:
-    """Times are those of commands that came over a connection: within one process nobody measures them."""
+    """Times exist only for commands that arrived over a connection: embedded commands are not measured."""
     return {
-        f"cmdstat_{spec.spoken}": (
+        f"cmdstat_{spec.display_name}": (
             f"calls={spec.calls},usec={spec.nanoseconds // 1000},"
             f"usec_per_call={spec.nanoseconds / 1000 / max(1, spec.calls):.2f},"
             f"rejected_calls={spec.rejected},failed_calls={spec.failed}"
@@ -197,9 +199,9 @@ def _keyspace(engine: Engine) -> Lines:
     lines: dict[str, str] = {}
     for db in engine.databases:
         if db.values:
-            left = [max(at_ms - engine.now_ms, 0) for at_ms in db.expires.values()]
-            average = sum(left) // len(left) if left else 0
-            lines[f"db{db.index}"] = f"keys={len(db.values)},expires={len(left)},avg_ttl={average}"
+            ttls_ms = [max(at_ms - engine.now_ms, 0) for at_ms in db.expires.values()]
+            average = sum(ttls_ms) // len(ttls_ms) if ttls_ms else 0
+            lines[f"db{db.index}"] = f"keys={len(db.values)},expires={len(ttls_ms)},avg_ttl={average}"
     return lines
 
 
@@ -224,52 +226,55 @@ SECTIONS: Final[Mapping[str, Callable[[Engine], Lines]]] = {
 _ONLY_ON_REQUEST: Final = {"Commandstats"}
 
 
-def render(engine: Engine, wanted: Iterable[bytes]) -> bytes:
-    """The sections that were asked for, in the order above; a name that stands for nothing adds nothing."""
-    asked = {word.decode("utf-8", "replace").lower() for word in wanted} or {"default"}
-    everything = bool(asked & {"all", "everything"})
+def render(engine: Engine, sections: Iterable[bytes]) -> bytes:
+    """Renders the requested sections, in the order above. Unknown names are ignored."""
+    requested = {name.decode("utf-8", "replace").lower() for name in sections} or {"default"}
+    everything = bool(requested & {"all", "everything"})
     parts = []
     for title, section in SECTIONS.items():
-        by_default = "default" in asked and title not in _ONLY_ON_REQUEST
-        if everything or by_default or title.lower() in asked:
+        by_default = "default" in requested and title not in _ONLY_ON_REQUEST
+        if everything or by_default or title.lower() in requested:
             lines = "".join(f"{name}:{value}\r\n" for name, value in section(engine).items())
             parts.append(f"# {title}\r\n{lines}")
     return to_bytes("\r\n".join(parts))
 
 
 def size_of_key(key: bytes, value: Any, samples: int = 5) -> int:
-    """A key and its value, in bytes. ``samples`` elements are looked at; 0 looks at all."""
-    return getsizeof(key) + KEY_OVERHEAD + size_of_value(value, samples)
+    """The memory of a key and its value, estimated from ``samples`` elements; 0 means all elements."""
+    return getsizeof(key) + KEY_OVERHEAD_BYTES + size_of_value(value, samples)
 
 
 def size_of_value(value: Any, samples: int = 5) -> int:
     if isinstance(value, bytes):
         return getsizeof(value)
-    kept: int | None = getattr(value, "memory_bytes", None)
-    if kept is not None:
-        return kept
+    memory_bytes: int | None = getattr(value, "memory_bytes", None)
+    if memory_bytes is not None:
+        return memory_bytes
     if isinstance(value, dict):
         return getsizeof(value) + _estimate(value.items(), len(value), samples)
     return getsizeof(value) + _estimate(((item,) for item in value), len(value), samples)
 
 
 def _estimate(rows: Iterable[tuple[Any, ...]], length: int, samples: int) -> int:
-    looked_at = list(islice(rows, samples or None))
-    if not looked_at:
+    sampled = list(islice(rows, samples or None))
+    if not sampled:
         return 0
-    return sum(getsizeof(item) for row in looked_at for item in row) * length // len(looked_at)
+    return sum(getsizeof(item) for row in sampled for item in row) * length // len(sampled)
 
 
 def _size_of_database(db: Database) -> int:
-    """From every key, or of very many from every n-th, so that whoever polls INFO does not hold everybody up."""
-    step = len(db.values) // SAMPLED_KEYS + 1
+    """Samples at most ``2 * MAX_SAMPLED_KEYS`` keys, so that polling INFO does not delay other clients."""
+    step = len(db.values) // MAX_SAMPLED_KEYS + 1
     sizes = [size_of_key(key, value) for key, value in islice(db.values.items(), 0, None, step)]
     return sum(sizes) * len(db.values) // len(sizes) if sizes else 0
 
 
 class MemoryAccount:
-    """The sum over all keys. With a limit in force it is kept up to date key by key; without one it is computed when
-    somebody asks, because then nobody asks often."""
+    """The memory of all keys.
+
+    With a memory limit it is updated key by key, because every write checks it. Without a limit it is computed on
+    request.
+    """
 
     __slots__ = ("_changed", "_databases", "_sizes", "_total", "limit")
 
@@ -306,7 +311,7 @@ class MemoryAccount:
         return 0 < self.limit < self.used()
 
     def recount(self) -> None:
-        """After everything was flushed or loaded, or the limit has come or gone."""
+        """Recomputes everything, after a flush, a load, or a change of the limit."""
         self._changed.clear()
         self._sizes.clear()
         if self.limit:

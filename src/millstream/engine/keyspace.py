@@ -1,4 +1,4 @@
-"""Numbered databases of keys and values: what a value is called, how SCAN goes through them, which changes are told."""
+"""Numbered databases of keys and values: types and encodings, SCAN cursors, keyspace notification flags."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from millstream.engine.session import Session
 
 
-LISTPACK_VALUE: Final = 64
-HASH_LISTPACK_ENTRIES: Final = 512
-SORTED_SET_LISTPACK_ENTRIES: Final = 128
-INTSET_ENTRIES: Final = 512
-EMBEDDED_STRING: Final = 44
+MAX_LISTPACK_VALUE_BYTES: Final = 64
+MAX_HASH_LISTPACK_ENTRIES: Final = 512
+MAX_SORTED_SET_LISTPACK_ENTRIES: Final = 128
+MAX_INTSET_ENTRIES: Final = 512
+MAX_EMBEDDED_STRING_BYTES: Final = 44
 
 _TYPES: Final[dict[type, bytes]] = {
     type(None): b"none",
@@ -43,7 +43,7 @@ def encoding_of(value: Any) -> bytes:
     if isinstance(value, bytes):
         if read_int(value) is not None:
             return b"int"
-        return b"embstr" if len(value) <= EMBEDDED_STRING else b"raw"
+        return b"embstr" if len(value) <= MAX_EMBEDDED_STRING_BYTES else b"raw"
     if isinstance(value, dict):
         return b"listpack" if is_small_hash(value) else b"hashtable"
     if isinstance(value, deque):
@@ -51,20 +51,22 @@ def encoding_of(value: Any) -> bytes:
     if isinstance(value, set):
         return b"intset" if is_small_set(value) else b"hashtable"
     if isinstance(value, SortedSet):
-        small = len(value) <= SORTED_SET_LISTPACK_ENTRIES and all(len(name) <= LISTPACK_VALUE for name in value.scores)
+        small = len(value) <= MAX_SORTED_SET_LISTPACK_ENTRIES and all(
+            len(name) <= MAX_LISTPACK_VALUE_BYTES for name in value.scores
+        )
         return b"listpack" if small else b"skiplist"
     return b"stream"
 
 
 def is_small_hash(value: dict[bytes, bytes]) -> bool:
-    """Redis keeps it in one piece, so that HSCAN returns all of it at once."""
-    return len(value) <= HASH_LISTPACK_ENTRIES and all(
-        len(name) <= LISTPACK_VALUE and len(text) <= LISTPACK_VALUE for name, text in value.items()
+    """Whether Redis stores the hash as a listpack, so that HSCAN returns all of it in one page."""
+    return len(value) <= MAX_HASH_LISTPACK_ENTRIES and all(
+        len(name) <= MAX_LISTPACK_VALUE_BYTES and len(text) <= MAX_LISTPACK_VALUE_BYTES for name, text in value.items()
     )
 
 
 def is_small_set(value: set[bytes]) -> bool:
-    return len(value) <= INTSET_ENTRIES and all(read_int(member) is not None for member in value)
+    return len(value) <= MAX_INTSET_ENTRIES and all(read_int(member) is not None for member in value)
 
 
 V = TypeVar("V")
@@ -73,9 +75,10 @@ WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
 class Database:
-    """Handlers read with ``find`` and ``find_as``, change values in place, and then say ``engine.modified``."""
+    """A numbered database. Handlers read with ``find`` or ``find_as``, change values in target, and then call
+    ``engine.modified``."""
 
-    __slots__ = ("attended", "blocked", "engine", "expires", "index", "values", "watchers")
+    __slots__ = ("blocked", "engine", "expires", "index", "observed", "values", "watchers")
 
     def __init__(self, engine: Engine, index: int) -> None:
         self.engine = engine
@@ -83,15 +86,15 @@ class Database:
         self.values: dict[bytes, Any] = {}
         """bytes: a string; dict: a hash; deque: a list; set; SortedSet; Stream. Only a stream may be empty."""
         self.expires: dict[bytes, int] = {}
-        """Key to the last millisecond at which it is there. Set with ``expire_at``, so that it is removed in time."""
+        """Key to the last millisecond at which it exists. Set with ``expire_at``, which also schedules the expiry."""
         self.watchers: dict[bytes, set[Session]] = {}
         self.blocked: dict[bytes, deque[Session]] = {}
-        """Key to the sessions that wait for it, in order of arrival."""
-        self.attended = False
-        """Whether somebody must be told of changes: a watcher, a waiter, or the account of memory."""
+        """Key to the sessions that are blocked on it, in order of arrival."""
+        self.observed = False
+        """Whether changes must be reported: to watching or blocked sessions, or to the memory account."""
 
     def find(self, key: bytes) -> Any:
-        """The value, or None. A key whose time has come is removed first, and its removal is recorded."""
+        """The value, or None. An expired key is removed first, and the removal is recorded."""
         if (
             self.expires
             and (at := self.expires.get(key)) is not None
@@ -110,7 +113,7 @@ class Database:
         raise ErrorReply(WRONG_TYPE)
 
     def read(self, key: bytes) -> Any:
-        """``find`` for commands that only read: hits and misses are counted, and a miss can be heard."""
+        """``find`` for commands that only read: counts hits and misses, and notifies of a miss."""
         value = self.find(key)
         if value is None:
             self.engine.stats.keyspace_misses += 1
@@ -127,58 +130,61 @@ class Database:
         raise ErrorReply(WRONG_TYPE)
 
     def add(self, key: bytes, value: Any) -> None:
-        """A key that was not there. The caller says ``engine.modified``."""
+        """Adds a key that does not exist. The caller calls ``engine.modified``."""
         self.values[key] = value
         self.engine.notify(self, NEW, b"new", key)
 
     def remove(self, key: bytes) -> bool:
-        """Takes the key away without telling anybody; the caller says ``engine.modified``."""
+        """Removes the key without notifications; the caller calls ``engine.modified``."""
         self.expires.pop(key, None)
         return self.values.pop(key, None) is not None
 
     def expire_at(self, key: bytes, at_ms: int) -> None:
-        """The key, which exists, is gone after ``at_ms``."""
+        """Lets an existing key expire after ``at_ms``."""
         self.expires[key] = at_ms
         self.engine.expiry.add(at_ms, self.index, key)
 
     def refresh(self) -> None:
-        """To be called after a change of anything that decides whether changes are attended."""
-        self.attended = bool(self.watchers) or bool(self.blocked) or self.engine.memory.limit > 0
+        """Updates ``observed``. To be called when a watch, a wait or the memory limit starts or ends."""
+        self.observed = bool(self.watchers) or bool(self.blocked) or self.engine.memory.limit > 0
 
 
-KEPT_ORDERS: Final = 16
+MAX_SCAN_ORDERS: Final = 16
 
-Place = tuple[int, bytes | None]
-"""A database's number, and the key whose members are scanned; None for the keys themselves."""
+ScanTarget = tuple[int, bytes | None]
+"""A database number, and the key whose members are scanned; None to scan the keys of the database."""
 
 
 class ScanOrders:
+    """The sorted names of recent scans, so that each page of a scan need not sort them again."""
+
     __slots__ = ("_orders",)
 
     def __init__(self) -> None:
-        self._orders: dict[Place, list[tuple[int, bytes]]] = {}
+        self._orders: dict[ScanTarget, list[tuple[int, bytes]]] = {}
 
-    def page(self, place: Place, names: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
-        """The next cursor (0: the end) and ``count`` names, or a few more that share a place. Some may be gone by now.
+    def page(self, target: ScanTarget, names: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
+        """The next cursor (0: the end) and ``count`` names, or more if several share a cursor position.
 
-        The first call of a scan takes a new order, so that no scan misses what was there when it began.
+        Names may have been removed since. The first call of a scan sorts the current names, so that no scan misses
+        names that existed when it started.
         """
-        order = self._orders.pop(place, None) if cursor else None
+        order = self._orders.pop(target, None) if cursor else None
         if order is None:
             order = sorted((crc32(name) + 1, name) for name in names)
         start = bisect_left(order, (cursor,))
         end = min(start + count, len(order))
         while 0 < end < len(order) and order[end][0] == order[end - 1][0]:
             end += 1
-        following = order[end][0] if end < len(order) else 0
-        if following:
-            self._keep(place, order)
-        return following, [name for _, name in order[start:end]]
+        next_cursor = order[end][0] if end < len(order) else 0
+        if next_cursor:
+            self._keep(target, order)
+        return next_cursor, [name for _, name in order[start:end]]
 
-    def _keep(self, place: Place, order: list[tuple[int, bytes]]) -> None:
-        self._orders.pop(place, None)
-        self._orders[place] = order
-        while len(self._orders) > KEPT_ORDERS:
+    def _keep(self, target: ScanTarget, order: list[tuple[int, bytes]]) -> None:
+        self._orders.pop(target, None)
+        self._orders[target] = order
+        while len(self._orders) > MAX_SCAN_ORDERS:
             del self._orders[next(iter(self._orders))]
 
 
@@ -186,37 +192,42 @@ _CURSOR: Final = re.compile(rb"([+-]?)0*([0-9]{1,20})")
 
 
 class ScanOptions:
-    __slots__ = ("count", "fits", "kind")
+    """The options of SCAN, HSCAN, SSCAN and ZSCAN."""
 
-    def __init__(self, words: Sequence[bytes], *, with_type: bool = False) -> None:
-        self.fits: Callable[[bytes], bool] = _anything
+    __slots__ = ("count", "kind", "matches")
+
+    def __init__(self, args: Sequence[bytes], *, with_type: bool = False) -> None:
+        self.matches: Callable[[bytes], bool] = _matches_all
         self.count = 10
         self.kind: bytes | None = None
-        for at in range(0, len(words), 2):
-            name = words[at].upper()
-            if at + 1 == len(words):
+        for at in range(0, len(args), 2):
+            name = args[at].upper()
+            if at + 1 == len(args):
                 raise ErrorReply(SYNTAX_ERROR)
             if name == b"COUNT":
-                self.count = parse_int(words[at + 1])
+                self.count = parse_int(args[at + 1])
                 if self.count < 1:
                     raise ErrorReply(SYNTAX_ERROR)
             elif name == b"MATCH":
-                self.fits = glob(words[at + 1]).matches
+                self.matches = glob(args[at + 1]).matches
             elif name == b"TYPE" and with_type:
-                self.kind = words[at + 1].lower()
+                self.kind = args[at + 1].lower()
             else:
                 raise ErrorReply(SYNTAX_ERROR)
 
 
-def _anything(name: bytes) -> bool:
+def _matches_all(name: bytes) -> bool:
     return True
 
 
 def parse_cursor(raw: bytes) -> int:
-    found = _CURSOR.fullmatch(raw)
-    if found is None or int(found[2]) >= 2**64:
+    """As Redis reads it: an empty cursor is 0."""
+    if not raw:
+        return 0
+    match = _CURSOR.fullmatch(raw)
+    if match is None or int(match[2]) >= 2**64:
         raise ErrorReply("ERR invalid cursor")
-    return int(found[1] + found[2]) % 2**64
+    return int(match[1] + match[2]) % 2**64
 
 
 # --- keyspace notifications -------------------------------------------------------------------------------------------
@@ -237,7 +248,7 @@ MODULE: Final = 8192
 NEW: Final = 16384
 
 ALL: Final = GENERIC | STRING | LIST | SET | HASH | SORTED_SET | EXPIRED | EVICTED | STREAM | MODULE
-"""What ``A`` stands for: everything but misses and new keys."""
+"""The classes that ``A`` enables: all except key misses and new keys."""
 
 _LETTERS: Final = (
     ("g", GENERIC),
@@ -256,7 +267,7 @@ _ALWAYS_SHOWN: Final = (("K", KEYSPACE), ("E", KEYEVENT), ("m", KEY_MISS))
 
 
 def parse_flags(text: str) -> int | None:
-    """The flags that the letters stand for; None if one of them stands for nothing."""
+    """The flags of the letters; None if a letter is unknown."""
     known = {"A": ALL, **dict(_LETTERS), **dict(_ALWAYS_SHOWN)}
     flags = 0
     for letter in text:
@@ -267,6 +278,6 @@ def parse_flags(text: str) -> int | None:
 
 
 def format_flags(flags: int) -> str:
-    """The letters in Redis's own order; ``A`` stands for all of its kinds, and Redis then leaves ``n`` out too."""
-    kinds = "A" if flags & ALL == ALL else "".join(letter for letter, bit in _LETTERS if flags & bit)
-    return kinds + "".join(letter for letter, bit in _ALWAYS_SHOWN if flags & bit)
+    """The letters in Redis's order. ``A`` replaces the letters of its classes, and Redis then omits ``n`` too."""
+    classes = "A" if flags & ALL == ALL else "".join(letter for letter, bit in _LETTERS if flags & bit)
+    return classes + "".join(letter for letter, bit in _ALWAYS_SHOWN if flags & bit)

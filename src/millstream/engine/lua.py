@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MEMORY_BYTES: Final = 64 << 20
 TIME_MS: Final = 1000
 STEPS: Final = 100_000_000
-_STEPS_AT_A_TIME: Final = 10_000
+_STEPS_AT_A_TIME: Final = 1_000
 _DEPTH: Final = 100
 _OUT_OF_MEMORY: Final = b"not enough memory"
 _TIMED_OUT: Final = "millstream: the script was stopped"
@@ -26,7 +26,15 @@ _TIMED_OUT: Final = "millstream: the script was stopped"
 _PRELUDE: Final = rb"""
 local ask, expired, sha1hex = ...
 local type, error, pcall, select, tostring, loadstring = type, error, pcall, select, tostring, loadstring
-local sethook, gsub, len = debug.sethook, string.gsub, string.len
+local sethook, len, sub, find = debug.sethook, string.len, string.sub, string.find
+local max, min = math.max, math.min
+
+local function check()
+  if expired() then
+    sethook(check, '', 1)  -- every further step is refused too, so that no pcall goes on
+    error('millstream: the script was stopped', 0)
+  end
+end
 
 redis = {LOG_DEBUG = 0, LOG_VERBOSE = 1, LOG_NOTICE = 2, LOG_WARNING = 3}
 function redis.error_reply(text) return {err = text} end
@@ -40,13 +48,89 @@ function redis.call(...)
   return reply
 end
 
--- Searching for a pattern is one step, however long it takes: what could take long is refused before it begins.
+-- A library call is one step, however long it takes. A pattern that could take too long is refused. The cost of all
+-- other calls is added up, so that the time limit is also checked between them.
+local MAX_COST, CHECK_EVERY, spent = 5e7, 1e6, 0
+local function charge(cost)
+  spent = spent + cost
+  if spent > CHECK_EVERY then
+    spent = 0
+    check()
+  end
+end
+
+local function is_text(value) return type(value) == 'string' or type(value) == 'number' end
+
+-- An upper bound for the work of matching: the text's length to the power of all that can be tried again (quantifiers
+-- behind which something can still fail, %b, back-references, every start), times the choices of each '?'.
+local function cost_of(length, pattern, can_anchor)
+  local i, last, repeats, trailing, widest, choices = 1, len(pattern), 0, 0, 0, 1
+  local starts = (can_anchor and sub(pattern, 1, 1) == '^') and 0 or 1
+  while i <= last do
+    local c = sub(pattern, i, i)
+    if c == '*' or c == '+' or c == '-' then
+      repeats, trailing = repeats + trailing, 1
+    elseif c == '?' then
+      choices = choices * 2
+    elseif c ~= '(' and c ~= ')' then
+      repeats, trailing = repeats + trailing, 0
+    end
+    if c == '%' then
+      local kind = sub(pattern, i + 1, i + 1)
+      if kind == 'b' then i = i + 2 end
+      if kind == 'b' or find(kind, '^%d') then repeats = repeats + 1 end
+      i = i + 1
+    elseif c == '[' then
+      local first = i
+      i = i + 1
+      if sub(pattern, i, i) == '^' then i = i + 1 end
+      repeat
+        i = i + (sub(pattern, i, i) == '%' and 2 or 1)
+      until i > last or sub(pattern, i, i) == ']'
+      widest = max(widest, i - first)
+    end
+    i = i + 1
+  end
+  local exponent = repeats > 0 and repeats + starts or 1
+  return length ^ exponent * (1 + widest / 8) * choices + length * last
+end
+
 for _, name in ipairs({'find', 'match', 'gmatch', 'gsub'}) do
   local plain = string[name]
   string[name] = function(text, pattern, ...)
-    local _, stars = gsub(tostring(pattern), '[%*%+%-%?]', '')
-    if len(tostring(text)) ^ stars > 2e8 then error('the pattern could take too long on a text of this length', 2) end
+    if is_text(text) and is_text(pattern) then
+      local length, cost = len(text) + 2, 0
+      if name == 'find' and select(2, ...) then
+        cost = length * len(pattern)
+      else
+        cost = len(pattern) > 1e5 and MAX_COST * 2 or cost_of(length, tostring(pattern), name ~= 'gmatch')
+      end
+      if not (cost <= MAX_COST) then error('the pattern could take too long on a text of this length', 2) end
+      charge(cost)
+    end
     return plain(text, pattern, ...)
+  end
+end
+for _, name in ipairs({'upper', 'lower', 'reverse'}) do
+  local plain = string[name]
+  string[name] = function(text, ...)
+    if is_text(text) then charge(len(text)) end
+    return plain(text, ...)
+  end
+end
+local rep = string.rep
+function string.rep(text, count, ...)
+  if is_text(text) and type(count) == 'number' then
+    if len(text) == 0 then return '' end
+    charge(min(count * len(text), 1e8))
+  end
+  return rep(text, count, ...)
+end
+for name, factor in pairs({insert = 1, remove = 1, concat = 1, sort = 20}) do
+  local plain = table[name]
+  table[name] = function(list, ...)
+    if type(list) == 'table' then charge(#list * factor) end
+    return plain(list, ...)
   end
 end
 for _, name in ipairs({'io', 'os', 'debug', 'package', 'coroutine', 'require', 'module', 'dofile', 'loadfile', 'load',
@@ -58,13 +142,7 @@ string.dump = nil
 return function(source, steps)
   local run, wrong = loadstring(source, '@user_script')
   if not run then return false, wrong end
-  local function look()
-    if expired() then
-      sethook(look, '', 1)  -- every further step is refused too, so that no pcall goes on
-      error('millstream: the script was stopped', 0)
-    end
-  end
-  sethook(look, '', steps)
+  sethook(check, '', steps)
   local fine, result = pcall(run)
   sethook()
   return fine, result

@@ -1,4 +1,4 @@
-"""Numbers as Redis reads and prints them: strict where Python is lenient, and never over 64 bits."""
+"""Parsing of numbers as Redis does it: stricter than Python, and limited to 64 bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEX_FLOAT: Final = re.compile(rb"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?
 
 
 def read_int(raw: bytes) -> int | None:
-    """A 64-bit integer without sign, blank or zero in front of it; None for everything else."""
+    """A 64-bit integer without plus sign, blanks or leading zeros; None for everything else."""
     if _INTEGER.fullmatch(raw) is None:
         return None
     number = int(raw)
@@ -45,16 +45,15 @@ def parse_range(raw: bytes, low: int, high: int, error: str) -> int:
 
 
 def parse_float(raw: bytes, error: str = NOT_A_FLOAT) -> float:
-    """As ``strtod`` reads it (hexadecimal too), but nothing before or behind it, no NaN, and no number that does not
-    fit a double."""
+    """Parses like ``strtod`` (hexadecimal too), but rejects surrounding text, NaN, and numbers out of range."""
     number = _strtod(raw)
-    if number is None or _does_not_fit(raw, number):
+    if number is None or _is_out_of_range(raw, number):
         raise ErrorReply(error)
     return number
 
 
 def parse_bound(raw: bytes, error: str) -> float:
-    """A bound of a score range: blanks in front, an empty text (0) and an overflow (infinity) are allowed."""
+    """A bound of a score range: leading blanks, an empty text (0) and an overflow (infinity) are allowed."""
     text = raw.split(b"\0", 1)[0].lstrip(b" \t\n\v\f\r")
     number = _strtod(text) if text else (0.0 if text == raw.split(b"\0", 1)[0] else None)
     if number is None:
@@ -73,8 +72,8 @@ def _strtod(raw: bytes) -> float | None:
     return None
 
 
-def _does_not_fit(raw: bytes, number: float) -> bool:
-    """Whether the text meant another number than the infinity or the zero that it was read as."""
+def _is_out_of_range(raw: bytes, number: float) -> bool:
+    """Whether the text is a finite number that was read as infinity, or a non-zero number that was read as 0."""
     if math.isinf(number):
         return b"n" not in raw.lower()
     mantissa = re.split(rb"[pP]" if b"x" in raw.lower() else rb"[eE]", raw, maxsplit=1)[0]

@@ -1,8 +1,7 @@
-"""The table of commands: a handler says what it is called, how many words it takes and which of them are keys.
+"""The table of commands: each handler registers its name, its number of arguments, and which arguments are keys.
 
-A subcommand registers as ``CONTAINER|SUB`` (``CLIENT|ID``) and counts the container's name as one of its words; the
-container itself appears by its first subcommand. A container with a handler of its own (no ``|``) splits its words
-itself.
+A subcommand registers as ``CONTAINER|SUB`` (``CLIENT|ID``) and counts the container's name as one of its arguments. Its
+container is registered implicitly. A container with a handler of its own (no ``|``) parses its arguments itself.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ Handler = Callable[["Session", Sequence[bytes]], Reply]
 
 
 class Flag(IntFlag):
-    """What the engine must know of a command before it runs it; COMMAND tells clients the same."""
+    """Properties of a command that the engine checks before it runs the command, and that COMMAND reports."""
 
     NONE = 0
     WRITE = 1
     READONLY = 2
     DENY_OOM = 4
-    """Refused when memory is full."""
+    """Rejected when the memory limit is exceeded."""
     NO_AUTH = 8
     """Allowed before AUTH."""
     NO_MULTI = 16
     """Not allowed between MULTI and EXEC."""
     WHILE_SUBSCRIBED = 32
     """Allowed on a RESP2 connection that has subscribed."""
-    AT_ONCE = 64
-    """Runs although MULTI is open (EXEC, DISCARD, MULTI, WATCH, QUIT, RESET)."""
+    NOT_QUEUED = 64
+    """Runs immediately, also after MULTI (EXEC, DISCARD, MULTI, WATCH, QUIT, RESET)."""
     BLOCKING = 128
     FAST = 256
     ADMIN = 512
@@ -55,8 +54,8 @@ class Spec:
         "flags",
         "handler",
         "keys",
-        "least",
-        "most",
+        "max_args",
+        "min_args",
         "name",
         "nanoseconds",
         "rejected",
@@ -67,34 +66,34 @@ class Spec:
         self.name = name
         self.handler = handler
         self.arity = arity
-        """The number of words, the name included; negative means at least that many."""
-        self.least = abs(arity)
-        self.most = arity if arity >= 0 else sys.maxsize
+        """The number of arguments, including the name; negative means at min_args that many."""
+        self.min_args = abs(arity)
+        self.max_args = arity if arity >= 0 else sys.maxsize
         self.flags = flags
         self.bits = int(flags)
-        """The same as a plain int: an IntFlag is slow to test."""
+        """The flags as a plain int: testing an IntFlag is slow."""
         self.keys = keys
         """First key, last key, step; (0, 0, 0) for none."""
         self.subs: dict[bytes, Spec] = {}
-        """Of a container: its subcommands by their upper-case names."""
+        """The subcommands of a container, by their upper-case names."""
         self.calls = 0
         self.rejected = 0
         self.failed = 0
         self.nanoseconds = 0
-        """How long it ran, reply included. Kept by the driver, for the engine has no clock of its own."""
+        """Total run time, including the reply. Maintained by the driver, because the engine has no clock."""
 
     @property
-    def spoken(self) -> str:
-        """The name as Redis writes it in errors and statistics: ``xadd``, ``client|id``."""
+    def display_name(self) -> str:
+        """The name in Redis's error texts and statistics: ``xadd``, ``client|id``."""
         return self.name.lower()
 
     def copy(self) -> Spec:
-        twin = Spec(self.name, self.handler, self.arity, self.flags, self.keys)
-        twin.subs = {name: sub.copy() for name, sub in self.subs.items()}
-        return twin
+        spec = Spec(self.name, self.handler, self.arity, self.flags, self.keys)
+        spec.subs = {name: sub.copy() for name, sub in self.subs.items()}
+        return spec
 
     def keys_of(self, args: Sequence[bytes]) -> list[bytes]:
-        """The words of a call that are keys, where their places are fixed."""
+        """The arguments of a call that are keys, for commands with keys at fixed positions."""
         first, last, step = self.keys
         if not first:
             return []
@@ -106,7 +105,7 @@ COMMANDS: Final[dict[str, Spec]] = {}
 
 
 def _container(session: Session, args: Sequence[bytes]) -> Reply:
-    """Never reached: the engine looks a container's subcommand up before it runs anything."""
+    """Placeholder. The engine looks up the subcommand of a container before it runs a handler."""
     raise ErrorReply(f"ERR unknown subcommand of {args[0]!r}")
 
 
@@ -138,7 +137,8 @@ def command(
 
 
 class Table:
-    """The commands of one engine. ``fast`` answers for the spellings that clients use; ``look_up`` for every other."""
+    """The commands of one engine. ``fast`` contains the common spellings (all upper or lower case) for speed;
+    ``look_up`` accepts every spelling."""
 
     __slots__ = ("fast", "specs")
 
@@ -150,37 +150,42 @@ class Table:
                 self.fast[name] = self.fast[name.lower()] = spec
 
     def look_up(self, args: Sequence[bytes]) -> Spec:
-        """The command that ``args`` call; ErrorReply with Redis's words where there is none."""
+        """The command that ``args`` call. Raises ErrorReply with Redis's text if it does not exist."""
         spec = self.specs.get(args[0].upper())
         if spec is None:
             raise ErrorReply(unknown_command(args))
         if spec.subs and len(args) > 1:
-            found = spec.subs.get(args[1].upper())
-            if found is None:
-                raise ErrorReply(f"ERR unknown subcommand '{_shown(args[1], 128)}'. Try {spec.name} HELP.")
-            spec = found
+            sub = spec.subs.get(args[1].upper())
+            if sub is None:
+                raise ErrorReply(f"ERR unknown subcommand '{_printable(args[1], 128)}'. Try {spec.name} HELP.")
+            spec = sub
         return spec
 
     def all(self) -> list[Spec]:
         """Every command and subcommand that can be called."""
-        return [one for spec in self.specs.values() for one in (spec, *spec.subs.values()) if one.handler != _container]
+        return [
+            candidate
+            for spec in self.specs.values()
+            for candidate in (spec, *spec.subs.values())
+            if candidate.handler != _container
+        ]
 
 
 def wrong_arity(spec: Spec) -> str:
-    return f"ERR wrong number of arguments for '{spec.spoken}' command"
+    return f"ERR wrong number of arguments for '{spec.display_name}' command"
 
 
 def unknown_command(args: Sequence[bytes]) -> str:
-    """Redis's text: the name and the first arguments, each and all of them cut at 128 bytes."""
+    """Redis's text: the name and the first arguments, both truncated to 128 bytes."""
     preview = ""
-    for word in args[1:]:
+    for arg in args[1:]:
         if len(preview) >= 128:
             break
-        preview += f"'{_shown(word, 128 - len(preview))}' "
-    return f"ERR unknown command '{_shown(args[0], 128)}', with args beginning with: {preview}"
+        preview += f"'{_printable(arg, 128 - len(preview))}' "
+    return f"ERR unknown command '{_printable(args[0], 128)}', with args beginning with: {preview}"
 
 
-def _shown(word: bytes, limit: int) -> str:
-    """As C prints it (up to a zero byte), and without the line ends that would break the error's own line."""
-    text = to_name(word[:limit].split(b"\0", 1)[0])
+def _printable(arg: bytes, limit: int) -> str:
+    """The argument as C prints it (up to a zero byte), without line breaks, which would break the error reply."""
+    text = to_name(arg[:limit].split(b"\0", 1)[0])
     return text.replace("\r", " ").replace("\n", " ")

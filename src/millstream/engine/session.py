@@ -1,4 +1,4 @@
-"""One client's side of the engine: what a connection remembers between two commands, and how it waits."""
+"""The state of one client between two commands, and the queues of blocked sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Made by ``Engine.session()``, ended by ``Engine.drop(session)``."""
+    """The state of one client. Created by ``Engine.session()``, ended by ``Engine.drop(session)``."""
 
     __slots__ = (
         "address",
@@ -32,6 +32,7 @@ class Session:
         "last",
         "library",
         "may_block",
+        "memory_exceeded",
         "monitoring",
         "muted",
         "name",
@@ -41,9 +42,8 @@ class Session:
         "queue_bytes",
         "queue_failed",
         "seen_ms",
-        "skips",
+        "skip_reply",
         "special",
-        "starved",
         "tag",
         "watched",
     )
@@ -58,54 +58,54 @@ class Session:
         self.library: dict[bytes, bytes] = {}
         self.created_ms = engine.now_ms
         self.seen_ms = engine.now_ms
-        """When its last command ran."""
+        """The time of its last command."""
         self.last: Spec | None = None
         """Its last command."""
         self.authenticated = True
-        """False until AUTH where the engine has a password; then almost everything is refused."""
+        """False until AUTH if the engine has a password. Then most commands are rejected."""
         self.special = False
-        """True when the next command cannot take the short way; ``refresh`` says why."""
+        """Whether the next command must pass the checks of ``admission``; ``refresh`` computes it."""
         self.queue: list[tuple[Spec, Sequence[bytes]]] | None = None
         """Commands between MULTI and EXEC."""
         self.queue_failed = False
         self.queue_bytes = 0
         self.watched: set[tuple[int, bytes]] = set()
         self.dirty = False
-        """A watched key has changed: the next EXEC is aborted."""
+        """Whether a watched key has changed: the next EXEC is aborted."""
         self.channels: dict[bytes, None] = {}
-        """In order of subscription, as the other two."""
+        """In order of subscription, like ``patterns``."""
         self.patterns: dict[bytes, None] = {}
         self.monitoring = False
         self.muted = False
-        """CLIENT REPLY OFF: it wants no answers."""
-        self.skips = False
-        """CLIENT REPLY SKIP: it wants no answer to its next command."""
+        """CLIENT REPLY OFF: the client receives no replies."""
+        self.skip_reply = False
+        """CLIENT REPLY SKIP: the client receives no reply to its next command."""
         self.blocked: Block | None = None
-        """What it waits for. The driver sends it no further command until this is None again: then the answer is in
-        the outbox."""
+        """What the session waits for. The driver executes no further command of it until this is None again. Then the
+        reply is in the outbox."""
         self.may_block = True
-        """False inside EXEC and inside a script, where Redis does not block either."""
-        self.starved: bool | None = None
-        """Inside EXEC: whether memory was short when it began. Scripts in it go by that."""
+        """False inside EXEC and inside a script, where commands do not block."""
+        self.memory_exceeded: bool | None = None
+        """Inside EXEC: whether the memory limit was exceeded when EXEC started. Scripts in it use this value."""
         self.closing = False
-        """The driver closes the connection after the replies that are on their way to it (QUIT, CLIENT KILL)."""
+        """The driver closes the connection after it has sent the outstanding replies (QUIT, CLIENT KILL)."""
         self.tag: Any = None
-        """The driver's own mark (a connection, a future). The engine never looks at it."""
+        """A value of the driver (a connection, a future). The engine does not use it."""
 
     @property
     def subscriptions(self) -> int:
         return len(self.channels) + len(self.patterns)
 
     def refresh(self) -> None:
-        """To be called after a change of anything that decides whether commands take the short way."""
+        """Updates ``special``. To be called after a change of any of these values."""
         self.special = (
             self.queue is not None
             or not self.authenticated
             or bool(self.channels)
             or bool(self.patterns)
             or self.muted
-            or self.skips
-            or self.engine.guarded
+            or self.skip_reply
+            or self.engine.checks_every_command
         )
 
 
@@ -122,9 +122,9 @@ def _flags(session: Session) -> str:
 
 
 def describe(session: Session) -> str:
-    """The line of CLIENT LIST. What only a server knows (file descriptors, buffers) is not in it."""
+    """The session's line in CLIENT LIST, without values that only a server has (file descriptors, buffers)."""
     now_ms = session.engine.now_ms
-    facts: dict[str, object] = {
+    values: dict[str, object] = {
         "id": session.id,
         "addr": to_name(session.address),
         "name": to_name(session.name),
@@ -136,21 +136,21 @@ def describe(session: Session) -> str:
         "psub": len(session.patterns),
         "ssub": 0,
         "multi": -1 if session.queue is None else len(session.queue),
-        "cmd": "NULL" if session.last is None else session.last.spoken,
+        "cmd": "NULL" if session.last is None else session.last.display_name,
         "user": "default",
         "redir": -1,
         "resp": session.protocol,
         "lib-name": to_name(session.library.get(b"LIB-NAME", b"")),
         "lib-ver": to_name(session.library.get(b"LIB-VER", b"")),
     }
-    return " ".join(f"{name}={value}" for name, value in facts.items())
+    return " ".join(f"{name}={value}" for name, value in values.items())
 
 
 class Block:
-    """What a handler returns when it has nothing yet and the client allowed it to wait.
+    """Returned by a handler to block the session until one of ``keys`` changes.
 
-    ``serve(key)`` tries again for one key that was touched: a reply (an ErrorReply, raised or returned, too) ends the
-    wait, None goes on waiting. ``wait_ms`` is how long; 0 or None is for ever.
+    ``serve(key)`` tries again after a change of ``key``. A reply (or an ErrorReply, returned or raised) ends the wait;
+    None continues it. ``wait_ms`` is the timeout; 0 or None means no timeout.
     """
 
     __slots__ = ("keys", "serve", "timeout_reply", "wait_ms")
@@ -174,42 +174,42 @@ class _Blocked:
 
 
 BLOCKED: Final = _Blocked()
-"""What ``execute`` returns for a command that waits: its answer will come through the outbox."""
+"""Returned by ``execute`` for a command that blocks: its reply will be in the outbox later."""
 
 
-class WaitingRoom:
-    """Sessions that wait, by key and by deadline. A session sits in the queue of the database that it waits in, which
-    stays the one that it had selected when it began to wait.
+class BlockedSessions:
+    """Blocked sessions, by key and by deadline. A session waits in the database that was selected when it blocked.
 
-    Deadlines are on the engine's ``elapsed_ms``, never on the wall clock: set back, that would lengthen every wait."""
+    Deadlines use the engine's monotonic ``elapsed_ms``, because setting the wall clock back would lengthen every wait.
+    """
 
-    __slots__ = ("_deadlines", "_places", "_ticket")
+    __slots__ = ("_databases", "_deadlines", "_sequence")
 
     def __init__(self) -> None:
-        self._places: dict[Session, Database] = {}
+        self._databases: dict[Session, Database] = {}
         self._deadlines: list[tuple[int, int, Session, Block]] = []
-        self._ticket = 0
+        self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._databases)
 
     def __contains__(self, session: Session) -> bool:
-        return session in self._places
+        return session in self._databases
 
-    def enter(self, session: Session, block: Block, elapsed_ms: int) -> None:
+    def add(self, session: Session, block: Block, elapsed_ms: int) -> None:
         db = session.db
         session.blocked = block
-        self._places[session] = db
+        self._databases[session] = db
         for key in dict.fromkeys(block.keys):
             db.blocked.setdefault(key, deque()).append(session)
         db.refresh()
         if block.wait_ms:
-            self._ticket += 1
-            heappush(self._deadlines, (elapsed_ms + block.wait_ms, self._ticket, session, block))
+            self._sequence += 1
+            heappush(self._deadlines, (elapsed_ms + block.wait_ms, self._sequence, session, block))
 
-    def leave(self, session: Session) -> Block | None:
-        """The session waits no longer. Returns what it waited for; None if it did not wait."""
-        db = self._places.pop(session, None)
+    def remove(self, session: Session) -> Block | None:
+        """Unblocks the session. Returns what it waited for; None if it was not blocked."""
+        db = self._databases.pop(session, None)
         block, session.blocked = session.blocked, None
         if db is None or block is None:
             return None
@@ -219,8 +219,8 @@ class WaitingRoom:
             if not queue:
                 del db.blocked[key]
         db.refresh()
-        if len(self._deadlines) > 64 and len(self._deadlines) > 4 * len(self._places):
-            self._deadlines = [one for one in self._deadlines if one[2].blocked is one[3]]
+        if len(self._deadlines) > 64 and len(self._deadlines) > 4 * len(self._databases):
+            self._deadlines = [item for item in self._deadlines if item[2].blocked is item[3]]
             heapify(self._deadlines)
         return block
 
@@ -233,7 +233,7 @@ class WaitingRoom:
         return None
 
     def overdue(self, elapsed_ms: int) -> list[Session]:
-        """Those whose deadline has come, the earliest first. They still have to ``leave``."""
+        """The sessions whose deadline has passed, the earliest first. The caller calls ``remove`` for each."""
         due = []
         while (deadline_ms := self.next_deadline()) is not None and deadline_ms <= elapsed_ms:
             due.append(heappop(self._deadlines)[2])

@@ -1,7 +1,6 @@
-"""A sorted set: members with scores, kept in order of score and, among equals, of member.
+"""A sorted set: members with scores, ordered by score and then by member.
 
-The order is a list of short sorted runs, so that an insertion moves a few hundred items at most, however many
-there are.
+The order is kept in a list of short sorted runs, so that an insertion moves at most a few hundred items.
 """
 
 from __future__ import annotations
@@ -10,15 +9,17 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Final
 
-RUN: Final = 512
-"""A run of twice this length is split."""
+RUN_ITEMS: Final = 512
+"""A run of twice this length is split in two."""
 
-PAIRS_PER_EFFECT: Final = 32
+MAX_PAIRS_PER_EFFECT: Final = 32
 
 Item = tuple[float, bytes]
 
 
 class SortedSet:
+    """Members by score. ``scores`` is read-only for others."""
+
     __slots__ = ("_runs", "scores")
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class SortedSet:
         return len(self.scores)
 
     def __iter__(self) -> Iterator[Item]:
-        """(score, member) in order."""
+        """Yields (score, member) in order."""
         for run in self._runs:
             yield from run
 
@@ -39,49 +40,49 @@ class SortedSet:
         if old is not None:
             if old == score:
                 return
-            self._take_out((old, member))
+            self._remove_item((old, member))
         self.scores[member] = score
-        self._put_in((score, member))
+        self._insert_item((score, member))
 
     def discard(self, member: bytes) -> bool:
         score = self.scores.pop(member, None)
         if score is None:
             return False
-        self._take_out((score, member))
+        self._remove_item((score, member))
         return True
 
     def rank(self, member: bytes) -> int | None:
-        """How many come before it; None if it is not there."""
+        """The number of items before the member; None if it does not exist."""
         score = self.scores.get(member)
         return None if score is None else self.count_below((score, member))
 
     def count_below(self, bound: tuple[float] | Item) -> int:
-        """How many items are smaller. ``(score,)`` stands before every member of that score."""
+        """The number of smaller items. ``(score,)`` sorts before every member with that score."""
         at = self._run_of(bound)
         before = sum(len(run) for run in self._runs[:at])
         return before + (bisect_left(self._runs[at], bound) if at < len(self._runs) else 0)
 
     def slice(self, start: int, stop: int) -> list[Item]:
-        """Items by rank, ``stop`` not included; both lie within the set."""
-        found: list[Item] = []
+        """The items with ranks from ``start`` up to, but not including, ``stop``; both must be within the set."""
+        items: list[Item] = []
         for run in self._runs:
             if start < len(run) and stop > 0:
-                found += run[max(start, 0) : stop]
+                items += run[max(start, 0) : stop]
             start -= len(run)
             stop -= len(run)
             if stop <= 0:
                 break
-        return found
+        return items
 
     def effects(self, key: bytes) -> Iterator[tuple[bytes, ...]]:
-        """The commands that make it where there is none: what a rewrite of the journal consists of."""
+        """Yields the commands that create the set."""
         for run in self._runs:
-            for at in range(0, len(run), PAIRS_PER_EFFECT):
-                pairs = run[at : at + PAIRS_PER_EFFECT]
-                yield (b"ZADD", key, *(word for score, member in pairs for word in (repr(score).encode(), member)))
+            for at in range(0, len(run), MAX_PAIRS_PER_EFFECT):
+                pairs = run[at : at + MAX_PAIRS_PER_EFFECT]
+                yield (b"ZADD", key, *(arg for score, member in pairs for arg in (repr(score).encode(), member)))
 
     def _run_of(self, item: tuple[float] | Item) -> int:
-        """The first run whose last item is not smaller."""
+        """The index of the first run whose last item is not smaller."""
         low, high = 0, len(self._runs)
         while low < high:
             middle = (low + high) // 2
@@ -91,17 +92,17 @@ class SortedSet:
                 high = middle
         return low
 
-    def _put_in(self, item: Item) -> None:
+    def _insert_item(self, item: Item) -> None:
         if not self._runs:
             self._runs.append([item])
             return
         at = min(self._run_of(item), len(self._runs) - 1)
         run = self._runs[at]
         insort(run, item)
-        if len(run) >= 2 * RUN:
-            self._runs[at : at + 1] = [run[:RUN], run[RUN:]]
+        if len(run) >= 2 * RUN_ITEMS:
+            self._runs[at : at + 1] = [run[:RUN_ITEMS], run[RUN_ITEMS:]]
 
-    def _take_out(self, item: Item) -> None:
+    def _remove_item(self, item: Item) -> None:
         at = self._run_of(item)
         run = self._runs[at]
         del run[bisect_left(run, item)]

@@ -1,6 +1,6 @@
-"""The values that all rooms speak in. Pure: no I/O, no clock of its own, nothing that waits."""
+"""Values that all packages share. Pure: no I/O, no waiting, and time only as a parameter."""
 
-from millstream.model.clock import Clock, ManualClock, SystemClock, monotonic_ms
+from millstream.model.clock import Clock, ManualClock, SystemClock, monotonic_ms, suspend_aware_s
 from millstream.model.entries import (
     MAX_ID,
     MIN_ID,
@@ -22,8 +22,8 @@ from millstream.model.policies import (
     MEMORY,
     Backoff,
     Durability,
-    Fact,
     Observer,
+    ObserverEvent,
     TrimPolicy,
     quiet,
     replicated,
@@ -31,7 +31,6 @@ from millstream.model.policies import (
 from millstream.model.units import (
     DURATION_PATTERN,
     SIZE_PATTERN,
-    Seconds,
     milliseconds,
     parse_duration_ms,
     parse_size_bytes,
@@ -53,13 +52,12 @@ __all__ = [
     "Durability",
     "Entry",
     "EntryId",
-    "Fact",
     "GroupInfo",
     "ManualClock",
     "Observer",
+    "ObserverEvent",
     "PendingEntry",
     "PendingSummary",
-    "Seconds",
     "StreamInfo",
     "SystemClock",
     "TrimPolicy",
@@ -70,5 +68,6 @@ __all__ = [
     "parse_size_bytes",
     "quiet",
     "replicated",
+    "suspend_aware_s",
     "to_json_fields",
 ]

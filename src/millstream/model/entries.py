@@ -1,6 +1,4 @@
-"""Ids and entries: what a stream holds, what a group hands out, what XINFO tells of both; and values that keep their
-types in an entry's fields.
-"""
+"""Entry ids, entries and deliveries; values of XINFO and XPENDING; JSON-encoded fields that keep their types."""
 
 from __future__ import annotations
 
@@ -13,29 +11,29 @@ from typing import Any, NamedTuple
 from millstream.errors import InvalidArgument
 
 _LIMIT = 2**64
-_LONGEST = 80
-"""Bytes of an id's text, leading zeros allowed for: Python refuses to read numbers of thousands of digits."""
+_MAX_ID_LENGTH = 80
+"""Bytes of an id's text, which may have leading zeros. Python refuses to parse numbers of thousands of digits."""
 
 
 class EntryId(NamedTuple):
-    """Compares, sorts and hashes as the pair that it is. ``str()`` gives the form that Redis prints."""
+    """The id of an entry. Compares, sorts and hashes as the pair (ms, seq); ``str()`` is the form that Redis prints."""
 
     ms: int
     seq: int = 0
 
     @classmethod
     def parse(cls, text: str | bytes, *, argument: str = "id") -> EntryId:
-        """Reads ``ms-seq`` or ``ms`` (sequence 0). Anything else is an InvalidArgument that names ``argument``."""
+        """Parses ``ms-seq`` or ``ms`` (sequence 0). Otherwise raises InvalidArgument that names ``argument``."""
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         ms_text, dash, seq_text = raw.partition(b"-")
-        if len(raw) <= _LONGEST and ms_text.isdigit() and (seq_text.isdigit() if dash else True):
+        if len(raw) <= _MAX_ID_LENGTH and ms_text.isdigit() and (seq_text.isdigit() if dash else True):
             ms, seq = int(ms_text), int(seq_text or 0)
             if ms < _LIMIT and seq < _LIMIT:
                 return cls(ms, seq)
         raise InvalidArgument(argument, text, "an id such as 1526919030474-55")
 
     def is_possible(self) -> bool:
-        """Whether both parts are whole numbers of 64 bits: a pair can be made of anything."""
+        """Whether both parts are unsigned 64-bit integers; the constructor does not check them."""
         return type(self.ms) is type(self.seq) is int and 0 <= self.ms < _LIMIT and 0 <= self.seq < _LIMIT
 
     def __str__(self) -> str:
@@ -49,7 +47,7 @@ class EntryId(NamedTuple):
         return EntryId(self.ms, self.seq + 1) if self.seq + 1 < _LIMIT else EntryId(self.ms + 1, 0)
 
     def previous(self) -> EntryId:
-        """The greatest id smaller than this one; 0-0 has none."""
+        """The greatest id smaller than this one. Raises InvalidArgument for 0-0."""
         if self.seq:
             return EntryId(self.ms, self.seq - 1)
         if self.ms:
@@ -62,14 +60,13 @@ MAX_ID = EntryId(_LIMIT - 1, _LIMIT - 1)
 
 
 def to_json_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
-    """Each value as JSON: None, bool, int, float, str, and lists and dicts of them; a Decimal keeps its digits.
+    """Encodes each value as JSON: None, bool, int, float, str, lists and dicts of them; a Decimal keeps its digits.
 
-    Raises InvalidArgument, which names the field, for what JSON does not have: NaN, infinities, bytes, sets.
-    """
+    Raises InvalidArgument, which names the field, for values that JSON does not have: NaN, infinities, bytes, sets."""
     fields = {}
     for name, value in values.items():
         try:
-            text = _written(value)
+            text = _encode_json(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"values[{name!r}]", value, f"what JSON can carry ({error})") from error
         fields[name] = text.encode("utf-8", "surrogatepass")
@@ -77,72 +74,70 @@ def to_json_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def from_json_fields(fields: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The values of an entry that was written so. Integers are exact, however long; other numbers are floats.
+    """Decodes fields that ``to_json_fields`` encoded. Integers of any length are exact; other numbers become floats.
 
-    A field that is no JSON (a plain producer's) comes as its text, or as bytes where it is none.
-    """
-    return {name.decode("utf-8", "surrogateescape"): _read(value) for name, value in fields.items()}
+    A field that is not JSON, from another producer, becomes text, or stays bytes if it is not UTF-8."""
+    return {name.decode("utf-8", "surrogateescape"): _decode_json(value) for name, value in fields.items()}
 
 
-def _written(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     if isinstance(value, Decimal):
         if not value.is_finite():
-            raise ValueError(f"{value} is no number of JSON")
+            raise ValueError(f"JSON has no {value}")
         return str(value)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _read(raw: bytes) -> Any:
+def _decode_json(raw: bytes) -> Any:
     try:
         text = raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return raw
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return text
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+def _reject_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 class Entry(NamedTuple):
-    """One entry. Where a producer wrote a field name twice, the last value is the one that is kept here."""
+    """One entry of a stream. If the producer wrote a field name twice, only the last value is kept."""
 
     id: EntryId
     fields: dict[bytes, bytes]
 
     def text(self, field: str) -> str:
-        """The field as text; KeyError where the entry has no such field."""
+        """The value of the field as text. Raises KeyError if the entry has no such field."""
         return self.fields[field.encode()].decode()
 
     def values(self) -> dict[str, Any]:
-        """The fields' values with their types, where the producer wrote them with ``to_json_fields``."""
+        """The values of fields that were written with ``to_json_fields``, with their types."""
         return from_json_fields(self.fields)
 
 
 class Delivery(NamedTuple):
-    """An entry as a consumer group handed it out.
+    """An entry that a consumer group delivered to a consumer.
 
-    ``fields`` is None when the entry was deleted or trimmed while it was pending: only its id is left, and it can
-    still be acknowledged. ``times_delivered`` is None where the command does not tell (XREADGROUP, XAUTOCLAIM).
-    """
+    ``fields`` is None if the entry was deleted or trimmed while it was pending: only its id is left, and it can still
+    be acknowledged. ``times_delivered`` is None if the command does not report it (XREADGROUP, XAUTOCLAIM)."""
 
     id: EntryId
     fields: dict[bytes, bytes] | None
     times_delivered: int | None = None
 
     def values(self) -> dict[str, Any]:
-        """As ``Entry.values``; empty where only the id is left."""
+        """As ``Entry.values``; empty if the entry was deleted."""
         return from_json_fields(self.fields or {})
 
 
 class PendingEntry(NamedTuple):
-    """An entry that was handed out and is not acknowledged.
+    """An entry that was delivered and is not acknowledged.
 
-    ``fields`` only where they were asked for (``with_entries``), and the entry was not deleted meanwhile.
-    """
+    ``fields`` is set only if it was asked for (``with_entries``) and the entry still exists. An entry that XNACK
+    released (Redis 8.8) has no consumer (an empty name), and its ``idle_ms`` is -1."""
 
     id: EntryId
     consumer: str
@@ -153,7 +148,7 @@ class PendingEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingSummary:
-    """XPENDING without a range. ``smallest`` and ``greatest`` are None when nothing is pending."""
+    """XPENDING without a range. ``smallest`` and ``greatest`` are None if nothing is pending."""
 
     count: int
     smallest: EntryId | None
@@ -162,7 +157,7 @@ class PendingSummary:
 
 
 class Claimed(NamedTuple):
-    """One step of XAUTOCLAIM. Pass ``cursor`` to the next call; 0-0 means that the scan has come round."""
+    """The result of one XAUTOCLAIM call. Pass ``cursor`` to the next call; 0-0 means that the scan is complete."""
 
     cursor: EntryId
     deliveries: list[Delivery]
@@ -171,14 +166,22 @@ class Claimed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
+    """One consumer of a group, as XINFO CONSUMERS reports it.
+
+    ``idle_ms`` is the time since the consumer's last interaction with the group. ``inactive_ms`` is the time since
+    entries were last delivered to it or claimed by it; it is None before Redis 7.2. There, a read that returned nothing
+    does not count as an interaction either."""
+
     name: str
     pending: int
     idle_ms: int
+    inactive_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """``entries_read`` and ``lag`` are None where Redis cannot know them (after SETID, after deletions)."""
+    """One group of a stream. ``entries_read`` and ``lag`` are None if Redis cannot know them (after SETID or
+    deletions)."""
 
     name: str
     pending: int
@@ -190,7 +193,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """``entries_added`` minus ``length`` is what was ever deleted or trimmed."""
+    """XINFO STREAM. ``entries_added`` minus ``length`` is the number of entries that were deleted or trimmed so far."""
 
     name: str
     length: int

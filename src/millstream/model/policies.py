@@ -1,9 +1,7 @@
-"""What a caller chooses: when a write counts as done, how far a stream may be cut, how long to wait after a failure;
-and who is told of facts.
+"""Options that a caller chooses: durability of writes, trimming of streams, backoff after failures, and the observer.
 
-Rooms call an observer, and never ask who listens. A fact is a name and its labels and values. Names are dotted,
-``room.event``; ``docs/reference/facts.md`` lists them.
-"""
+Components emit observer events and do not know who receives them. An event is a name and its values. Names are dotted,
+``package.event``; ``docs/reference/events.md`` lists them."""
 
 from __future__ import annotations
 
@@ -14,14 +12,17 @@ from typing import Any, Literal, NamedTuple, Protocol
 from millstream.errors import InvalidArgument
 from millstream.model.entries import EntryId
 
-_MOST = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """``memory``: the server has it. ``appended``: its log has it, so that killing the process loses nothing.
-    ``fsynced``: the disk has it. ``replicated``: ``replicas`` replicas have confirmed it within ``timeout_ms``.
-    """
+    """When a write counts as stored.
+
+    - ``memory``: the server has applied it.
+    - ``appended``: it is in the append-only file, so that it survives a crash of the server process.
+    - ``fsynced``: it is on disk.
+    - ``replicated``: ``replicas`` replicas have confirmed it within ``timeout_ms``."""
 
     level: Literal["memory", "appended", "fsynced", "replicated"]
     replicas: int = 0
@@ -30,14 +31,14 @@ class Durability:
     def __post_init__(self) -> None:
         if self.level not in ("memory", "appended", "fsynced", "replicated"):
             raise InvalidArgument("level", self.level, "memory, appended, fsynced or replicated")
-        if type(self.replicas) is not int or not (self.level == "replicated") <= self.replicas <= _MOST:
-            raise InvalidArgument("replicas", self.replicas, f"a whole number from 1 to {_MOST}")
-        if type(self.timeout_ms) is not int or not 0 <= self.timeout_ms <= _MOST:
-            raise InvalidArgument("timeout_ms", self.timeout_ms, f"a whole number from 0 (for ever) to {_MOST}")
+        if type(self.replicas) is not int or not (self.level == "replicated") <= self.replicas <= _MAX_INT32:
+            raise InvalidArgument("replicas", self.replicas, f"a whole number from 1 to {_MAX_INT32}")
+        if type(self.timeout_ms) is not int or not 0 <= self.timeout_ms <= _MAX_INT32:
+            raise InvalidArgument("timeout_ms", self.timeout_ms, f"a whole number from 0 (no limit) to {_MAX_INT32}")
 
     @classmethod
     def parse(cls, text: str) -> Durability:
-        """Reads ``memory``, ``appended``, ``fsynced`` or ``replicated(2)``."""
+        """Parses ``memory``, ``appended``, ``fsynced`` or ``replicated(2)``."""
         if text in ("memory", "appended", "fsynced"):
             return cls(text)  # type: ignore[arg-type]
         count = text.removeprefix("replicated(").removesuffix(")")
@@ -55,69 +56,75 @@ FSYNCED = Durability("fsynced")
 
 
 def replicated(replicas: int, *, timeout_ms: int = 1000) -> Durability:
+    """Durability that is reached when ``replicas`` replicas have confirmed the write (``WAIT``)."""
     return Durability("replicated", replicas, timeout_ms)
 
 
-_GREATEST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 
 
 class TrimPolicy(NamedTuple):
-    """MAXLEN or MINID, exactly one of them. ``approximate`` lets the server drop whole nodes only, which is cheaper."""
+    """MAXLEN or MINID, exactly one of them. ``approximate`` removes only whole nodes, which is cheaper."""
 
     max_len: int | None = None
     min_id: EntryId | None = None
     approximate: bool = False
     limit: int | None = None
 
-    def words(self) -> tuple[bytes, ...]:
-        """The policy as the words of XADD and XTRIM."""
+    def args(self) -> tuple[bytes, ...]:
+        """The policy as arguments of XADD and XTRIM."""
         if (self.max_len is None) == (self.min_id is None):
             raise InvalidArgument("trim", self, "exactly one of max_len and min_id")
         if self.max_len is not None and not _is_count(self.max_len):
-            raise InvalidArgument("trim.max_len", self.max_len, f"a whole number from 0 to {_GREATEST}")
+            raise InvalidArgument("trim.max_len", self.max_len, f"a whole number from 0 to {_MAX_INT64}")
         if self.limit is not None and (not _is_count(self.limit) or not self.approximate):
-            allowed = f"a whole number from 0 to {_GREATEST}, with approximate=True"
+            allowed = f"a whole number from 0 to {_MAX_INT64}, with approximate=True"
             raise InvalidArgument("trim.limit", self.limit, allowed)
         if self.min_id is not None and not (isinstance(self.min_id, EntryId) and self.min_id.is_possible()):
             raise InvalidArgument("trim.min_id", self.min_id, "an EntryId such as EntryId(1526919030474, 55)")
         sign = b"~" if self.approximate else b"="
         if self.min_id is not None:
-            words: tuple[bytes, ...] = (b"MINID", sign, bytes(self.min_id))
+            args: tuple[bytes, ...] = (b"MINID", sign, bytes(self.min_id))
         else:
-            words = (b"MAXLEN", sign, b"%d" % (self.max_len or 0))
-        return (*words, b"LIMIT", b"%d" % self.limit) if self.limit is not None else words
+            args = (b"MAXLEN", sign, b"%d" % (self.max_len or 0))
+        return (*args, b"LIMIT", b"%d" % self.limit) if self.limit is not None else args
 
 
 def _is_count(number: object) -> bool:
-    return type(number) is int and 0 <= number <= _GREATEST
+    return type(number) is int and 0 <= number <= _MAX_INT64
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Growing, bounded, and never in step with others that failed at the same moment."""
+    """Exponential backoff with a maximum and with jitter."""
 
     initial_ms: int = 200
     factor: float = 2.0
     max_ms: int = 60_000
     jitter: float = 0.2
-    """A part of the delay, added or taken away at random, so that what failed together does not return together."""
+    """The fraction of the delay that is added or subtracted at random, so that clients that failed together do not
+    retry together."""
 
     def delay_ms(self, attempt: int, chance: float) -> int:
-        """After ``attempt`` failures, the first being 1; ``chance`` is a random number between 0 and 1. Pure."""
-        # The exponent is bounded: factor ** 5000 would overflow long after the maximum was reached.
-        grown = min(self.max_ms, self.initial_ms * self.factor ** min(max(0, attempt - 1), 64))
-        return max(0, round(grown * (1 + self.jitter * (2 * chance - 1))))
+        """The delay after ``attempt`` failures, 1 being the first. ``chance`` is a random number from 0 to 1. Pure."""
+        # The exponent is bounded, because factor ** 5000 would overflow; the maximum is reached long before.
+        delay_ms = min(self.max_ms, self.initial_ms * self.factor ** min(max(0, attempt - 1), 64))
+        return max(0, round(delay_ms * (1 + self.jitter * (2 * chance - 1))))
 
 
-class Fact(NamedTuple):
+class ObserverEvent(NamedTuple):
+    """One observer event: its name and its values."""
+
     name: str
     facts: Mapping[str, Any]
 
 
 class Observer(Protocol):
+    """Receives observer events: a name, and the values as keyword arguments."""
+
     def __call__(self, name: str, /, **facts: Any) -> None:
-        """Told synchronously, on the caller's thread or loop: must be quick, and must not raise."""
+        """Called synchronously on the thread or event loop of the component: it must be fast and must not raise."""
 
 
 def quiet(name: str, /, **facts: Any) -> None:
-    """The observer that nobody listens to."""
+    """An observer that ignores all events."""

@@ -1,9 +1,13 @@
-"""A RESP server around an embedded broker. In: bytes of clients. Out: bytes of replies, after the journal has them.
+"""A RESP server around an embedded broker: parses requests, and sends replies after their changes are journaled.
 
-No semantics here: what a command means is decided in the engine.
+The engine implements the commands; this package only does the networking.
 """
 
-from millstream.server.connections import CannotListen, ServerLimits, listen, make_room_for, resolve
+from millstream.server.connections import CannotListen, ServerLimits
 from millstream.server.server import Server
 
-__all__ = ["CannotListen", "Server", "ServerLimits", "listen", "make_room_for", "resolve"]
+__all__ = [
+    "CannotListen",
+    "Server",
+    "ServerLimits",
+]

@@ -1,10 +1,11 @@
-"""The sockets that a server listens on, its clients' connections, and the poller: which of them have something.
+"""The listening sockets of a server, the connections of its clients, and the poller that waits for their events.
 
-Nobody listens to strangers without a password. Connections are watched by edges: by levels, a socket that was served
-keeps its old place in the kernel's list for one more round, and could overtake another whose bytes came first.
+A server receives_pushes on non-loopback addresses only with a password. Connections are polled edge-triggered: with
+level-triggered polling, a socket that was just served stays in the kernel's ready list for one more round, and could be
+served before another socket whose data arrived earlier.
 
-A connection (its bytes in both directions, whether it may be read from, what its client may cost) decides nothing by
-itself. Every limit answers with an error that names it, or closes the one connection it is about.
+A connection holds buffers and state; ``service`` makes the decisions. A client over a limit receives an error that
+names the limit, or only its connection is closed.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ from millstream.wire import RequestLimits, RequestParser
 BACKLOG = 511
 logger = logging.getLogger("millstream.server")
 
-RESERVED: Final = 32
-"""For the journal, the listeners, and what the process opens beside clients."""
+RESERVED_FILES: Final = 32
+"""Open files kept for the journal, the listening sockets, and other files of the process."""
 
 
 class CannotListen(MillstreamError):
-    """The address is taken, not ours, or not safe to listen on."""
+    """The server cannot listen on the address: it is in use, not local, or not safe without a password."""
 
 
 def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-    """Every address that ``host`` means."""
+    """All addresses of ``host``."""
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise CannotListen(
             f"the host {host!r} cannot be resolved: {error.strerror}. Use an address of this machine."
         ) from None
-    return list(dict.fromkeys((family, (str(address[0]), int(address[1]))) for family, _, _, _, address in found))
+    return list(dict.fromkeys((family, (str(address[0]), int(address[1]))) for family, _, _, _, address in infos))
 
 
-def refuse_strangers(addresses: list[tuple[socket.AddressFamily, tuple[str, int]]], *, password: bool) -> None:
-    """Off loopback anybody can reach us, so that a password is a must."""
-    open_ones = [
-        address for _, (address, _) in addresses if not ipaddress.ip_address(address.split("%")[0]).is_loopback
-    ]
-    if open_ones and not password:
+def require_password_off_loopback(
+    addresses: list[tuple[socket.AddressFamily, tuple[str, int]]], *, password: bool
+) -> None:
+    """Raises CannotListen for a non-loopback address without a password: the network could access the data."""
+    exposed = [address for _, (address, _) in addresses if not ipaddress.ip_address(address.split("%")[0]).is_loopback]
+    if exposed and not password:
         raise CannotListen(
-            f"refusing to listen on {open_ones[0]} without a password: everybody on the network could read and change "
-            "the data. Give --password-file (or MILLSTREAM_PASSWORD), or listen on 127.0.0.1."
+            f"refusing to listen on {exposed[0]} without a password: everyone on the network could read and change "
+            "the data. Set --password-file (or MILLSTREAM_PASSWORD), or listen on 127.0.0.1."
         )
 
 
@@ -78,10 +79,10 @@ def listen(family: socket.AddressFamily, address: tuple[str, int]) -> socket.soc
 
 
 def listen_on_path(path: Path) -> socket.socket:
-    """A Unix socket that only this user can open. One that a dead server left behind is replaced."""
+    """Listens on a Unix socket that only this user can open. Replaces the socket file of a server that has ended."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
             path.unlink()
         before = os.umask(0o177)
         try:
@@ -96,7 +97,7 @@ def listen_on_path(path: Path) -> socket.socket:
     return sock
 
 
-def _answers(path: Path) -> bool:
+def _accepts_connections(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(str(path)) == 0
 
@@ -104,13 +105,15 @@ def _answers(path: Path) -> bool:
 READ: Final = select.POLLIN
 WRITE: Final = select.POLLOUT
 HANGUP: Final[int] = getattr(select, "EPOLLRDHUP", 0)
-"""The other side sends no more; what it sent before may still have to be read."""
+"""The client has closed its sending side; earlier data may still be unread."""
 EDGE: Final[int] = getattr(select, "EPOLLET", 0)
 
-LONGEST_MS: Final = 60_000
+MAX_POLL_MS: Final = 60_000
 
 
 class Poller:
+    """epoll where available, otherwise poll."""
+
     def __init__(self) -> None:
         self._is_epoll = hasattr(select, "epoll")
         self._poll: Any = select.epoll() if self._is_epoll else select.poll()
@@ -118,19 +121,19 @@ class Poller:
         self.unregister = self._poll.unregister
 
     def watch(self, fd: int, interest: int) -> None:
-        """A connection is watched for ``interest`` from now on; what is there already is reported again."""
+        """Sets the events to wait for. Data that is already there is reported again."""
         self._poll.modify(fd, interest | HANGUP | EDGE if interest & READ else interest | EDGE)
 
     def wait(self, timeout_ms: int | None) -> list[tuple[int, int]]:
-        """Pairs of a file descriptor and what it is ready for. None waits for ever, a number for a minute at most."""
+        """Returns pairs of file descriptor and events. None waits without timeout; a timeout is at most a minute."""
         if timeout_ms is not None:
-            # A key that expires in months is a deadline that the kernel's int cannot hold.
-            timeout_ms = min(timeout_ms, LONGEST_MS)
+            # A key that expires in months is a timeout that overflows the kernel's int.
+            timeout_ms = min(timeout_ms, MAX_POLL_MS)
         if self._is_epoll:
-            found: list[tuple[int, int]] = self._poll.poll(None if timeout_ms is None else timeout_ms / 1000)
+            events: list[tuple[int, int]] = self._poll.poll(None if timeout_ms is None else timeout_ms / 1000)
         else:
-            found = self._poll.poll(timeout_ms)
-        return found
+            events = self._poll.poll(timeout_ms)
+        return events
 
     def close(self) -> None:
         if self._is_epoll:
@@ -139,42 +142,46 @@ class Poller:
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
+    """The limits of a server. All have safe defaults."""
+
     clients: int = 10_000
     request: RequestLimits = field(default_factory=RequestLimits)
     listener_output_bytes: int = 32 << 20
-    """A subscriber or monitor that does not read is cut off when so much waits for it."""
+    """A subscriber or a MONITOR client with more unread output than this is disconnected."""
     paused_output_bytes: int = 1 << 20
-    """Any other client that does not read its replies is not read from, until less than this waits for it."""
+    """Requests of any other client are not read while it has more unread output than this."""
     waiting_input_bytes: int = 1 << 20
-    """A client whose command waits may send so much ahead, counted by what it takes in our memory."""
+    """A client with a blocked command may send this much ahead, measured as memory of the parsed requests."""
     turn_us: int = 5000
-    """After so many microseconds for one client, parsing included, the others have their turn."""
+    """The time for one client, including parsing, before other clients are served."""
     drain_ms: int = 5000
-    """How long a stopping server waits for clients to take their last replies."""
+    """How long a stopping server waits for clients to read their last replies."""
 
 
-def make_room_for(clients: int) -> int:
-    """Raises this process's limit as far as it may be raised. Returns how many clients there is room for."""
+def raise_file_limit(clients: int) -> int:
+    """Raises the limit of open files of this process if possible. Returns the number of clients it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = clients + RESERVED
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    needed = clients + RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
         return clients
-    granted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    granted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
-    room = max(granted - RESERVED, 1)
-    if room < clients:
-        logger.warning("this process may have %d open files: room for %d clients, not %d", granted, room, clients)
-    return room
+    allowed = max(granted - RESERVED_FILES, 1)
+    if allowed < clients:
+        logger.warning("the limit of %d open files allows %d clients instead of %d", granted, allowed, clients)
+    return allowed
 
 
-_REQUEST_BYTES: Final = 64
-_WORD_BYTES: Final = 41
-"""What a list and a bytes object take beside what they hold: requests of short words are mostly that."""
+_REQUEST_OVERHEAD_BYTES: Final = 64
+_ARG_OVERHEAD_BYTES: Final = 41
+"""The memory of a list and of a bytes object without their content, which dominates in requests of short arguments."""
 
 
 class Connection:
+    """The buffers and the state of one client connection."""
+
     __slots__ = (
-        "_leaving",
+        "_unsent",
         "awaiting",
         "closed",
         "fd",
@@ -197,38 +204,38 @@ class Connection:
         self.session = session
         self.parser = RequestParser(limits)
         self.inbox: deque[list[bytes]] = deque()
-        """Requests that came, and could not be run yet."""
+        """Requests that were received and not run yet."""
         self.inbox_bytes = 0
-        """What they take in memory."""
+        """The memory of ``inbox``."""
         self.out: list[bytes] = []
-        """Replies that have not left yet, one item each."""
+        """Replies that were not sent yet, one item each."""
         self.out_bytes = 0
-        self._leaving: memoryview | None = None
-        """What the other side did not take in one go."""
+        self._unsent: memoryview | None = None
+        """The rest of a partial send."""
         self.awaiting = False
-        """A command of its is waiting: nothing more is run before its answer."""
+        """A command is blocked: no further request is run before its reply."""
         self.finishing = False
-        """To be closed when its last reply has left; nothing more is read or run."""
+        """To be closed after its last reply was sent; no further requests are read or run."""
         self.closed = False
         self.queued = False
-        """It is in the list of those whose replies are to be sent."""
+        """Whether it is in the list of connections with replies to send."""
         self.ready = False
-        """It is in the list of those that have requests which came earlier."""
+        """Whether it is in the list of connections with deferred requests that can run."""
         self.interest = 0
-        """What the poller looks for on its behalf."""
+        """The events for which it is polled."""
 
     @property
-    def listens(self) -> bool:
-        """Whether it is sent things that it did not ask for one by one."""
+    def receives_pushes(self) -> bool:
+        """Whether the client receives pushes: it has subscriptions, or is in MONITOR."""
         session = self.session
         return bool(session.channels) or bool(session.patterns) or session.monitoring
 
-    def put_off(self, requests: list[list[bytes]]) -> None:
+    def defer(self, requests: list[list[bytes]]) -> None:
         self.inbox += requests
         self.inbox_bytes += sum(map(_size, requests))
 
-    def take_put_off(self) -> Iterator[list[bytes]]:
-        """Each is taken when it is asked for: what is not asked for stays."""
+    def take_deferred(self) -> Iterator[list[bytes]]:
+        """Yields deferred requests, each removed when it is yielded, so that an early end keeps the others."""
         while self.inbox:
             request = self.inbox.popleft()
             self.inbox_bytes -= _size(request)
@@ -239,31 +246,31 @@ class Connection:
         self.out_bytes += len(reply)
 
     def send(self) -> bool:
-        """Sends until everything has left, or the socket takes no more. False: the other side is gone."""
+        """Sends until all output is sent or the socket buffer is full. False: the connection is broken."""
         while self.out_bytes:
-            if self._leaving is None:
-                self._leaving = memoryview(self.out[0] if len(self.out) == 1 else b"".join(self.out))
+            if self._unsent is None:
+                self._unsent = memoryview(self.out[0] if len(self.out) == 1 else b"".join(self.out))
                 self.out = []
             try:
-                sent = self.sock.send(self._leaving)
+                sent = self.sock.send(self._unsent)
             except (BlockingIOError, InterruptedError):
                 return True
             except OSError:
                 return False
             self.out_bytes -= sent
-            if sent < len(self._leaving):
-                self._leaving = self._leaving[sent:]
+            if sent < len(self._unsent):
+                self._unsent = self._unsent[sent:]
                 return True
-            self._leaving = None
+            self._unsent = None
         return True
 
 
 def _size(request: list[bytes]) -> int:
-    return _REQUEST_BYTES + _WORD_BYTES * len(request) + sum(map(len, request))
+    return _REQUEST_OVERHEAD_BYTES + _ARG_OVERHEAD_BYTES * len(request) + sum(map(len, request))
 
 
 def address_of(sock: socket.socket) -> bytes:
-    """As CLIENT LIST shows it."""
+    """The client's address in the format of CLIENT LIST."""
     try:
         peer = sock.getpeername()
     except OSError:

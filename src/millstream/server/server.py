@@ -1,6 +1,6 @@
-"""A server's life: it listens, serves in rounds until it is asked to stop, and then drains.
+"""The server: listens, serves in rounds until it is stopped, and then drains its connections.
 
-One thread, one poller. What happens in a round is in ``service``.
+It uses one thread and one poller. ``service`` implements a round.
 """
 
 from __future__ import annotations
@@ -17,22 +17,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from millstream.broker import BlockingBroker, BlockingEngineLink, Embedded
+from millstream.broker import BlockingBroker, Embedded
+from millstream.broker.transport.embedded import BlockingEmbeddedTransport
 from millstream.errors import BrokerClosed, InvalidArgument
-from millstream.server.connections import READ, Poller, ServerLimits, listen, listen_on_path, refuse_strangers, resolve
+from millstream.server.connections import (
+    READ,
+    Poller,
+    ServerLimits,
+    listen,
+    listen_on_path,
+    require_password_off_loopback,
+    resolve,
+)
 from millstream.server.service import Service
 
 if TYPE_CHECKING:
-    from millstream.engine import Hooks
+    from millstream.engine.engine import Hooks
 
 logger = logging.getLogger("millstream.server")
 
-IDLE_SWEEP_MS: Final = 1000
-ACCEPT_AT_A_TIME: Final = 1000
+IDLE_CHECK_INTERVAL_MS: Final = 1000
+MAX_ACCEPTS_PER_ROUND: Final = 1000
 
 
 class Server:
-    """Serves an embedded broker to others. ``start`` runs it on a thread, ``run`` on the caller's own."""
+    """Serves an embedded broker over RESP. ``start`` runs it on a new thread, ``run`` on the caller's thread."""
 
     def __init__(
         self,
@@ -43,42 +52,45 @@ class Server:
         unix_socket: Path | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
-        """Listens at once: after this, clients can connect, and are served when it runs. Port 0 takes a free one."""
+        """Starts to listen: clients can connect, and are served once the server runs. Port 0 selects a free port."""
         self.host = host
         self.port = port
         self.unix_socket = unix_socket
         self._embedded = embedded
         self._listeners: dict[int, socket.socket] = {}
-        self._listen_everywhere()
+        self._open_listeners()
         self._poller = Poller()
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
-            # Other threads may wake us at any time, the end included: open as long as anybody has this object.
+            # Other threads may write to the pipe at any time, also during shutdown, so it stays open until this object
+            # is deleted.
             weakref.finalize(self, os.close, fd)
         self.service = Service(embedded, self._poller, limits or ServerLimits(), self._wake)
         self._idle_ms = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
         embedded.on_configure.append(self._configure)
-        self._tell_config()
+        self._set_config()
         add_to_info(self, embedded.engine.hooks)
 
     @classmethod
     def over(cls, broker: BlockingBroker, host: str = "127.0.0.1", port: int = 6380) -> Server:
-        """A server for a broker that was opened with ``local://``, so that other processes can share it. It serves as
-        long as somebody has that broker open. An async program opens the same URL once more with
-        ``open_blocking_broker`` for this, which gives the same broker."""
-        link = broker.link
-        if not isinstance(link, BlockingEngineLink):
-            raise InvalidArgument(
-                "broker", type(link).__name__, "a broker that was opened with local:// or local:///path"
-            )
-        return cls(link.opened(), host, port)
+        """Returns a server for a broker that was opened with ``local://``, so that other processes can share it.
 
-    def _listen_everywhere(self) -> None:
+        It serves until the last user closes the broker. An async program opens the same URL again with
+        ``open_blocking_broker``, which shares the embedded broker.
+        """
+        transport = broker.transport
+        if not isinstance(transport, BlockingEmbeddedTransport):
+            raise InvalidArgument(
+                "broker", type(transport).__name__, "a broker that was opened with local:// or local:///path"
+            )
+        return cls(transport.opened(), host, port)
+
+    def _open_listeners(self) -> None:
         addresses = resolve(self.host, self.port)
-        refuse_strangers(addresses, password=self._embedded.engine.password is not None)
+        require_password_off_loopback(addresses, password=self._embedded.engine.password is not None)
         for family, (address, _) in addresses:
             sock = listen(family, (address, self.port))
             self._listeners[sock.fileno()] = sock
@@ -87,19 +99,19 @@ class Server:
             sock = listen_on_path(self.unix_socket)
             self._listeners[sock.fileno()] = sock
 
-    def _tell_config(self) -> None:
+    def _set_config(self) -> None:
         config = self._embedded.engine.config
-        config.start_with("bind", self.host)
-        config.start_with("port", str(self.port))
+        config.set_initial("bind", self.host)
+        config.set_initial("port", str(self.port))
         limits = self.service.limits
-        config.start_with("maxclients", str(limits.clients))
-        config.start_with(
+        config.set_initial("maxclients", str(limits.clients))
+        config.set_initial(
             "client-output-buffer-limit", f"normal 0 0 0 slave 0 0 0 pubsub {limits.listener_output_bytes} 0 0"
         )
-        config.start_with("proto-max-bulk-len", str(max(limits.request.bulk_bytes, 1 << 20)))
+        config.set_initial("proto-max-bulk-len", str(max(limits.request.bulk_bytes, 1 << 20)))
 
     def _configure(self, name: str, value: str) -> None:
-        """CONFIG SET of what is ours. Runs in a round."""
+        """Applies CONFIG SET of the server's own parameters. Called during a round."""
         limits = self.service.limits
         if name == "maxclients":
             self.service.limits = replace(limits, clients=int(value))
@@ -109,7 +121,7 @@ class Server:
             self._idle_ms = int(value) * 1000
             self._wake()
 
-    # --- life -------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------------------------
 
     def start(self) -> Server:
         self._thread = threading.Thread(target=self.run, name="millstream-server", daemon=True)
@@ -117,14 +129,14 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """What was received is answered, those who wait are let go, everything is closed. The broker stays open."""
+        """Answers received requests, ends blocked commands, and closes all connections. The broker stays open."""
         self.request_stop()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
 
     def request_stop(self) -> None:
-        """Safe in a signal handler."""
+        """Asks ``run`` to stop. May be called from a signal handler."""
         self._stopping = True
         self._wake()
 
@@ -142,10 +154,10 @@ class Server:
             self._poller.register(fd, READ)
         try:
             while not self._stopping:
-                self._turn_to(self.service.round(self._poller.wait(self._timeout_ms())))
+                self._after_round(self.service.round(self._poller.wait(self._timeout_ms())))
             self._drain()
         except BrokerClosed:
-            logger.warning("the broker was closed while it was being served: no more service")
+            logger.warning("the broker was closed while the server was running: stopping the server")
         finally:
             self._close()
 
@@ -154,11 +166,11 @@ class Server:
             return 0
         timeout = self._embedded.due_in_ms()
         if self._idle_ms:
-            timeout = IDLE_SWEEP_MS if timeout is None else min(timeout, IDLE_SWEEP_MS)
+            timeout = IDLE_CHECK_INTERVAL_MS if timeout is None else min(timeout, IDLE_CHECK_INTERVAL_MS)
         return timeout
 
-    def _turn_to(self, others: list[int]) -> None:
-        """What is to be done between two rounds."""
+    def _after_round(self, others: list[int]) -> None:
+        """Accepts connections and closes idle ones, between two rounds."""
         for fd in others:
             if fd in self._listeners:
                 self._accept(self._listeners[fd])
@@ -168,7 +180,7 @@ class Server:
             self.service.close_idle(self._embedded.clock.now_ms() - self._idle_ms)
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(ACCEPT_AT_A_TIME):
+        for _ in range(MAX_ACCEPTS_PER_ROUND):
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -182,9 +194,9 @@ class Server:
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:
-            pass  # it has been woken often enough
+            pass  # the pipe is full, so the server will wake up anyway
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- stopping ---------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         for fd, listener in self._listeners.items():
@@ -192,11 +204,11 @@ class Server:
             listener.close()
         until = time.monotonic() + self.service.limits.drain_ms / 1000
         self._finish_received(until)
-        self.service.let_waiters_go()
+        self.service.unblock_all()
         self._finish_received(until)
-        left = self.service.send_rest([])
-        while left and time.monotonic() < until:
-            left = self.service.send_rest([fd for fd, _ in self._poller.wait(50)])
+        has_output = self.service.send_remaining([])
+        while has_output and time.monotonic() < until:
+            has_output = self.service.send_remaining([fd for fd, _ in self._poller.wait(50)])
 
     def _finish_received(self, until: float) -> None:
         while time.monotonic() < until:
@@ -216,11 +228,11 @@ class Server:
 
 
 def add_to_info(server: Server, hooks: Hooks) -> None:
-    began = time.monotonic()
+    started_s = time.monotonic()
     run_id = secrets.token_hex(20)
 
-    def about_server() -> Mapping[str, object]:
-        uptime = int(time.monotonic() - began)
+    def server_lines() -> Mapping[str, object]:
+        uptime = int(time.monotonic() - started_s)
         return {
             "process_id": os.getpid(),
             "run_id": run_id,
@@ -229,13 +241,13 @@ def add_to_info(server: Server, hooks: Hooks) -> None:
             "uptime_in_days": uptime // 86400,
         }
 
-    def about_clients() -> Mapping[str, object]:
+    def client_lines() -> Mapping[str, object]:
         return {"maxclients": server.service.limits.clients}
 
-    def about_stats() -> Mapping[str, object]:
+    def stats_lines() -> Mapping[str, object]:
         return {
             "total_net_input_bytes": server.service.input_bytes,
             "total_net_output_bytes": server.service.output_bytes,
         }
 
-    hooks.server, hooks.clients, hooks.stats = about_server, about_clients, about_stats
+    hooks.server, hooks.clients, hooks.stats = server_lines, client_lines, stats_lines

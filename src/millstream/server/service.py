@@ -1,6 +1,7 @@
-"""The rounds: each reads what came, runs it in order of arrival, writes the journal once, and only then sends replies.
+"""The server's rounds: each reads requests, runs them in order of arrival, writes the journal, then sends the replies.
 
-A round holds the embedded broker's lock from the first command to the journal; sending and closing happen outside.
+A round holds the embedded broker's lock from the first command to the journal write. Replies are sent and connections
+closed without the lock.
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final
 
-from millstream.broker import Embedded, Turn
-from millstream.engine import BLOCKED
+from millstream.broker import Embedded
+from millstream.broker.embedded import Turn
+from millstream.engine.session import BLOCKED
 from millstream.server.connections import EDGE, HANGUP, READ, WRITE, Connection, Poller, ServerLimits, address_of
 from millstream.wire import BROWSERS, UNAUTHENTICATED, ErrorReply, Push, Reply, RequestLimits, encode
 
 logger = logging.getLogger("millstream.server")
 
-READ_BYTES: Final = 64 * 1024
+MAX_READ_BYTES: Final = 64 * 1024
 
 
 class Service:
-    """All connections of one server. Everything here runs on the server's thread, but for ``_deliver``."""
+    """All connections of one server. Everything runs on the server's thread, except ``_deliver``."""
 
     def __init__(self, embedded: Embedded, poller: Poller, limits: ServerLimits, wake: Callable[[], Any]) -> None:
         self.limits = limits
         self.input_bytes = 0
         self.output_bytes = 0
         self.ready: deque[Connection] = deque()
-        """Connections with requests that came earlier and can run now."""
+        """Connections with deferred requests that can run now."""
         self.thread_id = threading.get_ident()
         self._embedded = embedded
         self._engine = embedded.engine
@@ -41,11 +43,11 @@ class Service:
         self._wake = wake
         self._connections: dict[int, Connection] = {}
         self._to_send: list[Connection] = []
-        self._doomed: list[Connection] = []
-        self._unsettled: list[tuple[Connection, int]] = []
-        """Replies to changes of this round, by their place among the connection's replies."""
-        self._foreign: deque[tuple[Connection, Reply]] = deque()
-        """What other threads had to deliver."""
+        self._to_close: list[Connection] = []
+        self._unjournaled: list[tuple[Connection, int]] = []
+        """Replies to changes of this round: the connection, and the index in its ``out``."""
+        self._from_other_threads: deque[tuple[Connection, Reply]] = deque()
+        """Replies that other threads delivered."""
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -53,77 +55,79 @@ class Service:
     # --- a round ----------------------------------------------------------------------------------------------------
 
     def round(self, events: list[tuple[int, int]]) -> list[int]:
-        """Serves everybody who has something. Returns the descriptors that are not connections."""
-        others: list[int] = []
+        """Handles the events. Returns the descriptors that are not connections."""
+        other_fds: list[int] = []
         with self._embedded.turn() as turn:
-            self._take_foreign()
+            self._enqueue_from_other_threads()
             turn.tick()
-            self._go_on_with_ready(turn)
+            self._run_deferred(turn)
             for fd, event in events:
                 connection = self._connections.get(fd)
                 if connection is not None:
-                    self._attend(turn, connection, event)
+                    self._handle_event(turn, connection, event)
                 else:
-                    others.append(fd)
+                    other_fds.append(fd)
             failure = turn.end()
         if failure is not None:
-            self._void(failure)
-        self._unsettled.clear()
+            self._replace_unjournaled(failure)
+        self._unjournaled.clear()
         self.send()
-        return others
+        return other_fds
 
-    def _go_on_with_ready(self, turn: Turn) -> None:
-        """Those who had used up their turn share one between them, so that ever so many of them keep nobody waiting
-        who has little to ask."""
-        until = self._end_of_turn()
+    def _run_deferred(self, turn: Turn) -> None:
+        """Runs deferred requests. All these connections share one time slice, so that they do not delay clients with
+        few requests, however many they are."""
+        until_ns = self._end_of_turn()
         for _ in range(len(self.ready)):
-            self._go_on(turn, self.ready.popleft(), until)
-            if perf_counter_ns() > until:
+            self._run_deferred_of(turn, self.ready.popleft(), until_ns)
+            if perf_counter_ns() > until_ns:
                 break
 
     def _end_of_turn(self) -> int:
         return perf_counter_ns() + self.limits.turn_us * 1000
 
-    def _attend(self, turn: Turn, connection: Connection, event: int) -> None:
+    def _handle_event(self, turn: Turn, connection: Connection, event: int) -> None:
         if event & READ:
-            until = self._end_of_turn()
+            until_ns = self._end_of_turn()
             try:
-                data = connection.sock.recv(READ_BYTES)
+                data = connection.sock.recv(MAX_READ_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
                 data = b""
             if not data:
-                self._doom(connection)
+                self._schedule_close(connection)
                 return
             self.input_bytes += len(data)
-            if len(data) == READ_BYTES or event & HANGUP:
-                self._poller.watch(connection.fd, connection.interest)  # there is more, or the end
+            if len(data) == MAX_READ_BYTES or event & HANGUP:
+                self._poller.watch(
+                    connection.fd, connection.interest
+                )  # report again: more data, or the end, is pending
             requests = connection.parser.feed(data)
             if connection.inbox or connection.awaiting or connection.finishing:
-                self._put_off(connection, requests)
+                self._defer(connection, requests)
             else:
-                self._serve(turn, connection, requests, until)
+                self._serve(turn, connection, requests, until_ns)
         elif not event & WRITE:
-            self._doom(connection)
+            self._schedule_close(connection)
         if event & WRITE:
             self._queue(connection)
 
-    def _serve(self, turn: Turn, connection: Connection, requests: list[list[bytes]], until: int) -> None:
-        """Runs what came, and what it brought to light: authentication lets more of the input in."""
+    def _serve(self, turn: Turn, connection: Connection, requests: list[list[bytes]], until_ns: int) -> None:
+        """Runs requests, and those that the parser returns after authentication has raised its limits."""
         parser = connection.parser
         while True:
-            done = self._run(turn, connection, requests, until)
+            done = self._run(turn, connection, requests, until_ns)
             if done < len(requests):
-                self._put_off(connection, requests[done:])
+                self._defer(connection, requests[done:])
                 return
             if connection.awaiting or connection.finishing:
                 return
             if self._engine.password is not None:
                 parser.limits = self.limits.request if connection.session.authenticated else UNAUTHENTICATED
-            if parser.more and perf_counter_ns() > until:
-                self._let_go_on(connection)
-                self._see_to(connection)
+            if parser.more and perf_counter_ns() > until_ns:
+                self._mark_ready(connection)
+                self._update_interest(connection)
                 return
             requests = parser.feed(b"") if parser.more else []
             if not requests:
@@ -132,26 +136,28 @@ class Service:
             connection.add(encode(ErrorReply(parser.fault.text)))
             connection.finishing = True
 
-    def _run(self, turn: Turn, connection: Connection, requests: Iterable[list[bytes]], until: int) -> int:
-        """Runs requests until one waits, the client is over a limit, its turn is over, or all are done. Returns how
-        many were run. None is taken from ``requests`` that is not run."""
+    def _run(self, turn: Turn, connection: Connection, requests: Iterable[list[bytes]], until_ns: int) -> int:
+        """Runs requests until one blocks, the client exceeds a limit, its time slice ends, or all are done.
+
+        Returns the number of requests that were run, and takes no other requests from ``requests``.
+        """
         session, limits = connection.session, self.limits
         execute, out = turn.execute, connection.out
         monitoring = self._engine.monitoring
-        began = perf_counter_ns()
+        start_ns = perf_counter_ns()
         done = 0
         added = 0
         try:
             for request in requests:
                 done += 1
                 reply = execute(session, request)
-                # From the end of one to the end of the next: one look at the clock a command is all that costs.
-                ended = perf_counter_ns()
+                # Measured from the end of the previous command, so that each command reads the clock only once.
+                end_ns = perf_counter_ns()
                 if session.last is not None:
-                    session.last.nanoseconds += ended - began
-                if ended - began >= monitoring.interesting_ns:
-                    monitoring.took(session, request, (ended - began) // 1000)
-                began = ended
+                    session.last.nanoseconds += end_ns - start_ns
+                if end_ns - start_ns >= monitoring.min_reported_ns:
+                    monitoring.report_duration(session, request, (end_ns - start_ns) // 1000)
+                start_ns = end_ns
                 if reply is BLOCKED:
                     connection.awaiting = True
                     break
@@ -159,20 +165,20 @@ class Service:
                 out.append(raw)
                 added += len(raw)
                 if turn.changed:
-                    self._unsettled.append((connection, len(out) - 1))
+                    self._unjournaled.append((connection, len(out) - 1))
                 if session.closing:
                     connection.finishing = True
                     break
                 if type(reply) is ErrorReply and request[0].upper() in BROWSERS:
-                    logger.warning("a browser seems to talk to us from %s: hung up", session.address.decode())
+                    logger.warning("received an HTTP request from %s, closing the connection", session.address.decode())
                     added -= len(out.pop())
                     connection.finishing = True
                     break
-                if ended > until or added > limits.paused_output_bytes:
+                if end_ns > until_ns or added > limits.paused_output_bytes:
                     break
         except Exception:
-            # One client's command must not end the service of all others, whatever is wrong with it.
-            logger.exception("an unforeseen error in %r from %s", request[0][:64], session.address.decode())
+            # An error in the command of one client must not end the service for other clients.
+            logger.exception("unexpected error in %r from %s", request[0][:64], session.address.decode())
             out.append(encode(ErrorReply("ERR internal error: see the server's log"), session.protocol))
             added += len(out[-1])
             connection.finishing = True
@@ -180,37 +186,38 @@ class Service:
         self._queue(connection)
         return done
 
-    def _put_off(self, connection: Connection, requests: list[list[bytes]]) -> None:
+    def _defer(self, connection: Connection, requests: list[list[bytes]]) -> None:
         if connection.finishing:
             return
-        connection.put_off(requests)
-        self._see_to(connection)
+        connection.defer(requests)
+        self._update_interest(connection)
 
-    def _go_on(self, turn: Turn, connection: Connection, until: int) -> None:
-        """Runs what was put off, as far as possible."""
+    def _run_deferred_of(self, turn: Turn, connection: Connection, until_ns: int) -> None:
+        """Runs the deferred requests of one connection, as far as possible."""
         connection.ready = False
         if connection.closed or connection.awaiting:
             return
-        self._run(turn, connection, connection.take_put_off(), until)
+        self._run(turn, connection, connection.take_deferred(), until_ns)
         if not connection.inbox:
-            self._serve(turn, connection, [], until)
-        self._see_to(connection)
+            self._serve(turn, connection, [], until_ns)
+        self._update_interest(connection)
 
     # --- replies ----------------------------------------------------------------------------------------------------
 
     def _deliver(self, connection: Connection, reply: Reply) -> None:
-        """Called under the broker's lock: in our own rounds, and by whatever other thread caused the reply."""
+        """Called with the broker's lock held, by the server's thread or by another thread whose command caused the
+        reply."""
         if threading.get_ident() == self.thread_id:
-            self._hand_over(connection, reply)
+            self._enqueue(connection, reply)
         else:
-            self._foreign.append((connection, reply))
+            self._from_other_threads.append((connection, reply))
             self._wake()
 
-    def _take_foreign(self) -> None:
-        while self._foreign:
-            self._hand_over(*self._foreign.popleft())
+    def _enqueue_from_other_threads(self) -> None:
+        while self._from_other_threads:
+            self._enqueue(*self._from_other_threads.popleft())
 
-    def _hand_over(self, connection: Connection, reply: Reply) -> None:
+    def _enqueue(self, connection: Connection, reply: Reply) -> None:
         if connection.closed:
             return
         session = connection.session
@@ -221,19 +228,19 @@ class Service:
         if connection.awaiting and type(reply) is not Push:
             connection.awaiting = False
             if connection.inbox or connection.parser.fault is not None or connection.parser.more:
-                self._let_go_on(connection)
-        if connection.out_bytes > self.limits.listener_output_bytes and connection.listens:
-            logger.warning("%s does not read what it listens to: cut off", session.address.decode())
-            self._doom(connection)
+                self._mark_ready(connection)
+        if connection.out_bytes > self.limits.listener_output_bytes and connection.receives_pushes:
+            logger.warning("%s does not read its subscriptions fast enough: disconnected", session.address.decode())
+            self._schedule_close(connection)
 
-    def _void(self, failure: ErrorReply) -> None:
-        """The journal could not be written: changes are not confirmed, whatever their replies were."""
+    def _replace_unjournaled(self, failure: ErrorReply) -> None:
+        """Replaces the replies of all changes of this round by an error, after the journal could not be written."""
         raw = encode(failure)
-        for connection, place in self._unsettled:
-            if not connection.out[place]:
-                continue  # its client wants no answers, and would take this for the next one
-            connection.out_bytes += len(raw) - len(connection.out[place])
-            connection.out[place] = raw
+        for connection, index in self._unjournaled:
+            if not connection.out[index]:
+                continue  # CLIENT REPLY OFF: the client would take the error for the reply of a later command
+            connection.out_bytes += len(raw) - len(connection.out[index])
+            connection.out[index] = raw
 
     def _queue(self, connection: Connection) -> None:
         if not connection.queued:
@@ -241,7 +248,7 @@ class Service:
             self._to_send.append(connection)
 
     def send(self) -> None:
-        """Sends what can be sent, and closes what is to be closed."""
+        """Sends replies, and closes connections that are scheduled for it."""
         to_send, self._to_send = self._to_send, []
         for connection in to_send:
             connection.queued = False
@@ -250,19 +257,19 @@ class Service:
             if connection.out_bytes:
                 self.output_bytes += connection.out_bytes
                 if not connection.send():
-                    self._doom(connection)
+                    self._schedule_close(connection)
                     continue
                 self.output_bytes -= connection.out_bytes
             if connection.out_bytes:
-                self._see_to(connection)
+                self._update_interest(connection)
             elif connection.finishing:
-                self._doom(connection)
+                self._schedule_close(connection)
             elif connection.inbox or connection.interest != READ:
-                self._see_to(connection)
-        self._close_doomed()
+                self._update_interest(connection)
+        self._close_scheduled()
 
-    def _see_to(self, connection: Connection) -> None:
-        """Decides what the poller looks for, and whether requests that were put off can go on."""
+    def _update_interest(self, connection: Connection) -> None:
+        """Sets the events to poll for, and marks the connection ready if its deferred requests can run."""
         if connection.closed:
             return
         limits = self.limits
@@ -276,9 +283,9 @@ class Service:
             connection.interest = interest
             self._poller.watch(connection.fd, interest)
         if connection.inbox and not connection.awaiting and not full:
-            self._let_go_on(connection)
+            self._mark_ready(connection)
 
-    def _let_go_on(self, connection: Connection) -> None:
+    def _mark_ready(self, connection: Connection) -> None:
         if not connection.ready:
             connection.ready = True
             self.ready.append(connection)
@@ -286,11 +293,11 @@ class Service:
     # --- connections ------------------------------------------------------------------------------------------------
 
     def admit(self, sock: socket.socket) -> None:
-        """A new client; one too many is told so."""
+        """Accepts a connection, or rejects it if there are too many clients."""
         sock.setblocking(False)
         if len(self._connections) >= self.limits.clients:
             self._engine.stats.rejected_connections += 1
-            _say_goodbye(sock, b"-ERR max number of clients reached\r\n")
+            _send_and_close(sock, b"-ERR max number of clients reached\r\n")
             return
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -308,8 +315,8 @@ class Service:
             if connection.parser.limits is not UNAUTHENTICATED:
                 connection.parser.limits = limits
 
-    def let_waiters_go(self) -> None:
-        """Those who wait are answered as if their time were over."""
+    def unblock_all(self) -> None:
+        """Ends all blocked commands with the reply of a timeout."""
         with self._embedded.turn() as turn:
             for connection in self._connections.values():
                 if connection.awaiting:
@@ -318,14 +325,14 @@ class Service:
             turn.end()
 
     def close_idle(self, before_ms: int) -> None:
-        """Closes who has sent nothing since then, but for those who wait or listen (the setting ``timeout``)."""
+        """Closes connections without requests since ``before_ms``, except blocked or subscribed ones (``timeout``)."""
         for connection in self._connections.values():
-            if connection.session.seen_ms < before_ms and not connection.awaiting and not connection.listens:
-                self._doom(connection)
-        self._close_doomed()
+            if connection.session.seen_ms < before_ms and not connection.awaiting and not connection.receives_pushes:
+                self._schedule_close(connection)
+        self._close_scheduled()
 
-    def send_rest(self, fds: list[int]) -> bool:
-        """In the end: sends to those who can take more. False: nobody has anything left to take."""
+    def send_remaining(self, fds: list[int]) -> bool:
+        """While stopping: sends remaining output to connections that are writable. False: all output was sent."""
         for fd in fds:
             if fd in self._connections:
                 self._queue(self._connections[fd])
@@ -334,18 +341,18 @@ class Service:
 
     def close(self) -> None:
         for connection in self._connections.values():
-            self._doom(connection)
-        self._close_doomed()
+            self._schedule_close(connection)
+        self._close_scheduled()
 
-    def _doom(self, connection: Connection) -> None:
-        """Closed after the round, because leaving the engine takes the lock that the round holds."""
+    def _schedule_close(self, connection: Connection) -> None:
+        """Schedules the close for after the round, because dropping the session takes the lock that the round holds."""
         if not connection.closed:
             connection.closed = True
-            self._doomed.append(connection)
+            self._to_close.append(connection)
 
-    def _close_doomed(self) -> None:
-        while self._doomed:
-            connection = self._doomed.pop()
+    def _close_scheduled(self) -> None:
+        while self._to_close:
+            connection = self._to_close.pop()
             if not self._embedded.closed:
                 self._embedded.drop(connection.session)
             del self._connections[connection.fd]
@@ -353,9 +360,9 @@ class Service:
             connection.sock.close()
 
 
-def _say_goodbye(sock: socket.socket, text: bytes) -> None:
+def _send_and_close(sock: socket.socket, text: bytes) -> None:
     try:
         sock.send(text)
     except OSError:
-        pass  # it is gone already
+        pass  # the client has closed the connection
     sock.close()

@@ -1,7 +1,4 @@
-"""Commands and replies as values, and how they look as bytes. In: arguments or bytes. Out: bytes or values.
-
-Nothing here opens a socket, waits, or knows what a command means.
-"""
+"""Commands and replies as values, and their encoding as bytes. No I/O, and no knowledge of what a command does."""
 
 from millstream.wire.commands import (
     NIL_ARRAY,
@@ -11,11 +8,11 @@ from millstream.wire.commands import (
     Args,
     Batch,
     Command,
-    Conversation,
     Double,
     ErrorReply,
     Map,
     Members,
+    Operation,
     Pairs,
     Push,
     Reading,
@@ -23,7 +20,7 @@ from millstream.wire.commands import (
     Several,
     Status,
     Verbatim,
-    as_they_are,
+    return_unchanged,
     to_bytes,
     to_name,
 )
@@ -40,11 +37,11 @@ __all__ = [
     "Args",
     "Batch",
     "Command",
-    "Conversation",
     "Double",
     "ErrorReply",
     "Map",
     "Members",
+    "Operation",
     "Pairs",
     "Push",
     "Reading",
@@ -54,10 +51,10 @@ __all__ = [
     "Several",
     "Status",
     "Verbatim",
-    "as_they_are",
     "encode",
     "format_double",
     "pack",
+    "return_unchanged",
     "to_bytes",
     "to_name",
 ]

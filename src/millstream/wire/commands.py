@@ -1,80 +1,87 @@
-"""What is asked of a link, one command or several that travel together, and the kinds of reply that a server gives; and
-how names become words of either.
-"""
+"""Commands, batches and operations that are sent to a transport, and the types of replies that a server gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 R = TypeVar("R")
 
 Args = tuple[bytes, ...]
-"""A command's words, name first, exactly as they travel."""
+"""The arguments of a command, its name first, as they are sent."""
 
 
 class Command(NamedTuple):
-    """One command and what a link must know to send it well."""
+    """One command, and what a transport must know to send it."""
 
     args: Args
     key: bytes | None = None
-    """Decides the node in a cluster; None goes to any node."""
+    """The key that decides the cluster node; None: any node."""
     repeatable: bool = False
-    """True when executing it twice leaves the same state and the same answer as once, so that a link may send it again
-    after a connection broke before the answer came."""
+    """True if executing the command twice leaves the same state and gives the same reply as once. The transport may
+    then send it again if the connection breaks before the reply arrives.
+    """
     block_ms: int | None = None
-    """How long the server may hold the answer back (0: for ever). Such a command gets a connection of its own."""
+    """How long the server may delay the reply (0: without a limit). Such a command uses a connection of its own."""
     on_wait: Callable[[int], None] | None = None
-    """Told, before it waits, the number of its connection: CLIENT UNBLOCK wakes it there. 0 where nobody knows it."""
+    """Called before the command waits, with the number of its connection, which CLIENT UNBLOCK can use; 0 if it is
+    unknown.
+    """
 
 
 Reading = Callable[[list[Any]], list[Any]]
-"""Turns replies into values, one for one; an error among them stays what it is."""
+"""Converts replies into values, one for each reply; an error reply stays as it is."""
 
 
-def as_they_are(replies: list[Any]) -> list[Any]:
+def return_unchanged(replies: list[Any]) -> list[Any]:
+    """Returns replies unchanged."""
     return replies
 
 
 class Batch(NamedTuple):
-    """Commands that travel in one go, all for the node of ``key``. Replies come back in order, errors as values."""
+    """Commands that are sent in one round trip to the node of ``key``. Replies are in order; errors are values."""
 
     commands: Sequence[Args]
     key: bytes | None = None
     atomic: bool = False
-    """One MULTI/EXEC: nothing of anybody else's comes in between, and a refusal refuses all of them."""
+    """Send the commands as one MULTI/EXEC: no other command runs in between, and if one is rejected, all are."""
     repeatable: bool = False
     same_connection: bool = False
-    """The order of arrival on one connection matters (WAIT after a write). Pipelines without it may still share one."""
+    """Use one connection for all commands and no other requests meanwhile (WAIT after a write)."""
     after: Args | None = None
-    """One more command, sent on the same connection after EXEC where the batch is atomic; its reply comes last."""
+    """One more command on the same connection, after EXEC if the batch is atomic; its reply is the last."""
     keys: Sequence[bytes] | None = None
-    """One key a command, instead of ``key``: in a cluster each node gets its share in one go, and what a node does not
-    answer is an error in the places of its commands alone. Never atomic."""
-    reading: Reading = as_they_are
-    """What the replies are turned into, all but that of ``after``. A link to a server does it with those that have
-    come, while the server works on the rest."""
+    """One key for each command, instead of ``key``. On a cluster each node receives its commands in one round trip. If
+    a node does not answer, only its commands get an error as reply. Never atomic.
+    """
+    reading: Reading = return_unchanged
+    """Converts the replies, except that of ``after``. A server transport calls it for each chunk of replies, while the
+    server executes the commands after it.
+    """
 
     def read(self, replies: list[Any]) -> list[Any]:
-        """All replies at once, turned into what the batch asks for."""
+        """Converts all replies as ``reading`` asks."""
         if self.after is None:
             return self.reading(replies)
         return [*self.reading(replies[:-1]), replies[-1]]
 
 
-Conversation = Generator[Command | Batch, Any, R]
-"""An operation, written once: it yields what it asks, receives replies, and returns its result.
+Operation = Generator[Command | Batch, Any, R]
+"""An operation: a generator that yields commands or batches, receives the replies, and returns the result. It does no
+I/O.
 
-An error reply to a Command is thrown in as the typed error; in the replies to a Batch it is an item of the list.
-A driver of a dozen lines runs it over a blocking link, another over an async link; a test runs it over a list.
+An error reply to a Command is raised in the generator as a typed error; in the replies to a Batch it is an item of the
+list. The same operation runs over a blocking transport, an async transport, or a list of replies in a test.
 """
 
 
 def to_bytes(name: str | bytes) -> bytes:
+    """Encodes a name; bytes pass unchanged."""
     return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
 
 
 def to_name(raw: bytes) -> str:
+    """Decodes a name; undecodable bytes become surrogate escapes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -87,6 +94,10 @@ class Status(bytes):
 
 class Map(list[Any]):
     """Keys and values in turn: a flat array in RESP2, a map in RESP3 (XINFO, HGETALL, CONFIG GET)."""
+
+    @classmethod
+    def of(cls, fields: Mapping[bytes, Any]) -> Map:
+        return cls(part for field in fields.items() for part in field)
 
 
 class Pairs(list[Any]):
@@ -102,8 +113,9 @@ class Push(list[Any]):
 
 
 class Several(list[Any]):
-    """Several replies in a row to one command (SUBSCRIBE with many channels); empty where no reply at all is sent
-    (CLIENT REPLY OFF). The encoder writes them one after the other, without a header."""
+    """Several replies to one command, written one after another without a header (SUBSCRIBE to many channels). Empty if
+    no reply is sent (CLIENT REPLY OFF).
+    """
 
 
 class Double(float):
@@ -123,11 +135,11 @@ class _NilArray:
 
 
 NIL_ARRAY: Final = _NilArray()
-"""The null array of RESP2 (``*-1``): a timed-out XREAD, an aborted EXEC. In RESP3 it is the one null."""
+"""The null array of RESP2 (``*-1``): a timed-out XREAD, an aborted EXEC. RESP3 has only one null."""
 
 
 class ErrorReply(Exception):
-    """An error reply. The engine raises it inside a command and returns it as a value from ``execute``."""
+    """An error reply of a server. The engine raises it inside a command; ``execute`` returns it as a value."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Servers for these tests: in this process, or as a process of their own."""
+"""Servers for these tests, in this process or in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A history of every kind of key, and a picture of what clients see of it."""
+"""A history of commands for every type of key, and a snapshot of what clients can read."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A client that shows what is on the wire."""
+"""A client that shows the bytes on the wire."""
 
 from __future__ import annotations
 
 import socket
 
 from millstream.wire.resp import pack
-from resp_decoder import Decoder
+from support.resp_decoder import Decoder
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""A machine's clock is set back while clients wait: they wait as long as they said, not an hour longer."""
+"""Waits keep their length if the clock of the machine is set back meanwhile."""
 
 import asyncio
 import select
@@ -29,7 +29,7 @@ time.time_ns = lambda: real() - (3600 * 10**9 if os.path.exists({flag!r}) else 0
         ("BLPOP", "nothing", "1.5"),
     ],
 )
-def test_a_blocked_read_does_not_outlive_its_time(tmp_path, words):
+def test_blocked_read_ends_at_its_timeout(tmp_path, words):
     flag = tmp_path / "set back"
     with (
         ServeProcess(planted=SET_BACK_WHEN_TOLD.format(flag=str(flag))) as process,
@@ -49,7 +49,7 @@ def test_a_blocked_read_does_not_outlive_its_time(tmp_path, words):
 
 
 class SetBackLater(SystemClock):
-    """An hour behind from the moment that somebody says so."""
+    """A clock that can be set back by an hour."""
 
     def __init__(self):
         self.behind_ms = 0
@@ -58,7 +58,7 @@ class SetBackLater(SystemClock):
         return super().now_ms() - self.behind_ms
 
 
-def test_nor_does_one_in_the_same_process():
+def test_serving_in_process_off_loopback_requires_a_password():
     clock = SetBackLater()
     with open_blocking_broker(f"local://{uuid4().hex}", clock=clock) as broker:
         broker.xadd("s", {"a": "b"})
@@ -66,7 +66,7 @@ def test_nor_does_one_in_the_same_process():
         assert broker.xread({"s": "$"}, block_ms=600) == {}
 
 
-def test_nor_on_an_event_loop():
+def test_serving_on_an_event_loop_off_loopback_requires_a_password():
     clock = SetBackLater()
 
     async def wait():
@@ -78,7 +78,7 @@ def test_nor_on_an_event_loop():
     assert asyncio.run(wait()) == {}
 
 
-def test_a_clock_that_jumps_ahead_ends_no_wait_early():
+def test_clock_set_ahead_ends_no_wait_early():
     clock = SetBackLater()
     embedded = Embedded(clock=clock, housekeeping=False)
     heard = []

@@ -1,6 +1,10 @@
-"""CONFIG SET with odd values: a real redis-server says what each of them means."""
+"""CONFIG SET with unusual values, compared with a real redis-server."""
 
 from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 import redis
@@ -31,7 +35,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_odd_values_mean_what_they_mean_to_redis(name: str, redis_server: RedisProcess) -> None:
+def test_unusual_values_have_the_meaning_of_redis(name: str, redis_server: RedisProcess) -> None:
     client = redis.Redis(port=redis_server.port, decode_responses=True)
     usual = str(client.config_get(name)[name])
     for value in ODD:
@@ -47,3 +51,45 @@ def test_odd_values_mean_what_they_mean_to_redis(name: str, redis_server: RedisP
         assert ours.removeprefix("ERR ") == theirs.removeprefix("ERR "), ascii(value)
         assert engine.config[name] == client.config_get(name)[name], ascii(value)
         client.config_set(name, usual)
+
+
+PERSISTENCE = (
+    *("aof-disable-auto-gc", "aof-rewrite-incremental-fsync", "aof-timestamp-enabled", "aof-use-rdb-preamble"),
+    *("no-appendfsync-on-rewrite", "rdb-del-sync-files", "rdb-save-incremental-fsync", "rdbcompression"),
+    *("sanitize-dump-payload", "stop-writes-on-bgsave-error"),
+)
+
+
+def config(*words: str) -> object:
+    engine = Engine()
+    session = engine.session(trusted=True)
+    reply = engine.execute(session, [b"CONFIG", *(word.encode() for word in words)], 1)
+    if isinstance(reply, ErrorReply):
+        return reply.text
+    return [bytes(word).decode() for word in engine.execute(session, [b"CONFIG", b"GET", words[1].encode()], 1)]
+
+
+@pytest.mark.parametrize("name", PERSISTENCE)
+def test_settings_of_redis_files_are_accepted_and_shown(name: str, redis_server: RedisProcess) -> None:
+    client = redis.Redis(port=redis_server.port, decode_responses=True)
+    default = client.config_get(name)[name]
+    assert config("GET", name) == [name, default]
+    for value in ("yes", "no"):
+        assert config("SET", name, value) == [name, value]
+    assert "CONFIG SET failed" in str(config("SET", name, "maybe"))
+
+
+def test_truncated_journal_setting_is_rejected() -> None:
+    assert config("SET", "aof-load-truncated", "yes") == ["aof-load-truncated", "yes"]
+    assert "only 'yes' is accepted" in str(config("SET", "aof-load-truncated", "no"))
+
+
+def test_every_setting_of_redis_is_known_or_documented_as_refused(redis_server: RedisProcess) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "embedded.md").read_text()
+    table = page.split("## CONFIG SET", 1)[1].split("\n## ", 1)[0].split("| why it is refused |", 1)[1]
+    refused = [name for line in table.splitlines() if line.startswith("| `") for name in re.findall("`([^` ]+)`", line)]
+    client = redis.Redis(port=redis_server.port, decode_responses=True)
+    known = Engine().config.match([b"*"])
+    unknown = [name for name in client.config_get("*") if name not in known]
+    assert [name for name in unknown if not any(fnmatchcase(name, pattern) for pattern in refused)] == []
+    assert "Unknown option" in str(config("SET", "repl-timeout", "60"))

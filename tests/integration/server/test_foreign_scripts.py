@@ -1,4 +1,4 @@
-"""Lua scripts that are not ours: with the extra they run as on a Redis, within bounds; without it the error says so."""
+"""Lua scripts of applications: with the extra they run as on Redis, within limits; without it they are an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ours():
 
 
 @pytest.mark.parametrize(("script", "words"), SCRIPTS, ids=[script[:40] for script, _ in SCRIPTS])
-def test_what_a_script_answers_is_what_it_answers_on_a_redis(ours, redis_server, script, words):
+def test_script_replies_equal_those_of_redis(ours, redis_server, script, words):
     with Client(ours.port) as mine, Client(redis_server.port) as theirs:
         for client in (mine, theirs):
             client.ask("MSET", "n", "5", "k", "before")
@@ -73,7 +73,7 @@ def test_what_a_script_answers_is_what_it_answers_on_a_redis(ours, redis_server,
     "script",
     ["return redis.call('INCR', 'h')", "error('oops')", "return nothing.at.all", "return redis.call('NOPE')", "x x"],
 )
-def test_what_goes_wrong_in_a_script_is_an_error_and_no_more(ours, redis_server, script):
+def test_script_failure_is_an_error_reply(ours, redis_server, script):
     with Client(ours.port) as mine, Client(redis_server.port) as theirs:
         for client in (mine, theirs):
             client.ask("DEL", "h")
@@ -103,6 +103,19 @@ def test_loaded_scripts_are_called_by_their_digest(ours, redis_server):
         ("local t = {} while true do t[#t + 1] = string.rep('x', 100000) .. #t end", "stopped"),
         ("return string.rep('x', 1000000000)", "MB"),
         ("return ('a'):rep(100000):find(('a*'):rep(40) .. 'b')", "too long"),
+        ("return ('a'):rep(60000):find('a*b')", "too long"),
+        ("return ('('):rep(60000):find('%b()')", "too long"),
+        ("return ('a'):rep(60000):gmatch('^a*b')()", "too long"),
+        ("return ('a'):rep(30000):find(('a'):rep(20000) .. 'b', 1, true)", "too long"),
+        ("return ('a'):find(('a-'):rep(1000000))", "too long"),
+        ("return (''):find(('*'):rep(90000))", "too long"),
+        ("local t = ('a'):rep(7000) while true do t:find('a*b') end", "stopped"),
+        ("local t = ('a'):rep(20000000) while true do t:upper() end", "stopped"),
+        (
+            "local t = {} for i = 1, 1000000 do t[i] = i end while true do table.insert(t, 1, table.remove(t, 1)) end",
+            "stopped",
+        ),
+        ("while true do (''):rep(1000000000) end", "stopped"),
         ("return coroutine.wrap(function() while true do end end)()", "coroutine"),
         ("return io.open('/etc/passwd')", "io"),
         ("return os.execute('true')", "os"),
@@ -113,7 +126,7 @@ def test_loaded_scripts_are_called_by_their_digest(ours, redis_server):
         ("local t = {} t[1] = t return t", "limit"),
     ],
 )
-def test_a_script_stays_within_its_bounds(ours, script, why):
+def test_script_is_limited_in_time_and_memory(ours, script, why):
     with Client(ours.port) as client:
         reply = client.ask("EVAL", script, 0)
         assert isinstance(reply, ErrorReply)
@@ -121,7 +134,21 @@ def test_a_script_stays_within_its_bounds(ours, script, why):
         assert client.ask("EVAL", "return 1", 0) == 1
 
 
-def test_what_a_script_did_is_in_the_journal(tmp_path):
+@pytest.mark.parametrize(
+    "script",
+    [
+        "return {('GET https://x/' .. ('a'):rep(100000)):find('https?://')}",
+        "return {('1'):rep(100000):gsub('%d+', 'x')}",
+        "return {('a b '):rep(20000):gsub(' ', '')}",
+        "return {(' x '):match('^%s*(.-)%s*$')}",
+    ],
+)
+def test_common_patterns_on_long_texts_are_allowed(ours, redis_server, script):
+    with Client(ours.port) as mine, Client(redis_server.port) as theirs:
+        assert mine.ask("EVAL", script, 0) == theirs.ask("EVAL", script, 0)
+
+
+def test_script_effects_are_in_the_journal(tmp_path):
     pytest.importorskip("lupa.lua51")
     embedded = Embedded(directory=tmp_path, housekeeping=False)
     embedded.execute(embedded.session(), (b"EVAL", b"redis.call('SET', KEYS[1], math.random())", b"1", b"k"))
@@ -133,7 +160,7 @@ def test_what_a_script_did_is_in_the_journal(tmp_path):
     again.close()
 
 
-def test_without_the_extra_the_error_says_what_to_install():
+def test_script_error_without_the_extra_says_what_to_install():
     with ServeProcess(planted=WITHOUT_LUA) as process, Client(process.port) as client:
         for words in (("EVAL", "return 1", 0), ("SCRIPT", "LOAD", "return 1")):
             assert "millstream[lua]" in client.ask(*words).text

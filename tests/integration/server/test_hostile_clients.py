@@ -1,4 +1,4 @@
-"""Clients that mean harm, against ``millstream serve``: whatever they send, the others are served."""
+"""Malicious clients of ``millstream serve`` do not affect other clients."""
 
 import pytest
 from raw_client import Client
@@ -25,7 +25,7 @@ def served():
     ],
     ids=lambda raw: repr(raw[:28]),
 )
-def test_what_a_client_only_announces_costs_no_memory(served, raw):
+def test_announced_request_lengths_allocate_no_memory(served, raw):
     """The peak of the whole process tells: a list of so many words would be 16 GB."""
     before = peak_kb(served.pid)
     with Client(served.port) as villain:
@@ -41,7 +41,7 @@ def peak_kb(pid):
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
 
 
-def test_many_small_requests_before_an_odd_one_are_no_burden(served):
+def test_many_small_requests_before_a_malformed_one_are_cheap(served):
     """Every request is answered up to the odd one, and the others are served between them."""
     for odd, last in ((b"PING\r\n", 1), (b"*1\r\n:5\r\n", 0)):
         with Client(served.port) as villain, Client(served.port) as other:
@@ -50,7 +50,7 @@ def test_many_small_requests_before_an_odd_one_are_no_burden(served):
             assert [villain.take() for _ in range(4600 + last)] == [b"PONG"] * (4600 + last)
 
 
-def test_a_client_is_charged_for_the_time_that_its_commands_take():
+def test_client_is_throttled_by_the_time_of_its_commands():
     """Another client's questions are answered between a client's long commands, not after all of them."""
     with ServeProcess() as process, Client(process.port) as villain, Client(process.port) as other:
         other.send_raw(b"".join(pack([b"SET", b"key:%d" % number, b"x"]) for number in range(50_000)))
@@ -70,7 +70,7 @@ def calls(client, command):
     return 0
 
 
-def test_guessing_passwords_in_bulk_leaves_time_for_others():
+def test_password_guessing_does_not_starve_other_clients():
     with ServeProcess(["--password", "secret"]) as process, Client(process.port) as other:
         assert other.ask("AUTH", "secret") == b"OK"
         with Client(process.port) as villain:
@@ -81,7 +81,7 @@ def test_guessing_passwords_in_bulk_leaves_time_for_others():
             assert len(steps) > 5
 
 
-def test_a_pipeline_of_commands_that_wait_is_worked_off_one_by_one(served):
+def test_pipelined_blocking_commands_run_one_after_the_other(served):
     with Client(served.port) as villain, Client(served.port) as other:
         villain.send_raw(pack([b"BLPOP", b"nothing", b"0.001"]) * 3000)
         for _ in range(50):
@@ -89,7 +89,7 @@ def test_a_pipeline_of_commands_that_wait_is_worked_off_one_by_one(served):
         assert [villain.take() for _ in range(3000)] == [NIL_ARRAY] * 3000
 
 
-def test_what_a_waiting_client_sends_ahead_is_bounded_by_what_it_costs(served):
+def test_input_of_a_blocked_client_is_bounded(served):
     """Words of one byte cost far more than a byte: the server stops reading before that becomes much."""
     before = peak_kb(served.pid)
     with Client(served.port) as villain, Client(served.port) as other:
@@ -101,7 +101,7 @@ def test_what_a_waiting_client_sends_ahead_is_bounded_by_what_it_costs(served):
     assert peak_kb(served.pid) - before < 32 * 1024
 
 
-def test_a_script_of_our_own_with_wrong_arguments_is_an_error_of_its_caller(tmp_path):
+def test_known_script_with_wrong_arguments_returns_an_error(tmp_path):
     """No traceback a call in the log, and the connection lives on."""
     from millstream.broker.embedded import Embedded
 

@@ -1,4 +1,4 @@
-"""The journal piped into a real Redis makes the same streams, groups and pending lists there."""
+"""The journal, piped into a real Redis, restores the same streams, groups and pending lists."""
 
 import subprocess
 
@@ -12,13 +12,13 @@ from millstream.server import Server
 
 
 @pytest.mark.parametrize("rewritten", [False, True])
-def test_redis_takes_the_journal(tmp_path, redis_server, rewritten):
+def test_redis_loads_the_journal(tmp_path, redis_server, rewritten):
     embedded = Embedded(directory=tmp_path)
     expected = make_history(embedded)
     if rewritten:
         embedded.execute(embedded.session(), (b"BGREWRITEAOF",))
         while embedded.engine.hooks.persistence()["aof_rewrite_in_progress"]:
-            embedded.keep_house()
+            embedded.run_housekeeping()
     embedded.close()
     with (tmp_path / JOURNAL_NAME).open("rb") as journal:
         done = subprocess.run(

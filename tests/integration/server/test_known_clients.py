@@ -1,4 +1,4 @@
-"""Clients that people have today work against ``millstream serve`` unchanged."""
+"""Widely used clients work unchanged against ``millstream serve``."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""BLPOP and BRPOP, beside a real Redis."""
+"""BLPOP and BRPOP, compared with a real Redis."""
 
 import pytest
 from raw_client import Client
@@ -24,7 +24,7 @@ def clients(request):
         client.close()
 
 
-def test_what_is_there_is_popped_at_once(clients):
+def test_existing_elements_are_popped_at_once(clients):
     client = clients()
     client.ask("RPUSH", "b", 1, 2, 3)
     assert client.ask("BLPOP", "a", "b", 0) == [b"b", b"1"]
@@ -33,7 +33,7 @@ def test_what_is_there_is_popped_at_once(clients):
     assert client.ask("EXISTS", "b") == 0
 
 
-def test_those_who_wait_are_served_in_order_and_each_once(clients):
+def test_blocked_clients_are_served_once_and_in_order(clients):
     writer = clients()
     readers = [clients() for _ in range(3)]
     for number, reader in enumerate(readers):
@@ -47,7 +47,7 @@ def test_those_who_wait_are_served_in_order_and_each_once(clients):
     assert readers[2].take() == [b"other", b"z"]
 
 
-def test_words_that_do_not_fit(clients):
+def test_mismatched_arguments_return_errors(clients):
     client = clients()
     client.ask("SET", "s", "x")
     errors = [

@@ -1,4 +1,4 @@
-"""What operators and their tools ask: each answer held against a real redis-server's, where both can give one."""
+"""Commands of operators and their tools, compared with a real redis-server where both support them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_answers_are_those_of_a_redis(ours, theirs, protocol):
+def test_replies_equal_those_of_redis(ours, theirs, protocol):
     with Client(ours.port) as mine, Client(theirs.port) as other:
         for client in (mine, other):
             client.ask("HELLO", protocol)
@@ -101,7 +101,7 @@ def test_debug_is_off_unless_it_is_turned_on(connect, redis_server):
         assert connect().ask("DEBUG", "SLEEP", 0) == other.ask("DEBUG", "SLEEP", 0)
 
 
-def test_a_slow_command_is_in_the_log_as_redis_writes_it_and_a_password_is_not(ours, theirs):
+def test_slow_log_has_the_format_of_redis_and_no_passwords(ours, theirs):
     for port in (ours.port, theirs.port):
         with Client(port) as client:
             client.ask("CLIENT", "SETNAME", "me")
@@ -120,7 +120,7 @@ def test_a_slow_command_is_in_the_log_as_redis_writes_it_and_a_password_is_not(o
             assert client.ask("SLOWLOG", "RESET") == b"OK"
 
 
-def test_a_latency_spike_is_remembered(ours, theirs):
+def test_latency_spike_is_recorded(ours, theirs):
     for port in (ours.port, theirs.port):
         with Client(port) as client:
             # More than a busy machine takes for the commands around it.
@@ -141,9 +141,9 @@ def test_wrong_passwords_are_in_the_acl_log(theirs):
         ours_client.ask("AUTH", "right")
         for client, port in ((ours_client, process.port), (theirs_client, theirs.port)):
             client.ask("ACL", "LOG", "RESET")
-            with Client(port) as stranger:
+            with Client(port) as guesser:
                 for _ in range(3):
-                    stranger.ask("AUTH", "bob", "guess")
+                    guesser.ask("AUTH", "bob", "guess")
             (entry,) = client.ask("ACL", "LOG")
             facts = dict(zip(entry[::2], entry[1::2], strict=True))
             assert list(facts) == [
@@ -156,7 +156,7 @@ def test_wrong_passwords_are_in_the_acl_log(theirs):
             client.close()
 
 
-def test_a_blocked_command_that_fails_later_counts_as_failed(ours, theirs):
+def test_blocked_command_that_fails_later_counts_as_failed(ours, theirs):
     for port in (ours.port, theirs.port):
         with Client(port) as waiting, Client(port) as other:
             other.ask("DEL", "s")
@@ -174,7 +174,7 @@ def test_a_blocked_command_that_fails_later_counts_as_failed(ours, theirs):
             assert line.endswith("failed_calls=2")
 
 
-def test_the_journal_can_be_turned_off_and_on_again(tmp_path):
+def test_journal_can_be_turned_off_and_on(tmp_path):
     with ServeProcess(["--dir", tmp_path]) as process:
         client = redis.Redis(port=process.port)
         client.set("before", 1)
@@ -190,7 +190,7 @@ def test_the_journal_can_be_turned_off_and_on_again(tmp_path):
         assert sorted(redis.Redis(port=again.port).keys()) == [b"after", b"before", b"meanwhile"]
 
 
-def test_without_a_directory_there_is_no_journal_to_turn_on():
+def test_journal_cannot_be_enabled_without_a_directory():
     embedded = Embedded(housekeeping=False)
     reply = embedded.execute(embedded.session(), (b"CONFIG", b"SET", b"appendonly", b"yes"))
     assert isinstance(reply, ErrorReply)
@@ -259,8 +259,9 @@ INSIGHT = [
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_what_a_browser_of_keys_asks_is_answered_in_the_shape_of_a_redis(ours, theirs, protocol):
-    """What Redis Insight sends when somebody connects and looks around: no error, and each answer of Redis's kind."""
+def test_commands_of_key_browsers_get_replies_in_the_shape_of_redis(ours, theirs, protocol):
+    """The commands that Redis Insight sends when a user connects and browses: no errors, and the reply types of
+    Redis."""
     with Client(ours.port) as mine, Client(theirs.port) as other:
         for client in (mine, other):
             client.ask("HELLO", protocol)

@@ -1,4 +1,4 @@
-"""What clients may get wrong, and what that costs them: their own connection, nothing else. Redis decides the words."""
+"""Protocol errors of clients: they get the error of Redis, and only their own connection is closed."""
 
 import random
 
@@ -29,7 +29,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("raw", MALFORMED, ids=lambda raw: repr(raw[:20]))
-def test_malformed_bytes_get_the_words_of_redis_and_close_that_connection_alone(raw, server, connect, redis_server):
+def test_malformed_request_gets_the_error_of_redis_and_closes_its_connection(raw, server, connect, redis_server):
     ours, theirs, bystander = connect(), Client(redis_server.port), connect()
     before = pack([b"SET", b"k", b"v"]) + b"GET k\r\n"
     for client in (ours, theirs):
@@ -40,7 +40,7 @@ def test_malformed_bytes_get_the_words_of_redis_and_close_that_connection_alone(
 
 
 @pytest.mark.parametrize("verb", [b"POST / HTTP/1.1\r\n", b"Host: localhost\r\n", pack([b"post", b"/"])])
-def test_a_browser_is_hung_up_on_as_redis_does(verb, connect, redis_server):
+def test_http_request_is_disconnected_like_in_redis(verb, connect, redis_server):
     for client in (connect(), Client(redis_server.port)):
         client.send_raw(b"PING\r\n")
         assert client.take() == b"PONG"
@@ -48,6 +48,28 @@ def test_a_browser_is_hung_up_on_as_redis_does(verb, connect, redis_server):
         assert client.rest() == b""
         client.close()
     assert connect().ask("EXISTS", "hacked") == 0
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [("EXEC", "x")],
+        [("WATCH", "k"), ("EXEC", "x"), ("SET", "k", "1"), ("MULTI",), ("PING",), ("EXEC",)],
+        [("MULTI",), ("SET", "k", "1"), ("EXEC", "x"), ("EXEC",), ("GET", "k")],
+        [("MULTI",), ("SET", "k", "1"), ("DISCARD", "x"), ("EXEC",), ("GET", "k")],
+        [("HSET", "h", "a", "1"), ("HSCAN", "h", ""), ("HSCAN", "nokey", ""), ("HSCAN", "h", "x")],
+        [("SADD", "s", "a"), ("SSCAN", "s", ""), ("SSCAN", "nokey", "x")],
+        [("SET", "k", "1"), ("SCAN", "")],
+    ],
+    ids=lambda commands: " ".join(commands[-1]),
+)
+def test_unusual_arguments_get_the_reply_of_redis(commands, connect, redis_server):
+    with Client(redis_server.port) as theirs:
+        ours = connect()
+        for client in (ours, theirs):
+            client.ask("FLUSHALL")
+        for words in commands:
+            assert ours.ask(*words) == theirs.ask(*words)
 
 
 def test_inline_commands(connect):
@@ -58,7 +80,7 @@ def test_inline_commands(connect):
     assert [client.take(), client.take()] == [b"A\n", b"PONG"]
 
 
-def test_bytes_may_come_one_by_one(connect):
+def test_request_may_arrive_byte_by_byte(connect):
     client = connect()
     for byte in pack([b"SET", b"k", b"v" * 50]) + pack([b"STRLEN", b"k"]):
         client.send_raw(bytes([byte]))
@@ -74,8 +96,8 @@ def test_large_values_and_deep_pipelines(connect):
     assert [client.take() for _ in range(20_000)] == list(range(1, 20_001))
 
 
-def test_a_request_over_a_limit_is_refused_by_name(make_server, connect):
-    limits = ServerLimits(request=RequestLimits(bulk_bytes=1000, words=5, request_bytes=2000))
+def test_request_over_a_limit_names_the_limit(make_server, connect):
+    limits = ServerLimits(request=RequestLimits(bulk_bytes=1000, args=5, request_bytes=2000))
     port = make_server(limits=limits).port
     for raw, text in [
         (b"*2\r\n$4\r\nECHO\r\n$1001\r\n", b"invalid bulk length"),
@@ -88,7 +110,7 @@ def test_a_request_over_a_limit_is_refused_by_name(make_server, connect):
     assert connect(port).ask("ECHO", "x" * 1000) == b"x" * 1000
 
 
-def test_one_client_too_many_is_told_so(make_server, connect):
+def test_client_above_the_limit_gets_an_error(make_server, connect):
     port = make_server(limits=ServerLimits(clients=2)).port
     first, second = connect(port), connect(port)
     assert (first.ask("PING"), second.ask("PING")) == (b"PONG", b"PONG")
@@ -106,7 +128,7 @@ def _answers(connect, port):
         return False
 
 
-def test_a_subscriber_that_does_not_read_is_cut_off(make_server, connect):
+def test_pubsub_client_that_does_not_read_is_disconnected(make_server, connect):
     port = make_server(limits=ServerLimits(listener_output_bytes=1 << 20)).port
     deaf, speaker = connect(port), connect(port)
     assert deaf.ask("SUBSCRIBE", "news") == [b"subscribe", b"news", 1]
@@ -114,7 +136,7 @@ def test_a_subscriber_that_does_not_read_is_cut_off(make_server, connect):
     assert speaker.ask("PING") == b"PONG"
 
 
-def test_a_slow_reader_is_paused_and_loses_nothing(make_server, connect, embedded):
+def test_slow_client_is_paused_and_loses_nothing(make_server, connect, embedded):
     port = make_server(limits=ServerLimits(paused_output_bytes=100_000)).port
     client, other = connect(port), connect(port)
     client.ask("SET", "big", "x" * 1_000_000)

@@ -1,6 +1,6 @@
-"""redis_exporter, the real one: built from its published module where there is Go, and pointed at our server.
+"""redis_exporter, built from its published module if Go is installed, scrapes our server.
 
-The module's checksum is the one that others have recorded for it; what it is built from is held to its own go.sum.
+The checksum of the module is that of the public checksum database; its dependencies are verified by its own go.sum.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def exporter(tmp_path_factory):
 
 
 @pytest.mark.timeout(1200)
-def test_it_shows_our_streams_and_groups(exporter):
+def test_exporter_shows_streams_and_groups(exporter):
     with ServeProcess() as server:
         client = redis.Redis(port=server.port)
         for number in range(5):

@@ -1,4 +1,4 @@
-"""``millstream serve`` as people start and stop it."""
+"""``millstream serve``: start, output, settings and end."""
 
 import os
 import resource
@@ -27,7 +27,7 @@ def refused(*options):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_where_it_is_and_ends_in_order(tmp_path, number):
+def test_serve_prints_its_address_and_ends_on_sigterm(tmp_path, number):
     process = ServeProcess(["--dir", tmp_path / "data"]).start()
     assert process.greeting.startswith(f"millstream: ready on redis://127.0.0.1:{process.port}, data in {tmp_path}")
     assert "0 keys loaded in" in process.greeting
@@ -35,18 +35,18 @@ def test_it_says_where_it_is_and_ends_in_order(tmp_path, number):
     client.set("k", "v")
     code, out, errors = process.stop(number)
     assert (code, errors) == (0, "")
-    assert "everything is written" in out
+    assert "all data is on disk" in out
     with ServeProcess(["--dir", tmp_path / "data"]) as again:
         assert "1 keys loaded in" in again.greeting
         assert redis.Redis(port=again.port).get("k") == b"v"
 
 
-def test_without_a_directory_it_does_not_claim_that_anything_was_written():
+def test_waitaof_reports_nothing_without_a_directory():
     _, out, _ = ServeProcess().start().stop(signal.SIGTERM)
-    assert "nothing is kept without --dir" in out
+    assert "data was discarded (no --dir)" in out
 
 
-def test_waiting_readers_are_let_go_when_it_ends():
+def test_blocked_readers_are_released_at_the_end():
     process = ServeProcess().start()
     waiting = redis.Redis(port=process.port)
     other = redis.Redis(port=process.port)
@@ -59,12 +59,12 @@ def test_waiting_readers_are_let_go_when_it_ends():
     assert connection.read_response() is None
 
 
-def test_in_memory_it_says_so():
+def test_memory_mode_is_printed():
     with ServeProcess() as process:
         assert "data in memory only" in process.greeting
 
 
-def test_the_password_comes_from_an_option_a_file_or_the_environment(tmp_path):
+def test_password_comes_from_an_option_a_file_or_the_environment(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("hidden\nnot this\n")
     for process in (
@@ -82,7 +82,7 @@ def test_the_password_comes_from_an_option_a_file_or_the_environment(tmp_path):
                     redis.Redis(port=process.port, password=wrong, retry=once).ping()
 
 
-def test_what_cannot_be_is_refused_with_a_sentence(tmp_path):
+def test_invalid_arguments_are_refused_with_a_sentence(tmp_path):
     assert "without a password" in refused("--host", "0.0.0.0")
     assert "always, everysec or no" in refused("--appendfsync", "never", "--dir", tmp_path)
     assert "always, everysec or no" in refused("--appendfsync", "never")
@@ -113,7 +113,7 @@ def _fits(client, number):
         return False
 
 
-def test_clients_are_limited_by_what_the_process_may_open():
+def test_clients_are_limited_by_file_descriptors():
     few_files = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     process = ServeProcess(planted=few_files).start()
     clients = [redis.Redis(port=process.port, single_connection_client=True) for _ in range(31)]
@@ -127,10 +127,10 @@ def test_clients_are_limited_by_what_the_process_may_open():
         client.close()
     code, _, errors = process.stop()
     assert code == 0
-    assert "room for 32 clients, not 10000" in errors
+    assert "allows 32 clients instead of 10000" in errors
 
 
-def test_debug_is_off_unless_asked_for(tmp_path):
+def test_debug_command_is_disabled_by_default(tmp_path):
     with ServeProcess() as process, pytest.raises(redis.ResponseError, match="DEBUG command not allowed"):
         redis.Redis(port=process.port).execute_command("DEBUG", "LOADAOF")
     with ServeProcess(["--enable-debug-command", "--dir", tmp_path]) as process:
@@ -140,7 +140,7 @@ def test_debug_is_off_unless_asked_for(tmp_path):
         assert client.xlen("s") == 1
 
 
-def test_ending_on_a_full_disk_is_no_success(tmp_path):
+def test_end_on_a_full_disk_has_a_nonzero_exit_code(tmp_path):
     process = ServeProcess(["--dir", tmp_path / "data"]).start()
     client = redis.Redis(port=process.port, retry=Retry(NoBackoff(), 0))
     client.set("k", "v")
@@ -150,14 +150,14 @@ def test_ending_on_a_full_disk_is_no_success(tmp_path):
         client.set("k", "w")
     code, out, errors = process.stop()
     assert code == 1
-    assert "everything is written" not in out
+    assert "on disk" not in out
     assert "journal.aof" in errors
     assert "Traceback" not in errors
     with ServeProcess(["--dir", tmp_path / "data"]) as again:
         assert redis.Redis(port=again.port).get("k") == b"v"
 
 
-def test_a_deleted_lock_file_lets_no_second_server_into_a_directory(tmp_path):
+def test_second_server_is_refused_after_the_lock_file_was_deleted(tmp_path):
     with ServeProcess(["--dir", tmp_path]):
         (tmp_path / "lock").unlink()
         assert "is open in" in refused("--dir", tmp_path)

@@ -1,4 +1,4 @@
-"""Order, waiting, passwords, threads: what holds between connections."""
+"""Order, waits, passwords and threads, across connections."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from millstream.server import Server, ServerLimits
 from millstream.server.connections import CannotListen
 from millstream.testing.waiting import wait_until
 from millstream.wire.commands import NIL_ARRAY, ErrorReply
-from simulated_disk import SimulatedDisk
+from support.simulated_disk import SimulatedDisk
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def one_core():
     os.sched_setaffinity(thread, before)
 
 
-def test_connections_are_served_in_the_order_in_which_their_bytes_arrived(embedded, connect, one_core):
+def test_connections_are_served_in_order_of_arrival(embedded, connect, one_core):
     clients = [connect() for _ in range(8)]
     for client in clients:
         client.ask("PING")  # the server knows it: what came before that is found in the order of the connections
@@ -50,7 +50,7 @@ def wait_for_blocked(client, count):
     wait_until(lambda: b"\r\nblocked_clients:%d\r\n" % count in client.ask("INFO", "clients"), what="blocked clients")
 
 
-def test_blocked_readers_are_woken_in_order_of_arrival_and_go_on(connect):
+def test_blocked_readers_are_woken_in_order_of_arrival(connect):
     writer = connect()
     writer.ask("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
     readers = [connect() for _ in range(3)]
@@ -70,7 +70,7 @@ def test_blocked_readers_are_woken_in_order_of_arrival_and_go_on(connect):
         assert reader.take() == b"after"
 
 
-def test_a_wait_ends_in_time_and_a_reader_that_hangs_up_waits_no_more(connect):
+def test_wait_ends_at_its_timeout_or_at_a_disconnect(connect):
     client, gone = connect(), connect()
     assert client.ask("XREAD", "BLOCK", 20, "STREAMS", "s", "$") is NIL_ARRAY
     gone.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
@@ -79,7 +79,7 @@ def test_a_wait_ends_in_time_and_a_reader_that_hangs_up_waits_no_more(connect):
     wait_for_blocked(client, 0)
 
 
-def test_a_password_is_asked_for_and_the_limits_before_it_are_small(make_server, connect):
+def test_password_is_required_and_limits_before_it_are_small(make_server, connect):
     guarded = Embedded(password=b"secret")
     port = make_server(guarded).port
     client = connect(port)
@@ -101,24 +101,24 @@ def test_a_password_is_asked_for_and_the_limits_before_it_are_small(make_server,
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::"])
-def test_nobody_listens_to_strangers_without_a_password(embedded, host):
+def test_serving_off_loopback_requires_a_password(embedded, host):
     with pytest.raises(CannotListen, match="without a password"):
         Server(embedded, host, 0)
 
 
-def test_with_a_password_it_may(connect):
+def test_serving_off_loopback_with_a_password_is_allowed(connect):
     guarded = Embedded(password=b"secret")
     with Server(guarded, "0.0.0.0", 0) as server:
         assert connect(server.port).ask("AUTH", "secret") == b"OK"
     guarded.close()
 
 
-def test_a_port_that_is_taken_is_named(embedded, server):
+def test_port_in_use_is_named_in_the_error(embedded, server):
     with pytest.raises(CannotListen, match=f"127.0.0.1:{server.port}"):
         Server(embedded, "127.0.0.1", server.port)
 
 
-def test_a_unix_socket(embedded, tmp_path, make_server):
+def test_unix_socket(embedded, tmp_path, make_server):
     import redis
 
     path = tmp_path / "socket"
@@ -129,7 +129,7 @@ def test_a_unix_socket(embedded, tmp_path, make_server):
     assert not path.exists()
 
 
-def test_the_process_that_embeds_the_broker_and_its_clients_see_each_other(embedded, connect):
+def test_embedding_process_and_clients_share_data(embedded, connect):
     client = connect()
     own = []
     reader = embedded.session(own.append)
@@ -142,7 +142,7 @@ def test_the_process_that_embeds_the_broker_and_its_clients_see_each_other(embed
     assert client.take() == [[b"s", [[b"2-1", [b"f", b"v"]]]]]
 
 
-def test_a_broker_that_was_opened_by_its_url_can_be_served(connect):
+def test_broker_opened_by_url_can_be_served(connect):
     with open_blocking_broker("local://shared") as broker, Server.over(broker, port=0) as server:
         entry = broker.xadd("s", {"f": "v"})
         assert connect(server.port).ask("XRANGE", "s", "-", "+") == [[bytes(entry), [b"f", b"v"]]]
@@ -150,7 +150,7 @@ def test_a_broker_that_was_opened_by_its_url_can_be_served(connect):
         Server.over(elsewhere)
 
 
-def test_a_broker_that_is_closed_ends_its_service(connect):
+def test_closing_the_broker_ends_its_server(connect):
     broker = open_blocking_broker("local://brief")
     server = Server.over(broker, port=0).start()
     client = connect(server.port)
@@ -182,7 +182,7 @@ def test_many_threads_and_connections_lose_no_update(embedded, server, connect):
     assert clients[0].ask("GET", "n") == b"4000"
 
 
-def test_messages_keep_their_place_among_replies_in_resp3(connect, redis_server):
+def test_pushed_messages_keep_their_order_among_replies_in_resp3(connect, redis_server):
     from raw_client import Client
 
     def talk(client):
@@ -196,7 +196,7 @@ def test_messages_keep_their_place_among_replies_in_resp3(connect, redis_server)
     theirs.close()
 
 
-def test_what_the_journal_cannot_take_is_not_confirmed(tmp_path, make_server, connect):
+def test_write_that_the_journal_rejects_is_not_confirmed(tmp_path, make_server, connect):
     disk = SimulatedDisk()
     durable = Embedded(directory=tmp_path, files=disk)
     port = make_server(durable).port
@@ -204,36 +204,36 @@ def test_what_the_journal_cannot_take_is_not_confirmed(tmp_path, make_server, co
     assert writer.ask("SET", "k", "v") == b"OK"
     waiter.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
     wait_for_blocked(reader, 1)
-    disk.room = 0
+    disk.free_bytes = 0
     writer.send_raw(pack([b"GET", b"k"]) + pack([b"XADD", b"s", b"1-1", b"f", b"v"]) + pack([b"GET", b"k"]))
     replies = [writer.take() for _ in range(3)]
     assert replies[::2] == [b"v", b"v"]
     assert replies[1].text.startswith("UNWRITTEN Errors writing to the AOF file: No space left on device")
     assert reader.ask("SET", "k", "w").text.startswith("MISCONF")
     assert reader.ask("GET", "k") == b"v"
-    disk.room = None
+    disk.free_bytes = None
     assert waiter.take() == [[b"s", [[b"1-1", [b"f", b"v"]]]]]
-    wait_until(lambda: writer.ask("SET", "k", "w") == b"OK", what="the journal to be mended")
+    wait_until(lambda: writer.ask("SET", "k", "w") == b"OK", what="the journal to be repaired")
     durable.close()
 
 
-def test_an_entry_that_met_a_full_disk_is_not_added_again(tmp_path, make_server):
-    """Its change is in memory, and is written when there is room. To try it again by itself would add it twice."""
+def test_entry_rejected_by_a_full_disk_is_not_added_later(tmp_path, make_server):
+    """The change is in memory, and is written when there is space. An automatic retry would add it twice."""
     disk = SimulatedDisk()
     durable = Embedded(directory=tmp_path, files=disk)
     with open_blocking_broker(f"redis://127.0.0.1:{make_server(durable).port}", deadline_ms=600_000) as broker:
         broker.xadd("s", {"n": "1"})
-        disk.room = 0
+        disk.free_bytes = 0
         with pytest.raises(BrokerUnavailable, match="UNWRITTEN") as caught:
             broker.xadd("s", {"n": "2"})
         assert caught.value.may_have_been_applied
-        disk.room = None
+        disk.free_bytes = None
         broker.xadd("s", {"n": "3"})
         assert [entry.fields[b"n"] for entry in broker.xrange("s")] == [b"1", b"2", b"3"]
     durable.close()
 
 
-def test_stopping_answers_what_was_received_and_lets_waiters_go(embedded, connect):
+def test_stop_replies_to_received_requests_and_ends_waits(embedded, connect):
     server = Server(embedded, port=0, limits=ServerLimits(drain_ms=30_000)).start()
     worker, waiter = connect(server.port), connect(server.port)
     waiter.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
@@ -245,7 +245,7 @@ def test_stopping_answers_what_was_received_and_lets_waiters_go(embedded, connec
     assert embedded.execute(embedded.session(), (b"GET", b"n")) == b"5000"
 
 
-def test_settings_that_reach_the_server_while_it_runs(connect):
+def test_settings_are_applied_while_the_server_runs(connect):
     client = connect()
     assert client.ask("CONFIG", "SET", "maxclients", 2) == b"OK"
     other = connect()
@@ -260,7 +260,7 @@ def test_settings_that_reach_the_server_while_it_runs(connect):
     assert client.ask("PING") == b"PONG"
 
 
-def test_idle_clients_are_closed_where_a_timeout_is_set_and_waiting_ones_are_not(connect):
+def test_timeout_closes_idle_clients_but_not_blocked_ones(connect):
     waiter, listener, idle, client = connect(), connect(), connect(), connect()
     assert idle.ask("PING") == b"PONG"
     waiter.send("XREAD", "BLOCK", 0, "STREAMS", "s", "$")
@@ -274,25 +274,30 @@ def test_idle_clients_are_closed_where_a_timeout_is_set_and_waiting_ones_are_not
     assert connect().ask("PUBLISH", "c", "x") == 1
 
 
-def test_config_tells_where_the_server_and_its_journal_are(tmp_path, make_server, connect):
+def test_config_reports_port_and_journal_directory(tmp_path, make_server, connect):
     durable = Embedded(directory=tmp_path, appendfsync="always")
     server = make_server(durable)
     client = connect(server.port)
     assert client.ask("CONFIG", "GET", "port") == [b"port", b"%d" % server.port]
-    assert client.ask("CONFIG", "GET", "append*") == [b"appendfsync", b"always", b"appendonly", b"yes"]
+    assert client.ask("CONFIG", "GET", "appendfsync", "appendonly") == [
+        b"appendfsync",
+        b"always",
+        b"appendonly",
+        b"yes",
+    ]
     assert client.ask("CONFIG", "GET", "dir") == [b"dir", str(tmp_path).encode()]
     assert client.ask("CONFIG", "SET", "appendfsync", "no") == b"OK"
     assert durable.persistence.journal.policy == "no"
     durable.close()
 
 
-def test_the_time_that_commands_take_is_told(connect):
+def test_command_times_are_reported(connect):
     client = connect()
     client.ask("NOSUCH")
     for n in range(200):
         client.ask("XADD", "s", "*", "n", str(n))
-    told = _times(client)
-    assert told["xadd"] > 0
+    times = _times(client)
+    assert times["xadd"] > 0
     client.ask("CONFIG", "RESETSTAT")
     assert "xadd" not in _times(client)
 

@@ -1,4 +1,4 @@
-"""URLs: what they point at, what is refused, and that no secret gets out."""
+"""URLs: what they select, which are rejected, and that secrets are never printed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from millstream import open_blocking_broker, open_broker
-from millstream.broker.links.local import address_of
-from millstream.broker.links.targets import Node, redacted, target_of
+from millstream.broker.transport.local_address import address_of
+from millstream.broker.transport.targets import Node, redacted, target_of
 from millstream.errors import InvalidArgument
 
 
@@ -29,7 +29,7 @@ def test_tls() -> None:
     assert target.options == {"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False}
 
 
-def test_a_unix_socket() -> None:
+def test_unix_socket() -> None:
     target = target_of("unix://user:pw@/var/run/redis.sock?db=2")
 
     assert target.nodes == (Node("", 0, "/var/run/redis.sock"),)
@@ -45,7 +45,7 @@ def test_sentinels() -> None:
     assert target.sentinel_options == {"password": "other"}
 
 
-def test_a_cluster() -> None:
+def test_cluster_url_is_parsed() -> None:
     target = target_of("rediss+cluster://user:pw@a:1,b:2")
 
     assert (target.kind, target.tls, target.nodes) == ("cluster", True, (Node("a", 1), Node("b", 2)))
@@ -60,7 +60,7 @@ def test_a_cluster() -> None:
         *("redis://h?ssl_ca_certs=/x", "rediss://h?ssl_check_hostname=perhaps", "redis://[::1"),
     ],
 )
-def test_what_is_no_url(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     for open_it in (open_broker, open_blocking_broker):
         with pytest.raises(InvalidArgument) as caught:
             open_it(url)
@@ -70,15 +70,15 @@ def test_what_is_no_url(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["local:name", "local:", "local://a/b", "local:///", "local://?x=1", "local:///p?appendfsync=often"]
 )
-def test_what_is_no_local_url(url: str) -> None:
+def test_invalid_local_url_is_rejected(url: str) -> None:
     with pytest.raises(InvalidArgument):
         open_broker(url)
 
 
-def test_local_places() -> None:
-    assert address_of("local://").place == ("", "")
-    assert address_of("local://orders").place == ("orders", "")
-    assert address_of("local:///tmp/../tmp/x").place == address_of("local:///tmp/x?appendfsync=always").place
+def test_local_url_is_parsed() -> None:
+    assert address_of("local://").key == ("", "")
+    assert address_of("local://orders").key == ("orders", "")
+    assert address_of("local:///tmp/../tmp/x").key == address_of("local:///tmp/x?appendfsync=always").key
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_local_places() -> None:
         "local://user:hunter2@h/0",
     ],
 )
-def test_no_secret_gets_out(url: str) -> None:
+def test_secrets_are_redacted(url: str) -> None:
     assert "hunter2" not in redacted(url)
     try:
         broker = open_broker(url)
     except InvalidArgument as error:
         shown = f"{error} {error!r} {error.__cause__!r} {pickle.dumps(error)!r}"
     else:
-        shown = f"{broker!r} {broker.link.target!r} {broker.link.target}"  # type: ignore[attr-defined]  # a RedisLink
+        shown = f"{broker!r} {broker.transport.target!r} {broker.transport.target}"  # type: ignore[attr-defined]  # a RedisLink
     assert "hunter2" not in shown
 
 
@@ -129,6 +129,6 @@ def test_defaults() -> None:
     "url",
     ["redis://h:0", "unix://", "redis://h/\u00b2", "redis://h?db=\u0661", f"redis://h/{'9' * 5000}", "redis://h:x"],
 )
-def test_urls_that_lead_nowhere(url: str) -> None:
+def test_url_with_unknown_scheme_or_host_is_rejected(url: str) -> None:
     with pytest.raises(InvalidArgument, match="url"):
         target_of(url)

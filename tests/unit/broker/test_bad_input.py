@@ -1,6 +1,6 @@
-"""Every parameter of every operation, given what it cannot be: an error that names it, before a word is sent.
+"""Every parameter of every operation with invalid values: an error names it before a command is sent.
 
-Operations are conversations: what they refuse, they refuse over every link alike, and no stream can have changed.
+An operation that raises before its first command is rejected on every transport alike, and changes no stream.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from typing import Any
 
 import pytest
 
-from millstream.broker import Broker, entries_at, open_broker
+from millstream.broker import Broker, open_broker
 from millstream.broker.context import Context
 from millstream.broker.operations import groups, info, pending, plain_keys, streams
-from millstream.broker.steps.delayed import call as delayed
-from millstream.broker.steps.groups import call as moving
-from millstream.broker.steps.leases import call as leases
-from millstream.broker.steps.once import call as once
-from millstream.broker.steps.recovery import call as recovery
-from millstream.broker.steps.retention import call as retention
-from millstream.broker.steps.settle import Output
-from millstream.broker.steps.settle import call as settle
-from millstream.broker.steps.unique import call as unique
+from millstream.broker.operations.streams import entries_at
+from millstream.broker.scripts.append_once import call as once
+from millstream.broker.scripts.append_unique import call as unique
+from millstream.broker.scripts.delayed import call as delayed
+from millstream.broker.scripts.groups import call as moving
+from millstream.broker.scripts.leases import call as leases
+from millstream.broker.scripts.recovery import call as recovery
+from millstream.broker.scripts.retention import call as retention
+from millstream.broker.scripts.settle import Output
+from millstream.broker.scripts.settle import call as settle
 from millstream.errors import InvalidArgument
 from millstream.model import EntryId, TrimPolicy
 from millstream.model.policies import Durability, replicated
 from millstream.wire.commands import Batch, Command
 
-ROOMS = (
+MODULES = (
     *(groups, info, once, pending, plain_keys, streams),
     *(delayed, moving, leases, recovery, retention, settle, unique),
 )
@@ -120,7 +121,7 @@ OWN: dict[str, dict[str, Any]] = {
     "delete_consumer": {"to": "other"},
     "xadd_many": {"entries": [{"n": 1}]},
     "append_once": {"entries": [{"n": 1}], "position": 0},
-    "bury_announcement": {"fields": {b"n": b"1"}},
+    "dead_letter_announcement": {"fields": {b"n": b"1"}},
 }
 BY_ANNOTATION: dict[str, tuple[Any, ...]] = {
     "Name": NAMES,
@@ -167,10 +168,10 @@ BY_ANNOTATION: dict[str, tuple[Any, ...]] = {
 
 def operations() -> dict[str, Any]:
     found = {
-        name: getattr(room, name)
-        for room in ROOMS
+        name: getattr(module_, name)
+        for module_ in MODULES
         for name in vars(Broker)
-        if not name.startswith("_") and hasattr(room, name)
+        if not name.startswith("_") and hasattr(module_, name)
     }
     return {name: found[name] for name in sorted(found)}
 
@@ -212,7 +213,7 @@ def cases() -> Iterator[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize("name", operations())
-def test_the_good_arguments_of_this_test_are_good(name: str) -> None:
+def test_valid_arguments_are_accepted(name: str) -> None:
     """Otherwise the test below would see refusals that prove nothing."""
     operation, given = operations()[name], good_arguments(name)
     request = (
@@ -226,7 +227,7 @@ def test_the_good_arguments_of_this_test_are_good(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "parameter", "annotation"), list(cases()))
-def test_what_an_argument_cannot_be_is_refused_by_its_name(name: str, parameter: str, annotation: str) -> None:
+def test_invalid_argument_is_rejected_by_name(name: str, parameter: str, annotation: str) -> None:
     hostile: tuple[Any, ...]
     if parameter in ("start", "end") and name in ("xrange", "xrevrange", "xpending_range", "xautoclaim"):
         hostile = tuple(bad for bad in BAD_IDS if bad not in ("-", "+"))
@@ -239,12 +240,12 @@ def test_what_an_argument_cannot_be_is_refused_by_its_name(name: str, parameter:
 
 
 @pytest.mark.parametrize("level", ["nonsense", None, 5])
-def test_a_durability_that_does_not_exist_cannot_be_made(level: Any) -> None:
+def test_unknown_durability_is_rejected(level: Any) -> None:
     with pytest.raises(InvalidArgument):
         Durability(level)
 
 
-def test_replicas_are_counted() -> None:
+def test_number_of_replicas_is_checked() -> None:
     for number in (0, -1, "1", None, 1.5, HUGE):
         with pytest.raises(InvalidArgument):
             replicated(number)  # type: ignore[arg-type]  # on purpose
@@ -254,12 +255,12 @@ def test_replicas_are_counted() -> None:
     "options",
     [{"limits": "x"}, {"limits": None}, {"deadline_ms": "x"}, {"max_stream_len": "x"}],
 )
-def test_a_broker_is_not_opened_with_bad_options(options: dict[str, Any]) -> None:
+def test_open_broker_rejects_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         open_broker("local://", **options)
 
 
-def test_the_short_way_of_adding_refuses_alike() -> None:
+def test_immediate_xadd_rejects_the_same_arguments() -> None:
     """``xadd`` without options takes a way of its own over the embedded link."""
 
     async def run() -> None:
@@ -275,7 +276,7 @@ def test_the_short_way_of_adding_refuses_alike() -> None:
     asyncio.run(run())
 
 
-def test_an_id_that_is_left_to_the_server_is_refused_by_it() -> None:
+def test_server_rejects_an_unchecked_id() -> None:
     async def run() -> None:
         async with open_broker("local://") as broker:
             await broker.create_group("s", "g", start="0")

@@ -1,4 +1,4 @@
-"""An embedded broker is bounded: in memory, and in the length of its streams, whoever has stopped reading them."""
+"""An embedded broker bounds its memory and the length of its streams, also if a group has stopped reading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from millstream import BlockingBroker, Message, Publisher, open_blocking_broker, open_broker
-from millstream.broker import retention
+from millstream.broker.scripts import retention
 from millstream.errors import InvalidArgument, OutOfMemory
 
 
@@ -17,7 +17,7 @@ def name() -> str:
     return f"local://{uuid4().hex}"
 
 
-class Told:
+class DroppedEvents:
     def __init__(self) -> None:
         self.dropped: list[dict[str, Any]] = []
 
@@ -31,40 +31,40 @@ def add(broker: BlockingBroker, count: int) -> None:
         broker.xadd("s", {"n": n})
 
 
-def test_a_hard_limit_holds_though_a_group_has_stopped_reading_and_its_losses_are_counted(name: str) -> None:
-    told = Told()
-    with open_blocking_broker(name, max_stream_len=50, hard_max_stream_len=100, observer=told) as broker:
+def test_hard_limit_trims_despite_stalled_group_and_counts_losses(name: str) -> None:
+    losses = DroppedEvents()
+    with open_blocking_broker(name, max_stream_len=50, hard_max_stream_len=100, observer=losses) as broker:
         broker.create_group("s", "asleep", start="0")
         broker.create_group("s", "awake", start="0")
         add(broker, 1000)
         assert 100 <= broker.xlen("s") <= 110, "looked at with every tenth that was added"
         lost = 1000 - broker.xlen("s")
-        assert sum(one["undelivered"] for one in told.dropped if one["group"] == "asleep") == lost
+        assert sum(one["undelivered"] for one in losses.dropped if one["group"] == "asleep") == lost
         assert broker.run(retention.losses, "s") == {"asleep": lost, "awake": lost}
 
 
-def test_it_takes_nothing_from_groups_that_keep_up(name: str) -> None:
-    told = Told()
-    with open_blocking_broker(name, max_stream_len=50, hard_max_stream_len=100, observer=told) as broker:
+def test_hard_limit_takes_nothing_from_groups_without_lag(name: str) -> None:
+    losses = DroppedEvents()
+    with open_blocking_broker(name, max_stream_len=50, hard_max_stream_len=100, observer=losses) as broker:
         broker.create_group("s", "awake", start="0")
         for _ in range(50):
             add(broker, 10)
             broker.xack("s", "awake", [one.id for one in broker.xreadgroup("s", "awake", "c", count=100)])
         assert broker.xlen("s") <= 60
-        assert (told.dropped, broker.run(retention.losses, "s")) == ([], {})
+        assert (losses.dropped, broker.run(retention.losses, "s")) == ([], {})
 
 
-async def test_it_holds_for_publishers_too(name: str) -> None:
-    told = Told()
-    async with open_broker(name, hard_max_stream_len=100, observer=told) as broker, Publisher(broker) as publisher:
+async def test_hard_limit_applies_to_publishers(name: str) -> None:
+    losses = DroppedEvents()
+    async with open_broker(name, hard_max_stream_len=100, observer=losses) as broker, Publisher(broker) as publisher:
         await broker.create_group("s", "asleep", start="0")
         for n in range(30):
             await publisher.publish("s", *(Message(b"%d" % n) for _ in range(20)))
         assert await broker.xlen("s") <= 120
-        assert sum(one["undelivered"] for one in told.dropped) == 600 - await broker.xlen("s")
+        assert sum(one["undelivered"] for one in losses.dropped) == 600 - await broker.xlen("s")
 
 
-def test_without_it_groups_come_first_and_memory_is_the_limit(name: str) -> None:
+def test_without_hard_limit_needed_entries_are_kept_until_maxmemory(name: str) -> None:
     with open_blocking_broker(f"{name}?maxmemory=64kb", max_stream_len=10) as broker:
         broker.create_group("s", "asleep", start="0")
         with pytest.raises(OutOfMemory):
@@ -82,12 +82,12 @@ def test_without_it_groups_come_first_and_memory_is_the_limit(name: str) -> None
         {"max_stream_len": None, "hard_max_stream_len": 5},
     ],
 )
-def test_what_it_may_not_be(name: str, options: dict[str, Any]) -> None:
+def test_invalid_hard_limit_is_rejected(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="hard_max_stream_len"):
         open_blocking_broker(name, **options)
 
 
-def test_alone_it_also_says_from_where_on_streams_are_kept_short(name: str) -> None:
+def test_hard_limit_alone_also_sets_the_soft_limit(name: str) -> None:
     assert open_blocking_broker(name, hard_max_stream_len=100).context.max_stream_len == 100
     assert open_blocking_broker(name, hard_max_stream_len=50_000).context.max_stream_len == 10_000
     assert open_blocking_broker("redis://h", hard_max_stream_len=50_000).context.max_stream_len == 50_000

@@ -1,15 +1,15 @@
-"""Columns pack to the same bytes as the commands they stand for."""
+"""Column packing produces the same bytes as single commands."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.bulk import Joined, same_shape
+from millstream.broker.bulk import CombinedCommands, uniform_commands
 from millstream.broker.context import Limits
-from millstream.broker.links.blocking_connection import chunks_of, pack, pack_all, pieces_of
-from millstream.broker.operations.conversion import field_words
+from millstream.broker.operations.conversion import field_args
 from millstream.broker.operations.streams import entry_commands
+from millstream.broker.transport.blocking_connection import chunks_of, pack, pack_all, pieces_of
 
 HEAD = (b"XADD", b"s", b"*")
 LIMITS = Limits()
@@ -23,10 +23,10 @@ rows = st.lists(names, min_size=1, max_size=4, unique=True).flatmap(
 
 
 @given(rows)
-def test_the_same_bytes_as_one_by_one(entries: list[dict[str | bytes, bytes]]) -> None:
-    plain = [(*HEAD, *field_words(entry, LIMITS)) for entry in entries]
+def test_bulk_packing_equals_single_packing(entries: list[dict[str | bytes, bytes]]) -> None:
+    plain = [(*HEAD, *field_args(entry, LIMITS)) for entry in entries]
 
-    columns = same_shape(HEAD, entries, LIMITS.max_entry_bytes)
+    columns = uniform_commands(HEAD, entries, LIMITS.max_entry_bytes)
 
     assert columns is not None
     assert columns.packed() == b"".join(map(pack, plain))
@@ -38,8 +38,8 @@ def test_the_same_bytes_as_one_by_one(entries: list[dict[str | bytes, bytes]]) -
 @given(rows, st.integers(1, 7), st.integers(20, 300))
 def test_chunks_are_bounded_and_complete(entries: list[dict[str | bytes, bytes]], count: int, size: int) -> None:
     limits = Limits(chunk_commands=count, chunk_bytes=size)
-    plain = [(*HEAD, *field_words(entry, LIMITS)) for entry in entries]
-    for commands in (plain, same_shape(HEAD, entries, LIMITS.max_entry_bytes)):
+    plain = [(*HEAD, *field_args(entry, LIMITS)) for entry in entries]
+    for commands in (plain, uniform_commands(HEAD, entries, LIMITS.max_entry_bytes)):
         assert commands is not None
         chunks = list(chunks_of(commands, limits))
         assert b"".join(data for data, _ in chunks) == pack_all(plain)
@@ -49,7 +49,7 @@ def test_chunks_are_bounded_and_complete(entries: list[dict[str | bytes, bytes]]
 
 
 @given(st.integers(1, 400), st.integers(0, 1_500), st.integers(0, 40), st.integers(0, 399))
-def test_a_command_of_any_length_is_packed_as_the_protocol_says(count: int, long: int, short: int, at: int) -> None:
+def test_command_of_any_length_is_packed_as_resp(count: int, long: int, short: int, at: int) -> None:
     words = [b"\r\n$"[: number % 4] + b"x" * short for number in range(count)]
     words[at % count] = b"y" * long
 
@@ -58,15 +58,15 @@ def test_a_command_of_any_length_is_packed_as_the_protocol_says(count: int, long
 
 
 @given(rows, rows)
-def test_joined_commands_stay_in_bulk(
+def test_combined_commands_stay_packed(
     entries: list[dict[str | bytes, bytes]], more: list[dict[str | bytes, bytes]]
 ) -> None:
-    plain = [(*HEAD, *field_words(entry, LIMITS)) for entry in entries]
-    columns = same_shape(HEAD, entries, LIMITS.max_entry_bytes)
-    others = [(*HEAD, *field_words(entry, LIMITS)) for entry in more]
+    plain = [(*HEAD, *field_args(entry, LIMITS)) for entry in entries]
+    columns = uniform_commands(HEAD, entries, LIMITS.max_entry_bytes)
+    others = [(*HEAD, *field_args(entry, LIMITS)) for entry in more]
     assert columns is not None
 
-    joined = Joined([(b"MULTI",)], Joined(others, columns, others), [(b"EXEC",)])
+    joined = CombinedCommands([(b"MULTI",)], CombinedCommands(others, columns, others), [(b"EXEC",)])
 
     expected = [(b"MULTI",), *others, *plain, *others, (b"EXEC",)]
     assert list(joined) == expected
@@ -77,7 +77,7 @@ def test_joined_commands_stay_in_bulk(
     assert b"".join(pieces_of(joined)) == b"".join(map(pack, expected))
 
 
-def test_what_has_to_be_looked_at_one_by_one() -> None:
+def test_irregular_entries_are_not_packed_as_columns() -> None:
     for entries in (
         [{"a": b"1"}, {"b": b"1"}],
         [{"a": b"1", "b": b"2"}, {"b": b"1", "a": b"2"}],
@@ -87,5 +87,5 @@ def test_what_has_to_be_looked_at_one_by_one() -> None:
         [{"a": b"x" * 100}],
         [],
     ):
-        assert same_shape(HEAD, entries, 50) is None
+        assert uniform_commands(HEAD, entries, 50) is None
     assert entry_commands(HEAD, [{"a": 1}, {"a": "b"}], LIMITS) == [(*HEAD, b"a", b"1"), (*HEAD, b"a", b"b")]

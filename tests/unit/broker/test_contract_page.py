@@ -1,4 +1,4 @@
-"""docs/contract.md is true: every operation is on it, and every companion key; its examples run."""
+"""docs/contract.md is complete: every operation and every companion key is on it, and its examples run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_every_companion_key_is_named() -> None:
     assert [row for row in rows if row not in PAGE] == []
 
 
-def test_the_examples_run() -> None:
+def test_examples_run() -> None:
     for example in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(example, "docs/contract.md", "exec"), {"__name__": "__main__"})
 
 
-def test_a_method_looks_like_a_method() -> None:
+def test_generated_method_has_the_signature_of_its_operation() -> None:
     shown = str(inspect.signature(Broker.xlen))
 
     assert shown == "(self, stream: 'Name') -> 'int'"

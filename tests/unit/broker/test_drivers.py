@@ -1,4 +1,4 @@
-"""Whatever ends a call, its conversation is closed before anybody else runs, and says nothing while it is closed."""
+"""An operation is closed before other code runs, however its call ends, and yields nothing while it is being closed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 import millstream
 from millstream import open_blocking_broker, open_broker
 from millstream.broker.context import Context
-from millstream.broker.drivers import Gathering
-from millstream.testing import FaultyLink
-from millstream.wire.commands import Command, Conversation
+from millstream.broker.drivers import PipelineBatcher
+from millstream.testing import FaultyTransport
+from millstream.wire.commands import Command, Operation
 
 OUTSIDERS = [RuntimeError, OSError, AttributeError, KeyboardInterrupt, SystemExit, asyncio.CancelledError]
 
 
 class Story:
-    """A conversation that tells when it was closed."""
+    """An operation that records when it was closed."""
 
     def __init__(self) -> None:
         self.closed = False
 
-    def conversation(self, context: Context) -> Conversation[None]:
+    def operation(self, context: Context) -> Operation[None]:
         try:
             yield Command((b"PING",))
         finally:
@@ -53,15 +53,15 @@ class BrokenBlockingLink(BrokenLink):
 
 
 @pytest.mark.parametrize("outsider", OUTSIDERS)
-def test_a_conversation_is_closed_before_the_caller_hears(outsider: type[BaseException]) -> None:
+def test_operation_is_closed_before_the_caller_resumes(outsider: type[BaseException]) -> None:
     story = Story()
     held: list[BaseException] = []
 
     async def call() -> None:
         async with open_broker("local://") as broker:
-            broker.link = BrokenLink(outsider)  # type: ignore[assignment]
+            broker.transport = BrokenLink(outsider)  # type: ignore[assignment]
             try:
-                await broker.run(story.conversation)
+                await broker.run(story.operation)
             except BaseException as error:
                 held.append(error)  # with its frames: so the garbage collector has no part in what follows
                 assert story.closed
@@ -75,21 +75,21 @@ def test_a_conversation_is_closed_before_the_caller_hears(outsider: type[BaseExc
 
 
 @pytest.mark.parametrize("outsider", OUTSIDERS)
-def test_the_same_for_threads(outsider: type[BaseException]) -> None:
+def test_blocking_operation_is_closed_before_the_caller_resumes(outsider: type[BaseException]) -> None:
     story = Story()
     with open_blocking_broker("local://") as broker:
-        own, broker.link = broker.link, BrokenBlockingLink(outsider)  # type: ignore[assignment]
+        own, broker.transport = broker.transport, BrokenBlockingLink(outsider)  # type: ignore[assignment]
         with pytest.raises(outsider) as held:
-            broker.run(story.conversation)
+            broker.run(story.operation)
         assert story.closed, held
-        broker.link = own
+        broker.transport = own
 
 
-class HangingLink(FaultyLink):
+class HangingLink(FaultyTransport):
     """Executes a command or not, and never answers."""
 
-    def __init__(self, link: Any, *, executes: bool) -> None:
-        super().__init__(link)
+    def __init__(self, transport: Any, *, executes: bool) -> None:
+        super().__init__(transport)
         self._executes = executes
         self.asked = asyncio.Event()
 
@@ -101,9 +101,9 @@ class HangingLink(FaultyLink):
 
 
 @pytest.mark.parametrize("executes", [True, False])
-async def test_a_cancelled_append_can_be_given_again(executes: bool) -> None:
+async def test_cancelled_append_can_be_repeated(executes: bool) -> None:
     async with open_broker("local://") as broker:
-        own, hanging = broker.link, HangingLink(broker.link, executes=executes)
+        own, hanging = broker.transport, HangingLink(broker.transport, executes=executes)
         writer = broker.once_writer("s", "w", 1)
         await writer.append([{"n": 0}])
         held: list[BaseException] = []
@@ -112,32 +112,32 @@ async def test_a_cancelled_append_can_be_given_again(executes: bool) -> None:
             try:
                 await writer.append([{"n": 1}, {"n": 2}])
             except BaseException as error:
-                held.append(error)  # a traceback that somebody keeps keeps the conversation alive
+                held.append(error)  # a traceback that is kept keeps the operation alive
                 raise
 
-        broker.link = hanging
+        broker.transport = hanging
         task = asyncio.create_task(append())
         await hanging.asked.wait()
         task.cancel()
         await asyncio.wait([task])
-        broker.link = own
+        broker.transport = own
         await writer.append([{"n": 1}, {"n": 2}])
         del task
         held.clear()
-        gc.collect()  # now at the latest the conversation that was broken off is gone
+        gc.collect()  # collects the operation that was cancelled
         await writer.append([{"n": 3}])
         await writer.finish()
         assert [int(entry.fields[b"n"]) for entry in await broker.xrange("s")] == [0, 1, 2, 3]
 
 
-# --- a conversation never yields while it is being closed ---
+# --- operations never yield while they are being closed ---
 
 
-def conversations() -> Iterator[tuple[Path, ast.FunctionDef]]:
-    """Every generator function of the package that says it is a conversation."""
+def operations() -> Iterator[tuple[Path, ast.FunctionDef]]:
+    """Every generator function of the package whose return type is an operation."""
     for path in Path(millstream.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and "Conversation[" in ast.unparse(node.returns or ast.Constant(0)):
+            if isinstance(node, ast.FunctionDef) and "Operation[" in ast.unparse(node.returns or ast.Constant(0)):
                 yield path, node
 
 
@@ -149,7 +149,7 @@ def catches_closing(handler: ast.ExceptHandler) -> bool:
     return handler.type is None or bool({"BaseException", "GeneratorExit"} & set(ast.unparse(handler.type).split()))
 
 
-def says_something_at_the_end(function: ast.FunctionDef) -> list[int]:
+def yields_while_closing(function: ast.FunctionDef) -> list[int]:
     found: list[int] = []
     for node in ast.walk(function):
         if isinstance(node, ast.Try):
@@ -160,31 +160,31 @@ def says_something_at_the_end(function: ast.FunctionDef) -> list[int]:
     return found
 
 
-def test_no_conversation_yields_while_it_is_being_closed() -> None:
-    seen = list(conversations())
-    assert len(seen) > 80, "the search itself is broken"
-    talkers = [f"{path}:{line}" for path, function in seen for line in says_something_at_the_end(function)]
-    assert not talkers, "close() would raise, or hang on a server"
+def test_operations_do_not_yield_while_closing() -> None:
+    functions = list(operations())
+    assert len(functions) > 80, "the search itself is broken"
+    yielding = [f"{path}:{line}" for path, function in functions for line in yields_while_closing(function)]
+    assert not yielding, "close() would raise, or hang on a server"
 
 
-def test_the_search_finds_what_it_looks_for() -> None:
-    def talks_on(context: Context) -> Conversation[None]:
+def test_search_finds_a_yield_in_a_finally_block() -> None:
+    def yields_at_end(context: Context) -> Operation[None]:
         try:
             yield Command((b"PING",))
         finally:
             yield Command((b"PING",))
 
-    source = inspect.cleandoc("\n" + inspect.getsource(talks_on))
+    source = inspect.cleandoc("\n" + inspect.getsource(yields_at_end))
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
-    assert says_something_at_the_end(function)
+    assert yields_while_closing(function)
 
 
 def _nothing_asked() -> list[Any]:
     return [iter(()), iter(())]
 
 
-async def test_whoever_asks_together_with_others_does_not_wait_for_a_task_that_was_cancelled() -> None:
+async def test_batched_caller_does_not_wait_for_a_cancelled_task() -> None:
     """As all tasks are when a loop ends; who waits may be shielded, and would hold up the end for ever."""
     asked, answer = asyncio.Event(), asyncio.Event()
 
@@ -194,8 +194,8 @@ async def test_whoever_asks_together_with_others_does_not_wait_for_a_task_that_w
             await answer.wait()
 
     broker: Any = Slow()
-    gathering = Gathering(broker, in_one_go=1)
-    waiting = [asyncio.ensure_future(gathering.run(conversation)) for conversation in _nothing_asked()]
+    gathering = PipelineBatcher(broker, max_operations=1)
+    waiting = [asyncio.ensure_future(gathering.run(operation)) for operation in _nothing_asked()]
     await asked.wait()
     assert gathering._task is not None
     gathering._task.cancel()

@@ -1,4 +1,4 @@
-"""Each kind of reply has its error, and every message says what to do."""
+"""Each kind of error reply has an error class, and every message says what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from millstream import errors
-from millstream.broker.failures import TRANSIENT, code_of, typed
+from millstream.broker.failures import TRANSIENT, code_of, typed_error
 from millstream.wire.commands import ErrorReply
 
 
@@ -34,32 +34,32 @@ from millstream.wire.commands import ErrorReply
         ("NEWCODE of a later version", errors.ServerError),
     ],
 )
-def test_kinds(text: str, kind: type[errors.MillstreamError]) -> None:
-    error = typed(ErrorReply(text))
+def test_error_reply_becomes_typed_error(text: str, kind: type[errors.MillstreamError]) -> None:
+    error = typed_error(ErrorReply(text))
 
     assert type(error) is kind
     assert text.rstrip(".") in str(error)
 
 
 @pytest.mark.parametrize("code", sorted(TRANSIENT))
-def test_what_may_pass_is_worth_another_try_of_the_caller_too(code: str) -> None:
-    error = typed(ErrorReply(f"{code} for now"))
+def test_transient_errors_are_retryable(code: str) -> None:
+    error = typed_error(ErrorReply(f"{code} for now"))
 
     assert error.retryable
     assert pickle.loads(pickle.dumps(error)).retryable
-    assert not typed(ErrorReply("ERR whatever")).retryable
+    assert not typed_error(ErrorReply("ERR whatever")).retryable
 
 
-def test_a_transaction_is_refused_for_a_reason() -> None:
+def test_rejected_transaction_reports_its_cause() -> None:
     error = ErrorReply(
         "EXECABORT Transaction discarded because of: OOM command not allowed when used memory > 'maxmemory'."
     )
 
     assert code_of(error) == "OOM"
-    assert type(typed(error)) is errors.OutOfMemory
+    assert type(typed_error(error)) is errors.OutOfMemory
 
 
-def test_where_a_script_was_is_not_the_callers_affair() -> None:
-    error = typed(ErrorReply("WRONGTYPE Operation against a key script: 0abc, on @user_script:10."))
+def test_position_in_a_script_is_removed_from_errors() -> None:
+    error = typed_error(ErrorReply("WRONGTYPE Operation against a key script: 0abc, on @user_script:10."))
 
     assert "user_script" not in str(error)

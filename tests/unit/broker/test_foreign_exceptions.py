@@ -1,7 +1,7 @@
-"""Whatever redis-py, hiredis, the socket or the loop raises below a link leaves it as one of our errors.
+"""Exceptions of redis-py, hiredis, sockets and the event loop leave a transport as our errors.
 
-Every exception class that those libraries have is raised at every step of connecting, sending and receiving, by links
-to one server, through sentinels and to a cluster. The server is a played one on a real socket.
+Every exception class of those libraries is raised at every step of connecting, sending and receiving, by transports to
+one server, through sentinels and to a cluster. The server is simulated on a real socket.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import redis.connection as blocking_connections
 import redis.exceptions as redis_exceptions
 
 from millstream import Limits, open_blocking_broker, open_broker
-from millstream.broker.links.async_connection import AsyncConnection
-from millstream.broker.links.blocking_connection import BlockingConnection
+from millstream.broker.transport.async_connection import AsyncConnection
+from millstream.broker.transport.blocking_connection import BlockingConnection
 from millstream.errors import BrokerUnavailable, MillstreamError
 
 LIMITS = Limits(connect_ms=30_000, answer_ms=30_000)
@@ -176,7 +176,7 @@ ASYNC_CONNECTING: dict[str, Plant] = {
     "logging in": lambda patch, error: patch.setattr(
         async_connections.Connection, "on_connect_check_health", raising(error, coroutine=True)
     ),
-    "taking over": lambda patch, error: patch.setattr(AsyncConnection, "_take_over", raising(error)),
+    "taking over": lambda patch, error: patch.setattr(AsyncConnection, "_adopt_received", raising(error)),
     "asking": lambda patch, error: patch.setattr(AsyncConnection, "_send", raising(error)),
 }
 ASYNC_TALKING: dict[str, Plant] = {
@@ -205,7 +205,7 @@ BLOCKING_TALKING: dict[str, Plant] = {
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("step", [*ASYNC_CONNECTING, *ASYNC_TALKING])
-async def test_what_happens_below_the_link_of_an_event_loop(port: int, step: str, route: str) -> None:
+async def test_foreign_exceptions_below_async_transport_are_wrapped(port: int, step: str, route: str) -> None:
     for kind in FOREIGN:
         async with open_broker(url(route, port), deadline_ms=0, limits=LIMITS) as broker:
             with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +218,7 @@ async def test_what_happens_below_the_link_of_an_event_loop(port: int, step: str
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("step", [*BLOCKING_CONNECTING, *BLOCKING_TALKING])
-def test_what_happens_below_the_link_of_a_thread(port: int, step: str, route: str) -> None:
+def test_foreign_exceptions_below_blocking_transport_are_wrapped(port: int, step: str, route: str) -> None:
     for kind in FOREIGN:
         with open_blocking_broker(url(route, port), deadline_ms=0, limits=LIMITS) as broker:
             with pytest.MonkeyPatch.context() as patch:
@@ -240,25 +240,25 @@ def judge(error: MillstreamError, kind: type[BaseException], *, sent: bool) -> N
 
 @pytest.mark.parametrize("kind", PASSING)
 @pytest.mark.parametrize("step", [*BLOCKING_CONNECTING, *BLOCKING_TALKING])
-def test_an_interrupt_passes_unchanged_and_leaves_no_connection(
-    port: int, step: str, kind: type[BaseException]
-) -> None:
+def test_interrupt_is_not_wrapped_and_closes_the_connection(port: int, step: str, kind: type[BaseException]) -> None:
     with open_blocking_broker(url("single", port), limits=LIMITS) as broker:
         with pytest.MonkeyPatch.context() as patch:
             {**BLOCKING_CONNECTING, **BLOCKING_TALKING}[step](patch, kind("planted"))
             with pytest.raises(kind):
                 broker.xadd("s", {"n": 1})
-        assert not broker.link._out, "somebody still holds it"  # type: ignore[attr-defined]
-        assert not [connection for many in broker.link._spare.values() for connection in many if not connection.quiet()]  # type: ignore[attr-defined]
+        assert not broker.transport._busy, "a caller still holds the connection"  # type: ignore[attr-defined]
+        assert not [
+            connection for many in broker.transport._spare.values() for connection in many if not connection.is_usable()
+        ]  # type: ignore[attr-defined]
         assert broker.xadd("s", {"n": 1}), "and it works on"
 
 
 @pytest.mark.parametrize("step", [*ASYNC_CONNECTING, "sending"])
-async def test_a_cancellation_passes_unchanged(port: int, step: str) -> None:
+async def test_cancellation_is_not_wrapped(port: int, step: str) -> None:
     async with open_broker(url("single", port), limits=LIMITS) as broker:
         with pytest.MonkeyPatch.context() as patch:
             {**ASYNC_CONNECTING, **ASYNC_TALKING}[step](patch, asyncio.CancelledError("planted"))
             with pytest.raises(asyncio.CancelledError):
                 await broker.xadd("s", {"n": 1})
-        broker.link._by_loop.clear()  # type: ignore[attr-defined]  # the planted attribute stays on its connection
+        broker.transport._by_loop.clear()  # type: ignore[attr-defined]  # the planted attribute stays on its connection
         assert await broker.xadd("s", {"n": 1}), "and it works on"

@@ -1,4 +1,4 @@
-"""Companion keys lie beside their stream, in its slot."""
+"""Companion keys are in the slot of their stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.keys import LEGEND, beside, migrating_key, slot_of
+from millstream.broker.keys import LEGEND, companion_key, migration_key, slot_of
 from millstream.errors import InvalidArgument
 
 
@@ -19,26 +19,26 @@ def test_known_slots() -> None:
     assert slot_of(b"123456789") == 0x31C3 % 16384
 
 
-def test_where_companions_lie() -> None:
-    assert beside("orders", "dlq") == b"{orders}.dlq"
-    assert beside("{orders}.eu", "dlq") == b"{orders}.eu.dlq"
-    assert beside(b"a{b", "x") == b"{a{b}.x"
+def test_names_of_companion_keys() -> None:
+    assert companion_key("orders", "dlq") == b"{orders}.dlq"
+    assert companion_key("{orders}.eu", "dlq") == b"{orders}.eu.dlq"
+    assert companion_key(b"a{b", "x") == b"{a{b}.x"
 
 
 @given(st.binary(min_size=1, max_size=12))
-def test_they_share_the_slot(name: bytes) -> None:
+def test_companion_keys_share_the_slot(name: bytes) -> None:
     try:
-        assert slot_of(beside(name, "x")) == slot_of(name)
+        assert slot_of(companion_key(name, "x")) == slot_of(name)
     except InvalidArgument:
         assert b"}" in name
 
 
-def test_a_name_that_cannot_have_companions() -> None:
+def test_name_with_unbalanced_brace_has_no_companions() -> None:
     with pytest.raises(InvalidArgument):
-        beside("a}b", "dlq")
+        companion_key("a}b", "dlq")
 
 
-def test_the_legend_tells_how_every_key_ends() -> None:
+def test_legend_states_the_expiry_of_every_key() -> None:
     assert all(line.holds and line.ends for line in LEGEND)
     assert len({line.suffix for line in LEGEND}) == len(LEGEND)
 
@@ -46,8 +46,8 @@ def test_the_legend_tells_how_every_key_ends() -> None:
 @pytest.mark.parametrize(
     "key", [b"orders", b"{orders}", b"{tag}ged", b"odd}name", b"}{", b"{}", b"{}x{tag}", b"{", b""]
 )
-def test_a_key_is_made_in_its_own_slot_whatever_its_name(key: bytes) -> None:
-    half = migrating_key(key)
+def test_migration_key_is_in_the_slot_of_its_key(key: bytes) -> None:
+    half = migration_key(key)
     assert half != key
     assert slot_of(half) == slot_of(key)
-    assert migrating_key(key) == half, "the next run must find what this one left"
+    assert migration_key(key) == half, "the next run must find what this one left"

@@ -1,4 +1,4 @@
-"""What is imported when: a program pays only for what it uses."""
+"""Imports: a program loads only what it uses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def imported_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_the_package_needs_nobody() -> None:
+def test_importing_the_package_loads_no_dependency() -> None:
     assert not imported_after("import millstream") & {"redis", "hiredis", "yaml", "pyspark", "pydantic", "asyncio"}
 
 
-def test_an_embedded_broker_needs_no_redis_client() -> None:
+def test_embedded_broker_imports_no_redis_client() -> None:
     code = "import millstream\nwith millstream.open_blocking_broker('local://') as b: b.xadd('s', {'n': 1})"
 
     assert not imported_after(code) & {"redis", "yaml", "pyspark", "pydantic"}

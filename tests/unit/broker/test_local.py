@@ -1,4 +1,4 @@
-"""local:// is shared by everybody in the process who opens the same place, and lives as long as one of them."""
+"""local:// brokers are shared in the process by address, and live as long as one of their handles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from uuid import uuid4
 import pytest
 
 from millstream import BlockingBroker, open_blocking_broker, open_broker
-from millstream.broker import Guard, beside, delayed, settle
-from millstream.broker.steps.settle import Output
+from millstream.broker import Fence, companion_key
+from millstream.broker.scripts import delayed, settle
+from millstream.broker.scripts.settle import Output
 from millstream.errors import BrokerClosed, DurabilityUnavailable, InvalidArgument, OutOfMemory
 
 
@@ -21,12 +22,12 @@ def name() -> str:
     return f"local://{uuid4().hex}"
 
 
-def test_a_name_is_shared(name: str) -> None:
-    first, second, stranger = open_blocking_broker(name), open_blocking_broker(name), open_blocking_broker(f"{name}x")
+def test_named_local_broker_is_shared(name: str) -> None:
+    first, second, other_name = open_blocking_broker(name), open_blocking_broker(name), open_blocking_broker(f"{name}x")
     first.set("k", 1)
 
     assert second.get("k") == b"1"
-    assert stranger.get("k") is None
+    assert other_name.get("k") is None
 
     first.close()
     assert second.get("k") == b"1"
@@ -35,10 +36,10 @@ def test_a_name_is_shared(name: str) -> None:
     second.close()
     with open_blocking_broker(name) as later:
         assert later.get("k") is None
-    stranger.close()
+    other_name.close()
 
 
-def test_both_apis_share(name: str) -> None:
+def test_async_and_blocking_brokers_share_data(name: str) -> None:
     blocking = open_blocking_broker(name)
 
     async def write() -> None:
@@ -50,7 +51,7 @@ def test_both_apis_share(name: str) -> None:
     blocking.close()
 
 
-def test_a_handle_counts_before_it_is_used(name: str) -> None:
+def test_handle_counts_before_its_first_use(name: str) -> None:
     keeper = open_blocking_broker(name)
     with open_blocking_broker(name) as writer:
         writer.set("k", 1)
@@ -59,7 +60,7 @@ def test_a_handle_counts_before_it_is_used(name: str) -> None:
     keeper.close()
 
 
-def test_a_forgotten_handle_lets_go(name: str) -> None:
+def test_forgotten_handle_is_released(name: str) -> None:
     open_blocking_broker(name).set("k", 1)
     gc.collect()
 
@@ -67,7 +68,7 @@ def test_a_forgotten_handle_lets_go(name: str) -> None:
         assert broker.get("k") is None
 
 
-def test_a_directory_is_durable_and_shared_by_its_real_path(tmp_path: Path) -> None:
+def test_directory_is_durable_and_identified_by_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "data")
     with (
         open_blocking_broker(f"local://{tmp_path}/data") as one,
@@ -81,7 +82,7 @@ def test_a_directory_is_durable_and_shared_by_its_real_path(tmp_path: Path) -> N
     with open_blocking_broker(f"local://{tmp_path}/data?appendfsync=always") as again:
         assert again.xlen("s") == 1
         again.xadd("s", {"n": 2}, durability="fsynced")
-        assert again.link.features.survives_restart
+        assert again.transport.features.survives_restart
 
 
 def test_two_policies_for_one_directory(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_two_policies_for_one_directory(tmp_path: Path) -> None:
             third.ping()
 
 
-def test_streams_stay_short_by_themselves(name: str) -> None:
+def test_streams_are_trimmed_automatically(name: str) -> None:
     with open_blocking_broker(name, max_stream_len=100) as broker:
         for n in range(30):
             broker.xadd_many("s", [{"n": n}] * 10)
@@ -128,7 +129,7 @@ def later(broker: BlockingBroker, n: int) -> None:
 
 def owned(broker: BlockingBroker, n: int) -> None:
     broker.set("{s}.owner", b"1 me")
-    mine = broker.behind(Guard(beside("s", "owner"), b"1 me"))
+    mine = broker.fenced(Fence(companion_key("s", "owner"), b"1 me"))
     for _ in range(10):
         mine.xadd("s", {"n": n})
 
@@ -143,7 +144,7 @@ def owned(broker: BlockingBroker, n: int) -> None:
         lambda broker, n: broker.append_unique("s", [(f"{n}-{i}", {"n": n}) for i in range(10)]),
     ],
 )
-def test_every_way_to_add_keeps_streams_short(name: str, add: Callable[[BlockingBroker, int], None]) -> None:
+def test_every_append_operation_trims_streams(name: str, add: Callable[[BlockingBroker, int], None]) -> None:
     with open_blocking_broker(name, max_stream_len=100) as broker:
         for n in range(30):
             add(broker, n)
@@ -215,11 +216,11 @@ def test_memory_can_be_limited_by_the_url(name: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["maxmemory=", "maxmemory=x", "maxmemory=5k", "maxmemory=-1", "memory=5"])
-def test_an_option_that_is_none_is_refused(query: str) -> None:
+def test_unknown_url_option_is_rejected(query: str) -> None:
     with pytest.raises(InvalidArgument):
         open_blocking_broker(f"local://?{query}")
 
 
-def test_a_directory_takes_both_options(tmp_path: Path) -> None:
+def test_directory_url_accepts_both_options(tmp_path: Path) -> None:
     with open_blocking_broker(f"local://{tmp_path}?appendfsync=always&maxmemory=1mb") as broker:
         broker.xadd("s", {"a": "b"})

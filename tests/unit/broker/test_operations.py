@@ -1,4 +1,4 @@
-"""Operations over a list of replies: no link, no loop, nothing that waits."""
+"""Operations driven by a list of replies, without transport and event loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from millstream.broker.context import Context, Limits
 from millstream.broker.operations import groups, info, streams
 from millstream.broker.operations.durability import REMEMBER_MS
-from millstream.broker.steps.once import BatchWriter, Digest, Once
-from millstream.broker.steps.retention import call as retention
-from millstream.broker.steps.unique.call import append_unique
+from millstream.broker.scripts.append_once import BatchWriter, Digest, Once
+from millstream.broker.scripts.append_unique.call import append_unique
+from millstream.broker.scripts.retention import call as retention
 from millstream.errors import (
     BrokerUnavailable,
     DurabilityUnavailable,
@@ -21,30 +21,30 @@ from millstream.errors import (
     ServerTooOld,
 )
 from millstream.model import EntryId, ManualClock
-from millstream.wire.commands import Batch, Command, Conversation, ErrorReply
+from millstream.wire.commands import Batch, Command, ErrorReply, Operation
 
 
-def talk(conversation: Conversation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:
+def talk(operation: Operation[Any], *replies: Any) -> tuple[Any, list[Command | Batch]]:
     """Runs it over the given replies; gives its result and what it asked."""
     asked: list[Command | Batch] = []
     left = list(replies)
     try:
-        request = conversation.send(None)
+        request = operation.send(None)
         while True:
             asked.append(request)
             reply = left.pop(0)
             if isinstance(reply, Exception):
-                request = conversation.throw(reply)
+                request = operation.throw(reply)
             else:
-                request = conversation.send(request.read(reply) if isinstance(request, Batch) else reply)
+                request = operation.send(request.read(reply) if isinstance(request, Batch) else reply)
     except StopIteration as done:
-        assert not left, f"nobody asked for {left}"
+        assert not left, f"unused replies: {left}"
         return done.value, asked
 
 
-def test_what_may_be_repeated_says_so() -> None:
+def test_repeatable_commands_are_marked() -> None:
     context = Context()
-    for conversation, reply, repeatable in (
+    for operation, reply, repeatable in (
         (streams.xlen(context, "s"), 0, True),
         (streams.xread(context, {"s": "0"}), None, True),
         (streams.xread(context, {"s": "$"}), None, False),
@@ -53,11 +53,11 @@ def test_what_may_be_repeated_says_so() -> None:
         (groups.create_group(context, "s", "g", start="0"), b"OK", True),
         (groups.create_group(context, "s", "g", start="0", exist_ok=False), b"OK", False),
     ):
-        _, (asked,) = talk(conversation, reply)
+        _, (asked,) = talk(operation, reply)
         assert asked.repeatable is repeatable, asked
 
 
-def test_long_streams_are_trimmed_now_and_then() -> None:
+def test_long_streams_are_trimmed_periodically() -> None:
     """At the first add, so that short-lived writers trim too, and then after each tenth of the limit."""
     context = Context(max_stream_len=100)
 
@@ -81,39 +81,39 @@ def test_many_adds_trim_once() -> None:
     assert len(asked) == 2
 
 
-def test_a_trim_that_fails_does_not_fail_the_add() -> None:
-    told: list[str] = []
-    context = Context(max_stream_len=100, observer=lambda name, **facts: told.append(name))
+def test_failed_trim_does_not_fail_the_add() -> None:
+    event_names: list[str] = []
+    context = Context(max_stream_len=100, observer=lambda name, **facts: event_names.append(name))
 
     result, _ = talk(streams.xadd(context, "s", {"n": 1}), b"1-1", OutOfMemory("OOM"))
 
     assert result == EntryId(1, 1)
-    assert told == ["broker.trim_failed"]
+    assert event_names == ["broker.trim_failed"]
 
 
 def test_counting_is_bounded() -> None:
     context = Context(max_stream_len=1000)
-    for n in range(retention.REMEMBERED_STREAMS + 5):
+    for n in range(retention.MAX_COUNTED_STREAMS + 5):
         talk(streams.xadd(context, f"s{n}", {"n": 1}), b"1-1", 0)
 
-    assert len(context.until_trim) <= retention.REMEMBERED_STREAMS
+    assert len(context.until_trim) <= retention.MAX_COUNTED_STREAMS
 
 
 def test_payloads_over_the_limit() -> None:
     context = Context(limits=Limits(max_entry_bytes=100, max_atomic_bytes=300))
-    for conversation in (
+    for operation in (
         streams.xadd(context, "s", {"n": b"x" * 101}),
         streams.xadd(context, "s", {"n" * 60: "x" * 60}),
         streams.xadd_many(context, "s", [{"n": b"x"}, {"n": b"x" * 101}]),
         streams.xadd_many(context, "s", [{"n": b"x" * 90}] * 4, atomic=True),
     ):
         with pytest.raises(PayloadTooLarge) as caught:
-            talk(conversation)
+            talk(operation)
         assert "limit" in str(caught.value)
     talk(streams.xadd_many(context, "s", [{"n": b"x" * 90}] * 4), [b"1-1"] * 4)
 
 
-def test_durability_is_asked_about_before_the_write_and_believed_for_a_while() -> None:
+def test_durability_is_checked_before_the_write_and_cached() -> None:
     clock = ManualClock()
     context = Context(clock=clock)
     yes, everysec = [b"appendonly", b"yes"], [b"appendfsync", b"everysec"]
@@ -132,7 +132,7 @@ def test_durability_is_asked_about_before_the_write_and_believed_for_a_while() -
     talk(streams.xadd(context, "s", {"n": 1}, durability="fsynced"), yes, always, [b"1-3"])
 
 
-def test_durability_that_cannot_be_read() -> None:
+def test_unreadable_durability_setting_is_an_error() -> None:
     for refusal in (ServerError("ERR unknown command 'CONFIG'"), []):
         with pytest.raises(DurabilityUnavailable):
             talk(
@@ -141,17 +141,17 @@ def test_durability_that_cannot_be_read() -> None:
             )
 
 
-def test_replicas_are_waited_for_once_for_a_batch() -> None:
-    conversation = streams.xadd_many(Context(), "s", [{"n": 1}, {"n": 2}], durability="replicated(2)", atomic=True)
+def test_one_wait_confirms_a_whole_batch() -> None:
+    operation = streams.xadd_many(Context(), "s", [{"n": 1}, {"n": 2}], durability="replicated(2)", atomic=True)
 
-    ids, (asked,) = talk(conversation, [b"1-1", b"1-2", 2])
+    ids, (asked,) = talk(operation, [b"1-1", b"1-2", 2])
 
     assert ids == [EntryId(1, 1), EntryId(1, 2)]
     assert isinstance(asked, Batch)
     assert asked.after == (b"WAIT", b"2", b"1000")
 
 
-def test_after_an_error_a_once_writer_takes_the_same_rows_again() -> None:
+def test_once_writer_accepts_the_same_rows_after_an_error() -> None:
     context = Context(limits=Limits(script_entries=2))
     writer = Once("s", "w", 1, digest=Digest())
     rows: list[Any] = [{"n": n} for n in range(4)]
@@ -161,20 +161,20 @@ def test_after_an_error_a_once_writer_takes_the_same_rows_again() -> None:
     assert writer.position == 0
     digest = Digest()
     digest.add([[b"n", b"0"], [b"n", b"1"]])
-    answers = ([b"ROWS", b"2", digest.word(), b"1-1"], [b"OK", b"1-2", b"1-3"])
+    answers = ([b"ROWS", b"2", digest.hexdigest(), b"1-1"], [b"OK", b"1-2", b"1-3"])
     appended, _ = talk(writer.append(context, rows), *answers)
 
     assert (appended.added, appended.skipped, writer.position) == (2, 2, 4)
 
 
-def test_a_batch_that_was_stored_in_part_says_how_much() -> None:
+def test_partly_stored_batch_reports_its_ids() -> None:
     full = ErrorReply("OOM command not allowed when used memory > 'maxmemory'.")
     with pytest.raises(OutOfMemory, match="2 of 3 entries were stored") as caught:
         talk(streams.xadd_many(Context(), "s", [{"n": n} for n in range(3)]), [b"1-0", b"1-1", full])
     assert caught.value.ids == [EntryId(1, 0), EntryId(1, 1), None]  # type: ignore[attr-defined]  # a fact of this one
 
 
-def test_an_answer_that_tells_too_few_ids_is_no_success() -> None:
+def test_reply_with_too_few_ids_is_an_error() -> None:
     for writer, answer in ((Once("s", "w", 1), [b"OK", b"1-1"]), (Once("s", "w", 1), [b"OK", b"1-1", b"1-2", b"1-3"])):
         with pytest.raises(ServerError, match="for 2 rows"):
             talk(writer.append(Context(), [{"n": 1}, {"n": 2}]), answer)
@@ -184,7 +184,7 @@ def test_an_answer_that_tells_too_few_ids_is_no_success() -> None:
     with pytest.raises(ServerError, match="for 2 rows"):
         talk(batches.append(Context(), [[b"n", b"1"], [b"n", b"2"]], b"token"), [b"OK", b"1-1"])
     assert batches.position == 0
-    with pytest.raises(ServerError, match="1 of 2 entries"):
+    with pytest.raises(ServerError, match="for 2 entries"):
         talk(append_unique(Context(), "s", [("a", {"n": 1}), ("b", {"n": 2})]), [b"1-1"])
 
 
@@ -201,9 +201,9 @@ STREAM_OF_REDIS_6 = [
     [
         (info.stream_info(Context(), "orders"), [STREAM_OF_REDIS_6]),
         (info.group_info(Context(), "orders"), [[OF_REDIS_6], [[]]]),
-        (info.survey(Context(), ["orders"], memory=False), [[STREAM_OF_REDIS_6], [[OF_REDIS_6]]]),
+        (info.read_stream_stats(Context(), ["orders"], memory=False), [[STREAM_OF_REDIS_6], [[OF_REDIS_6]]]),
     ],
 )
-def test_a_server_that_is_too_old_to_tell_is_called_so(asking: Conversation[Any], replies: list[Any]) -> None:
+def test_old_server_raises_server_too_old(asking: Operation[Any], replies: list[Any]) -> None:
     with pytest.raises(ServerTooOld, match=r"Use Redis 7\.0 or newer"):
         talk(asking, *replies)

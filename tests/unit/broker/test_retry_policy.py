@@ -1,4 +1,4 @@
-"""How a command travels, decided without any I/O: a list of happenings in, a list of steps out."""
+"""The retry policy without I/O: a list of events in, a list of actions out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.bulk import Joined, SameShape
+from millstream.broker.bulk import CombinedCommands, UniformCommands
 from millstream.broker.keys import SLOTS, slot_of
-from millstream.broker.links.retry_policy import RetryPolicy, refused_from, unwrap
-from millstream.broker.links.routes import Exchange, Exchanges, NoAnswer, NotSent, Pause, route_to
-from millstream.broker.links.targets import Node, NodeName, Target
-from millstream.broker.steps.script import script
+from millstream.broker.scripts.script import script
+from millstream.broker.transport.retry_policy import RetryPolicy, refused_from, unwrap
+from millstream.broker.transport.routes import Exchange, Exchanges, NoAnswer, NotSent, Pause, route_to
+from millstream.broker.transport.targets import Node, NodeName, Target
 from millstream.errors import BrokerUnavailable, OutOfMemory, ServerError
 from millstream.model import ManualClock, quiet
 from millstream.wire.commands import Batch, Command, ErrorReply
@@ -59,7 +59,7 @@ def single() -> Target:
     return Target("single", (HERE,))
 
 
-def test_the_plain_way() -> None:
+def test_single_exchange_returns_the_reply() -> None:
     road = Road(single(), b"1-1")
 
     assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
@@ -67,7 +67,7 @@ def test_the_plain_way() -> None:
     assert road.pauses == []
 
 
-def test_what_was_not_sent_is_tried_until_the_deadline() -> None:
+def test_unsent_command_is_retried_until_the_deadline() -> None:
     road = Road(single(), *[NotSent("connection refused.")] * 50, deadline_ms=2000)
 
     with pytest.raises(BrokerUnavailable) as caught:
@@ -79,7 +79,7 @@ def test_what_was_not_sent_is_tried_until_the_deadline() -> None:
     assert sum(road.pauses) <= 2
 
 
-def test_what_was_sent_is_not_repeated() -> None:
+def test_sent_command_is_not_repeated() -> None:
     road = Road(single(), NoAnswer("reset", [b"1-1"]))
 
     with pytest.raises(BrokerUnavailable) as caught:
@@ -89,13 +89,25 @@ def test_what_was_sent_is_not_repeated() -> None:
     assert vars(caught.value)["replies"] == [b"1-1"]
 
 
-def test_what_is_repeatable_is() -> None:
+@pytest.mark.parametrize(
+    ("command", "advice"), [(b"XADD", "append_once"), (b"XREADGROUP", "read_history"), (b"XACK", "Check whether")]
+)
+def test_advice_after_a_lost_reply_depends_on_the_command(command: bytes, advice: str) -> None:
+    road = Road(single(), NoAnswer("reset"))
+    with pytest.raises(BrokerUnavailable) as caught:
+        road.walk(road.retry_policy.call(Command((command, b"s"), b"s")))
+    for words in ("append_once", "read_history"):
+        assert (words in str(caught.value)) == (words in advice)
+    assert advice in str(caught.value)
+
+
+def test_repeatable_command_is_repeated() -> None:
     road = Road(single(), NoAnswer("reset"), NotSent("refused"), 3)
 
     assert road.walk(road.retry_policy.call(READ)) == 3
 
 
-def test_a_waiting_command_travels_alone_and_may_take_its_time() -> None:
+def test_blocking_command_uses_its_own_connection_and_timeout() -> None:
     road = Road(single(), None, None, None)
 
     for block_ms in (500, 0, None):
@@ -104,21 +116,21 @@ def test_a_waiting_command_travels_alone_and_may_take_its_time() -> None:
     assert [(trip.alone, trip.wait_ms) for trip in road.trips] == [(True, 500), (True, None), (False, 0)]
 
 
-def test_refusals_that_may_pass() -> None:
+def test_transient_errors_are_retried() -> None:
     road = Road(single(), OOM, ErrorReply("LOADING"), ErrorReply("BUSY"), b"1-1")
 
     assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert len(road.pauses) == 3
 
 
-def test_refusals_that_do_not_pass_in_time() -> None:
+def test_transient_error_is_raised_at_the_deadline() -> None:
     road = Road(single(), *[OOM] * 50)
 
     with pytest.raises(OutOfMemory):
         road.walk(road.retry_policy.call(WRITE))
 
 
-def test_other_refusals_are_told_at_once() -> None:
+def test_permanent_errors_are_raised_at_once() -> None:
     road = Road(single(), ErrorReply("ERR whatever"))
 
     with pytest.raises(ServerError):
@@ -126,7 +138,7 @@ def test_other_refusals_are_told_at_once() -> None:
     assert road.pauses == []
 
 
-def test_the_refused_tail_of_a_batch_is_sent_again() -> None:
+def test_transiently_refused_tail_of_a_batch_is_sent_again() -> None:
     road = Road(single(), [b"1", OOM, OOM], [b"2", OOM], [b"3"])
 
     replies = road.walk(road.retry_policy.call_many(Batch([(b"a",), (b"b",), (b"c",)], b"s")))
@@ -135,7 +147,7 @@ def test_the_refused_tail_of_a_batch_is_sent_again() -> None:
     assert [list(trip.requests) for trip in road.trips] == [[(b"a",), (b"b",), (b"c",)], [(b"b",), (b"c",)], [(b"c",)]]
 
 
-def test_an_atomic_batch_is_one_transaction() -> None:
+def test_atomic_batch_is_one_transaction() -> None:
     road = Road(single(), [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
 
     assert road.walk(road.retry_policy.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
@@ -143,24 +155,24 @@ def test_an_atomic_batch_is_one_transaction() -> None:
     assert road.trips[0].whole
 
 
-def test_an_atomic_batch_in_bulk_stays_in_bulk() -> None:
-    bulk = SameShape((b"XADD", b"s", b"*"), (b"n",), [b"1", b"2"])
+def test_packed_atomic_batch_stays_packed() -> None:
+    bulk = UniformCommands((b"XADD", b"s", b"*"), (b"n",), [b"1", b"2"])
     aborted = ErrorReply("EXECABORT Transaction discarded because of: OOM command not allowed")
     road = Road(single(), [b"OK", b"QUEUED", b"QUEUED", aborted], [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
 
     assert road.walk(road.retry_policy.call_many(Batch(bulk, b"s", atomic=True))) == [b"1", b"2"]
-    assert [type(trip.requests) for trip in road.trips] == [Joined, Joined]
+    assert [type(trip.requests) for trip in road.trips] == [CombinedCommands, CombinedCommands]
     assert list(road.trips[1].requests) == [(b"MULTI",), *bulk, (b"EXEC",)]
 
 
-def test_an_atomic_batch_that_is_refused_while_queueing() -> None:
+def test_atomic_batch_refused_while_queueing_is_retried() -> None:
     aborted = ErrorReply("EXECABORT Transaction discarded because of previous errors.")
     road = Road(single(), [b"OK", OOM, OOM, aborted], [b"OK", b"QUEUED", b"QUEUED", [b"1", b"2"]])
 
     assert road.walk(road.retry_policy.call_many(Batch([(b"a",), (b"b",)], b"s", atomic=True))) == [b"1", b"2"]
 
 
-def test_what_comes_after_a_transaction_travels_with_it() -> None:
+def test_command_after_a_transaction_is_sent_with_it() -> None:
     wait = (b"WAIT", b"1", b"700")
     road = Road(single(), [b"OK", b"QUEUED", [b"1"], 1])
 
@@ -168,7 +180,7 @@ def test_what_comes_after_a_transaction_travels_with_it() -> None:
     assert (road.trips[0].alone, road.trips[0].wait_ms) == (True, 700)
 
 
-def test_what_comes_after_does_not_hide_a_refusal() -> None:
+def test_command_after_a_batch_does_not_hide_an_error() -> None:
     wait = (b"WAIT", b"1", b"700")
     road = Road(single(), [OOM, 0], [b"1", 1])
 
@@ -180,7 +192,7 @@ def lengths(replies: list[Any]) -> list[Any]:
     return [reply if isinstance(reply, ErrorReply) else len(reply) for reply in replies]
 
 
-def test_replies_are_read_once_whichever_way_they_come() -> None:
+def test_replies_are_converted_once() -> None:
     wait = (b"WAIT", b"1", b"700")
     slot = slot_of(b"s")
     for happenings, options in (
@@ -198,7 +210,7 @@ def test_replies_are_read_once_whichever_way_they_come() -> None:
         assert road.walk(road.retry_policy.call_many(batch))[:2] == [1, 2]
 
 
-def test_a_batch_that_breaks_off_tells_what_was_read() -> None:
+def test_interrupted_batch_reports_received_replies() -> None:
     road = Road(single(), [b"1", OOM], NoAnswer("cut", [2]))
 
     with pytest.raises(BrokerUnavailable) as caught:
@@ -210,11 +222,11 @@ def test_a_batch_that_breaks_off_tells_what_was_read() -> None:
     ("replies", "expected"),
     [([b"1", OOM], 1), ([OOM, b"1"], None), ([OOM, OOM], 0), ([b"1"], None), ([OOM, b"1", OOM], 2)],
 )
-def test_only_a_tail_may_be_sent_again(replies: Sequence[Any], expected: int | None) -> None:
+def test_only_a_tail_of_a_batch_is_retried(replies: Sequence[Any], expected: int | None) -> None:
     assert refused_from(replies, atomic=False) == expected
 
 
-def test_a_transaction_refused_as_a_whole_gives_every_command_the_reason() -> None:
+def test_rejected_transaction_gives_every_command_its_cause() -> None:
     bad = ErrorReply("ERR unknown command")
     assert unwrap([b"OK", b"QUEUED", bad, ErrorReply("EXECABORT")]) == [bad, bad]
     assert [one.text.split()[0] for one in unwrap([b"OK", b"QUEUED", None])] == ["EXECABORT"]
@@ -229,7 +241,7 @@ def watched() -> Target:
     return Target("sentinel", SENTINELS, "orders")
 
 
-def test_sentinels_are_asked_in_turn_and_the_primary_must_agree() -> None:
+def test_sentinels_are_asked_in_turn_and_the_role_is_verified() -> None:
     road = Road(
         watched(),
         *(NotSent("refused"), [[b"here", b"1"]], [[b"slave", b"x"]], *(NotSent("refused"), [[b"there", b"2"]])),
@@ -243,7 +255,7 @@ def test_sentinels_are_asked_in_turn_and_the_primary_must_agree() -> None:
     ]
 
 
-def test_a_demoted_primary_makes_the_link_ask_again() -> None:
+def test_demoted_primary_causes_a_new_lookup() -> None:
     road = Road(
         watched(),
         *([[b"here", b"1"]], [[b"master"]], ErrorReply("READONLY You can't write against a read only replica.")),
@@ -255,7 +267,7 @@ def test_a_demoted_primary_makes_the_link_ask_again() -> None:
 
 
 @pytest.mark.parametrize("code", ["READONLY", "MASTERDOWN", "NOREPLICAS"])
-def test_a_primary_that_was_cut_off_is_left_although_its_own_sentinel_still_names_it(code: str) -> None:
+def test_partitioned_primary_is_abandoned_although_its_sentinel_reports_it(code: str) -> None:
     road = Road(
         watched(),
         *([[b"here", b"1"]], [[b"master"]], ErrorReply(f"{code} no")),
@@ -270,20 +282,20 @@ def test_a_primary_that_was_cut_off_is_left_although_its_own_sentinel_still_name
 
 
 @pytest.mark.parametrize("code", ["OOM", "LOADING", "BUSY"])
-def test_a_primary_that_is_busy_with_itself_is_not_left(code: str) -> None:
+def test_busy_primary_is_not_replaced(code: str) -> None:
     road = Road(watched(), [[b"here", b"1"]], [[b"master"]], ErrorReply(f"{code} wait"), b"1-1")
 
     assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
     assert road.nodes()[-1] == HERE
 
 
-def test_many_who_doubt_one_primary_ask_the_next_sentinel_and_not_the_first_one_again() -> None:
+def test_concurrent_failover_suspicions_move_on_by_one_sentinel() -> None:
     """Two commands were under way at once, and both were refused."""
     road = Road(watched(), [[b"here", b"1"]], [[b"master"]], b"1-1", [[b"there", b"2"]], [[b"master"]], b"1-2")
     road.walk(road.retry_policy.call(WRITE))
 
-    road.retry_policy.route.doubt()
-    road.retry_policy.route.doubt()
+    road.retry_policy.route.suspect_failover()
+    road.retry_policy.route.suspect_failover()
 
     assert road.walk(road.retry_policy.call(WRITE)) == b"1-2"
     assert road.nodes()[3] == SENTINELS[1]
@@ -324,7 +336,7 @@ def test_moved_is_followed_and_remembered() -> None:
     assert road.pauses == []
 
 
-def test_ask_is_followed_for_once() -> None:
+def test_ask_is_followed_for_one_command() -> None:
     slot = slot_of(b"s")
     road = Road(spread(), HALVES, ErrorReply(f"ASK {slot} yonder:3"), [b"OK", b"1-1"], b"1-2")
 
@@ -334,7 +346,7 @@ def test_ask_is_followed_for_once() -> None:
     assert road.nodes()[-1] == road.nodes()[1]
 
 
-def test_going_round_in_circles_ends() -> None:
+def test_circular_redirections_end() -> None:
     slot = slot_of(b"s")
     road = Road(spread(), HALVES, *[ErrorReply(f"MOVED {slot} yonder:3"), ErrorReply(f"MOVED {slot} here:1")] * 50)
 
@@ -343,7 +355,7 @@ def test_going_round_in_circles_ends() -> None:
     assert road.pauses
 
 
-def test_a_dead_node_makes_the_link_read_the_table_again() -> None:
+def test_lost_node_causes_a_new_slot_table() -> None:
     road = Road(spread(), HALVES, NotSent("refused"), table((0, SLOTS - 1, b"yonder", 3)), b"1-1")
 
     assert road.walk(road.retry_policy.call(WRITE)) == b"1-1"
@@ -351,7 +363,7 @@ def test_a_dead_node_makes_the_link_read_the_table_again() -> None:
 
 
 @pytest.mark.parametrize("code", ["READONLY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN"])
-def test_a_node_that_was_cut_off_is_not_believed_when_the_table_is_read_again(code: str) -> None:
+def test_partitioned_node_is_asked_last_for_the_slot_table(code: str) -> None:
     """It would go on telling the table in which the slots are its own."""
     road = Road(
         Target("cluster", (HERE, THERE)),
@@ -363,7 +375,7 @@ def test_a_node_that_was_cut_off_is_not_believed_when_the_table_is_read_again(co
     assert road.nodes() == [HERE, HERE, THERE, YONDER]
 
 
-def test_an_empty_host_means_the_one_that_was_asked() -> None:
+def test_empty_host_means_the_asked_node() -> None:
     road = Road(spread(), table((0, SLOTS - 1, b"", 7)), b"1-1")
 
     road.walk(road.retry_policy.call(WRITE))
@@ -371,7 +383,7 @@ def test_an_empty_host_means_the_one_that_was_asked() -> None:
     assert road.nodes()[-1] == Node("here", 7)
 
 
-def test_a_node_can_be_named() -> None:
+def test_command_can_be_sent_to_a_named_node() -> None:
     road = Road(spread(), b"PONG")
 
     road.walk(road.retry_policy.call(Command((b"PING",), NodeName(b"yonder:3"))))
@@ -379,7 +391,7 @@ def test_a_node_can_be_named() -> None:
     assert road.nodes() == [YONDER]
 
 
-def test_a_batch_over_many_keys_is_shared_out() -> None:
+def test_batch_over_many_keys_is_split_by_node() -> None:
     keys = [b"k%d" % n for n in range(6)]
     here = [key for key in keys if slot_of(key) <= SLOTS // 2]
     there = [key for key in keys if slot_of(key) > SLOTS // 2]
@@ -411,7 +423,7 @@ def by_key(replies: list[Any]) -> dict[bytes, Any]:
     return dict(zip(KEYS, replies, strict=True))
 
 
-def test_a_node_that_cannot_be_reached_costs_the_others_of_a_batch_nothing() -> None:
+def test_unreachable_node_does_not_affect_other_nodes_of_a_batch() -> None:
     gone = NotSent("connection refused")
     tries = [one for _ in range(30) for one in (HALVES, gone)]
     road = Road(spread(), HALVES, ASKED_FIRST, gone, gone, *tries, deadline_ms=2_000)
@@ -426,8 +438,8 @@ def test_a_node_that_cannot_be_reached_costs_the_others_of_a_batch_nothing() -> 
     assert sum(road.pauses) <= 2, "one deadline for all of them"
 
 
-def test_a_node_that_breaks_off_costs_the_others_of_a_batch_nothing() -> None:
-    """What it did answer counts; of the rest nobody knows."""
+def test_broken_connection_does_not_affect_other_nodes_of_a_batch() -> None:
+    """Received replies count; the other commands are ambiguous."""
     road = Road(spread(), HALVES, NoAnswer("reset", ASKED_FIRST[:1]), ASKED_SECOND)
 
     replies = by_key(road.walk(road.retry_policy.call_many(over_both())))
@@ -438,7 +450,7 @@ def test_a_node_that_breaks_off_costs_the_others_of_a_batch_nothing() -> None:
         assert replies[key].may_have_been_applied
 
 
-def test_what_a_node_refuses_for_a_while_has_one_deadline_for_all_of_a_batch() -> None:
+def test_transient_errors_of_a_batch_share_one_deadline() -> None:
     down = ErrorReply("CLUSTERDOWN Hash slot not served")
     tries = [one for _ in range(60) for one in (HALVES, down)]
     road = Road(spread(), HALVES, ASKED_FIRST, [down] * len(ASKED_SECOND), down, *tries, deadline_ms=2_000)
@@ -450,7 +462,7 @@ def test_what_a_node_refuses_for_a_while_has_one_deadline_for_all_of_a_batch() -
     assert sum(road.pauses) <= 2
 
 
-def test_a_batch_over_many_nodes_that_nobody_answers_is_an_error() -> None:
+def test_batch_without_any_reply_raises() -> None:
     road = Road(spread(), HALVES, *[NoAnswer("reset")] * 2)
 
     with pytest.raises(BrokerUnavailable) as caught:
@@ -461,12 +473,12 @@ def test_a_batch_over_many_nodes_that_nobody_answers_is_an_error() -> None:
 
 # --- scripts ---
 
-STEP = Command(script("trim_safely").words((b"s",), (b"1", b"0")), b"s", repeatable=True)
+STEP = Command(script("trim_safely").evalsha_args((b"s",), (b"1", b"0")), b"s", repeatable=True)
 LOAD = (b"SCRIPT", b"LOAD", script("trim_safely").source)
 UNKNOWN = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
 
 
-def test_a_script_that_the_node_does_not_know_is_given_to_it() -> None:
+def test_unknown_script_is_loaded() -> None:
     road = Road(single(), UNKNOWN, b"sha", 3)
 
     assert road.walk(road.retry_policy.call(STEP)) == 3
@@ -474,7 +486,7 @@ def test_a_script_that_the_node_does_not_know_is_given_to_it() -> None:
     assert road.pauses == []
 
 
-def test_a_script_goes_where_its_command_was_sent_on_to() -> None:
+def test_script_is_loaded_into_the_redirected_node() -> None:
     """The slot is on its way: its owner knows the script, and asks us to ask elsewhere."""
     road = Road(spread(), HALVES, ErrorReply(f"ASK {slot_of(b's')} yonder:3"), [b"OK", UNKNOWN], b"sha", [b"OK", 3])
 
@@ -483,7 +495,7 @@ def test_a_script_goes_where_its_command_was_sent_on_to() -> None:
     assert list(road.trips[-1].requests) == [(b"ASKING",), STEP.args]
 
 
-def test_a_wait_for_replicas_is_repeated_with_the_script_that_was_not_known() -> None:
+def test_wait_is_repeated_after_loading_a_script() -> None:
     wait = (b"WAIT", b"1", b"100")
     road = Road(single(), [UNKNOWN, 1], b"sha", [3, 1])
 
@@ -491,7 +503,7 @@ def test_a_wait_for_replicas_is_repeated_with_the_script_that_was_not_known() ->
     assert list(road.trips[2].requests) == [STEP.args, wait]
 
 
-def test_a_node_that_never_learns_a_script_is_asked_with_pauses_until_the_deadline() -> None:
+def test_node_that_keeps_forgetting_a_script_is_retried_with_pauses() -> None:
     road = Road(single(), *[UNKNOWN, b"sha"] * 100)
 
     with pytest.raises(ServerError, match="NOSCRIPT"):
@@ -500,16 +512,16 @@ def test_a_node_that_never_learns_a_script_is_asked_with_pauses_until_the_deadli
     assert len(road.trips) < 30
 
 
-def test_a_strangers_script_is_the_strangers_affair() -> None:
+def test_unknown_foreign_script_is_not_loaded() -> None:
     road = Road(single(), UNKNOWN)
 
     with pytest.raises(ServerError, match="NOSCRIPT"):
         road.walk(road.retry_policy.call(Command((b"EVALSHA", b"0" * 40, b"0"))))
 
 
-def test_one_load_serves_all_streams_of_a_node_and_nobody_elses_answer_waits() -> None:
+def test_one_script_load_serves_all_streams_of_a_node() -> None:
     keys = [b"k%d" % n for n in range(6)]
-    words = [script("trim_safely").words((key,), (b"1", b"0")) for key in keys]
+    words = [script("trim_safely").evalsha_args((key,), (b"1", b"0")) for key in keys]
     here = [key for key in keys if slot_of(key) <= SLOTS // 2]
     there = [key for key in keys if slot_of(key) > SLOTS // 2]
     assert here
@@ -524,15 +536,13 @@ def test_one_load_serves_all_streams_of_a_node_and_nobody_elses_answer_waits() -
     assert len(road.trips) == 5
 
 
-def test_whoever_waits_for_longer_than_two_seconds_is_told_once_for_whom(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_wait_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     refused = NotSent("here:1: connection refused")
     road = Road(single(), *[refused] * 10, 1, *[refused] * 3, 2, deadline_ms=10_000)
     assert road.walk(road.retry_policy.call(WRITE)) == 1
-    assert caplog.messages == [
-        "no answer yet, trying for 10 s: here:1: connection refused",
-        "the server answers again",
-    ]
+    assert len(caplog.messages) == 2
+    assert "here:1: connection refused" in caplog.messages[0]
     before = road.clock.monotonic_ms()
     assert road.walk(road.retry_policy.call(WRITE)) == 2
     assert 0 < road.clock.monotonic_ms() - before < 2000
-    assert len(caplog.messages) == 2, "a trouble that has passed soon is told to observers alone"
+    assert len(caplog.messages) == 2, "a short outage is reported only to observers"

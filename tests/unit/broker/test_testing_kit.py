@@ -1,4 +1,4 @@
-"""The kit finds what it is made to find: each harness is shown a planted fault."""
+"""The testing kit detects planted faults."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from uuid import uuid4
 import pytest
 
 from millstream import Broker, open_blocking_broker, open_broker
-from millstream.broker.steps.script import script
+from millstream.broker.scripts.script import script
 from millstream.errors import BrokerUnavailable
-from millstream.testing import DeliveryLedger, Fault, FaultyBlockingLink, FaultyLink, eventually, free_port, wait_until
+from millstream.testing import (
+    DeliveryLedger,
+    Fault,
+    FaultyBlockingTransport,
+    FaultyTransport,
+    eventually,
+    free_port,
+    wait_until,
+)
 from millstream.testing.conformance import AppendOnceChapter, GroupChapter, TrimmingChapter
 from millstream.wire.commands import Batch, Command
 
@@ -29,46 +37,46 @@ async def broker() -> AsyncIterator[Broker]:
 class Planted:
     """A link that turns one command into another."""
 
-    def __init__(self, link: Any, change: Any) -> None:
-        self._link = link
+    def __init__(self, transport: Any, change: Any) -> None:
+        self._transport = transport
         self._change = change
         self.now = None
-        self.features = link.features
+        self.features = transport.features
 
     async def call(self, command: Command) -> Any:
-        return await self._link.call(self._change(command))
+        return await self._transport.call(self._change(command))
 
     async def call_many(self, batch: Batch) -> Any:
-        return await self._link.call_many(batch)
+        return await self._transport.call_many(batch)
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._transport.close()
 
 
-async def test_an_acknowledgement_that_does_not_look_at_the_owner_is_found(broker: Broker) -> None:
+async def test_suite_finds_an_unfenced_acknowledgement(broker: Broker) -> None:
     def unfenced(command: Command) -> Command:
         if command.args[:2] != (b"EVALSHA", script("ack_fenced").sha):
             return command
         _, _, _, stream, group, _, *ids = command.args
         return Command((b"XACK", stream, group, *ids), stream)
 
-    broker.link = Planted(broker.link, unfenced)  # type: ignore[assignment]
+    broker.transport = Planted(broker.transport, unfenced)  # type: ignore[assignment]
     with pytest.raises(AssertionError):
-        await GroupChapter().test_a_fenced_acknowledgement_is_the_owners_alone(broker, "s")
+        await GroupChapter().test_a_fenced_acknowledgement_needs_the_current_consumer(broker, "s")
 
 
-async def test_a_trim_that_does_not_look_at_groups_is_found(broker: Broker) -> None:
+async def test_suite_finds_a_trim_that_ignores_groups(broker: Broker) -> None:
     def rash(command: Command) -> Command:
         if command.args[:2] != (b"EVALSHA", script("trim_safely").sha):
             return command
         return Command((b"XTRIM", command.args[3], b"MAXLEN", command.args[4]), command.key)
 
-    broker.link = Planted(broker.link, rash)  # type: ignore[assignment]
+    broker.transport = Planted(broker.transport, rash)  # type: ignore[assignment]
     with pytest.raises(AssertionError):
         await TrimmingChapter().test_pending_entries_are_needed(broker, "s")
 
 
-async def test_an_append_without_a_memory_is_found(broker: Broker) -> None:
+async def test_suite_finds_an_append_without_marker(broker: Broker) -> None:
     versions = iter(range(1, 100))
 
     def next_version(command: Command) -> Command:
@@ -78,14 +86,14 @@ async def test_an_append_without_a_memory_is_found(broker: Broker) -> None:
         words[6] = b"%d" % next(versions)
         return command._replace(args=tuple(words))
 
-    broker.link = Planted(broker.link, next_version)  # type: ignore[assignment]
+    broker.transport = Planted(broker.transport, next_version)  # type: ignore[assignment]
     with pytest.raises(AssertionError):
-        await AppendOnceChapter().test_the_same_again_changes_nothing(broker, "s")
+        await AppendOnceChapter().test_a_repeated_append_changes_nothing(broker, "s")
 
 
 async def test_faults_by_number(broker: Broker) -> None:
-    link = FaultyLink(broker.link, [None, Fault.refused(), Fault.answer_lost()])
-    broker.link = link
+    transport = FaultyTransport(broker.transport, [None, Fault.refused(), Fault.answer_lost()])
+    broker.transport = transport
 
     await broker.xadd("s", {"n": 1})
     with pytest.raises(BrokerUnavailable) as refused:
@@ -95,7 +103,7 @@ async def test_faults_by_number(broker: Broker) -> None:
 
     assert (refused.value.may_have_been_applied, lost.value.may_have_been_applied) == (False, True)
     assert [entry.text("n") for entry in await broker.xrange("s")] == ["1", "3"]
-    assert [request.args[0] for request in link.plan.requests if isinstance(request, Command)].count(b"XADD") == 3
+    assert [request.args[0] for request in transport.plan.requests if isinstance(request, Command)].count(b"XADD") == 3
 
 
 def test_faults_by_choice() -> None:
@@ -103,13 +111,13 @@ def test_faults_by_choice() -> None:
         return Fault.refused() if isinstance(request, Batch) else None
 
     with open_blocking_broker(f"local://{uuid4().hex}") as broker:
-        broker.link = FaultyBlockingLink(broker.link, no_batches)
+        broker.transport = FaultyBlockingTransport(broker.transport, no_batches)
         broker.xadd("s", {"n": 1})
         with pytest.raises(BrokerUnavailable):
             broker.xadd_many("s", [{"n": 2}])
 
 
-def test_the_ledger_finds_what_is_wrong() -> None:
+def test_ledger_finds_violations() -> None:
     ledger = DeliveryLedger()
     ledger.sending("a", "b", "c", "d")
     ledger.confirmed("a", "b", "c")
@@ -119,7 +127,7 @@ def test_the_ledger_finds_what_is_wrong() -> None:
     balance = ledger.balance()
 
     assert balance.lost == {"b", "c"}
-    assert balance.unheard == {"d"}
+    assert balance.unconfirmed == {"d"}
     assert balance.duplicated == {"a": 2}
     assert balance.invented == {"x"}
     assert not balance.nothing_lost
@@ -128,7 +136,7 @@ def test_the_ledger_finds_what_is_wrong() -> None:
     assert "lost 2" in str(balance)
 
 
-async def test_waiting_in_vain_says_for_what() -> None:
+async def test_timeout_names_the_awaited_condition() -> None:
     with pytest.raises(TimeoutError, match="the moon"):
         wait_until(lambda: False, what="the moon", timeout_s=0.02)
     with pytest.raises(TimeoutError, match="the sun"):
@@ -136,7 +144,7 @@ async def test_waiting_in_vain_says_for_what() -> None:
     assert await eventually(lambda: 7) == 7
 
 
-async def test_whoever_got_no_time_until_the_end_of_its_wait_still_has_one_look() -> None:
+async def test_condition_is_checked_once_more_at_the_timeout() -> None:
     def ready_after_a_stall() -> bool:
         looks.append(time.monotonic())
         time.sleep(0.03)  # the stall: longer than the whole wait
@@ -148,7 +156,7 @@ async def test_whoever_got_no_time_until_the_end_of_its_wait_still_has_one_look(
     assert await eventually(ready_after_a_stall, timeout_s=0.02)
 
 
-def test_the_system_gives_a_free_port_to_nobody_else() -> None:
+def test_free_port_is_not_given_to_another_socket() -> None:
     """A connection's own end, or a server on any port, would take it before its server listens."""
     with socket.create_server(("127.0.0.1", 0)) as anybody:
         one_of_the_systems = anybody.getsockname()[1]
@@ -162,12 +170,12 @@ def test_the_system_gives_a_free_port_to_nobody_else() -> None:
 DRAWN_FIRST = """
 import millstream.testing.servers as servers
 chance, drawn = servers.secrets.randbelow, [{port}]
-servers.secrets.randbelow = lambda below: drawn.pop() - servers.PORTS_FROM if drawn else chance(below)
+servers.secrets.randbelow = lambda below: drawn.pop() - servers.MIN_PORT if drawn else chance(below)
 print(servers.free_port(), drawn)
 """
 
 
-def test_a_free_port_is_given_to_one_process_though_no_server_listens_there_yet() -> None:
+def test_free_port_is_reserved_for_one_process() -> None:
     """Two processes that start servers at the same moment, and draw the same number."""
     port = free_port()
     words = [sys.executable, "-c", DRAWN_FIRST.format(port=port)]

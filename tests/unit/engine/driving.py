@@ -1,4 +1,4 @@
-"""An engine on a manual clock, driven by lines as people would type them."""
+"""An engine on a manual clock, driven by command lines."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.engine import Block, Engine, Session
+from millstream.engine import Engine, Session
 from millstream.engine.registry import Flag, Spec
+from millstream.engine.session import Block
 from millstream.wire.commands import ErrorReply, Reply
 
 START_MS = 1_700_000_000_000

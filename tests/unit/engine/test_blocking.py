@@ -1,11 +1,11 @@
-"""Who waits, who is served first, and how a wait ends."""
+"""Blocking commands: who waits, who is served first, and how a wait ends."""
 
 from __future__ import annotations
 
 import pytest
 from driving import START_MS, Driver, wait_for_list
 
-from millstream.engine import BLOCKED, Block
+from millstream.engine.session import BLOCKED, Block
 from millstream.wire.commands import NIL_ARRAY, ErrorReply
 
 
@@ -16,12 +16,12 @@ def driver() -> Driver:
     return driver
 
 
-def test_a_reader_that_finds_something_does_not_wait(driver: Driver) -> None:
+def test_blocking_read_returns_existing_entries_at_once(driver: Driver) -> None:
     driver.say("RPUSH a 1")
     assert driver.say("WAITPOP a 0") == [b"a", b"1"]
 
 
-def test_whoever_came_first_is_served_first(driver: Driver) -> None:
+def test_blocked_readers_are_served_in_order_of_arrival(driver: Driver) -> None:
     first, second, third = driver.session(), driver.session(), driver.session()
     for session in (first, second, third):
         assert driver.say("WAITPOP a 0", session) is BLOCKED
@@ -31,7 +31,7 @@ def test_whoever_came_first_is_served_first(driver: Driver) -> None:
     assert first.blocked is None
 
 
-def test_of_two_keys_the_one_that_came_first_is_served_first(driver: Driver) -> None:
+def test_first_written_key_is_served_first(driver: Driver) -> None:
     reader = driver.session()
     driver.say("WAITPOP a b 0", reader)
     driver.say("MULTI")
@@ -41,7 +41,7 @@ def test_of_two_keys_the_one_that_came_first_is_served_first(driver: Driver) -> 
     assert driver.heard(reader) == [[b"b", b"1"]]
 
 
-def test_nobody_is_served_in_the_middle_of_a_transaction(driver: Driver) -> None:
+def test_readers_are_served_after_a_transaction(driver: Driver) -> None:
     reader = driver.session()
     driver.say("WAITPOP a 0", reader)
     driver.say("MULTI")
@@ -52,14 +52,14 @@ def test_nobody_is_served_in_the_middle_of_a_transaction(driver: Driver) -> None
     assert reader.blocked is not None
 
 
-def test_a_wait_inside_a_transaction_is_over_at_once(driver: Driver) -> None:
+def test_blocking_command_in_a_transaction_does_not_block(driver: Driver) -> None:
     driver.say("MULTI")
     driver.say("WAITPOP a 0")
     assert driver.say("EXEC") == [NIL_ARRAY]
     assert len(driver.engine.waiting) == 0
 
 
-def test_a_key_of_another_kind_answers_with_its_error(driver: Driver) -> None:
+def test_key_of_another_type_returns_wrongtype(driver: Driver) -> None:
     reader = driver.session()
     driver.say("WAITPOP a 0", reader)
     driver.say("SET a 1")
@@ -68,7 +68,7 @@ def test_a_key_of_another_kind_answers_with_its_error(driver: Driver) -> None:
     assert reply.text.startswith("WRONGTYPE")
 
 
-def test_a_wait_ends_at_its_deadline_and_not_before(driver: Driver) -> None:
+def test_wait_ends_at_its_deadline(driver: Driver) -> None:
     reader = driver.session()
     driver.say("WAITPOP a 100", reader)
     assert driver.engine.due_in_ms(START_MS) == 100
@@ -89,7 +89,7 @@ def test_deadlines_come_in_their_order(driver: Driver) -> None:
     assert [session for session, _ in driver.engine.take_outbox()] == [early, late]
 
 
-def test_a_cancelled_wait_is_forgotten(driver: Driver) -> None:
+def test_cancelled_wait_is_removed(driver: Driver) -> None:
     reader, other = driver.session(), driver.session()
     driver.say("WAITPOP a b 100", reader)
     driver.say("WAITPOP a 0", other)
@@ -101,7 +101,7 @@ def test_a_cancelled_wait_is_forgotten(driver: Driver) -> None:
     assert driver.engine.due_in_ms(driver.now_ms) is None
 
 
-def test_a_dropped_session_takes_nothing_with_it(driver: Driver) -> None:
+def test_closed_session_does_not_receive_entries(driver: Driver) -> None:
     reader = driver.session()
     driver.say("WAITPOP a 0", reader)
     driver.engine.drop(reader)
@@ -111,7 +111,7 @@ def test_a_dropped_session_takes_nothing_with_it(driver: Driver) -> None:
     assert driver.say("LLEN a") == 1
 
 
-def test_a_reader_waits_in_the_database_that_it_had_selected(driver: Driver) -> None:
+def test_blocking_read_waits_in_its_selected_database(driver: Driver) -> None:
     reader = driver.session()
     driver.say("SELECT 3", reader)
     driver.say("WAITPOP a 0", reader)
@@ -133,15 +133,15 @@ def test_client_unblock_ends_a_wait(driver: Driver) -> None:
     assert driver.heard(reader) == [NIL_ARRAY]
 
 
-def test_serving_is_a_unit_of_its_own(driver: Driver) -> None:
+def test_serving_a_reader_is_a_separate_unit(driver: Driver) -> None:
     reader = driver.session()
     driver.say("WAITPOP a 0", reader)
     driver.say("RPUSH a 1")
     assert driver.engine.take_units() == [[(0, (b"RPUSH", b"a", b"1"))], [(0, (b"LPOP", b"a"))]]
 
 
-def test_what_serving_makes_ready_is_served_too(driver: Driver) -> None:
-    """A reader that is served and thereby changes another key wakes whoever waits for that one."""
+def test_reader_that_becomes_ready_while_serving_is_served(driver: Driver) -> None:
+    """A served reader that thereby changes another key wakes the readers of that key."""
     chained, last = driver.session(), driver.session()
 
     def move(session, args):
@@ -162,7 +162,7 @@ def test_what_serving_makes_ready_is_served_too(driver: Driver) -> None:
     assert driver.engine.take_outbox() == [(chained, [b"a", b"7"]), (last, [b"b", b"7"])]
 
 
-def test_flushing_wakes_those_who_wait_for_keys_that_were_there(driver: Driver) -> None:
+def test_flush_wakes_readers_of_deleted_keys(driver: Driver) -> None:
     asked: list[bytes] = []
 
     def watchful(session, args):
@@ -183,7 +183,7 @@ def test_blocked_clients_are_counted(driver: Driver) -> None:
     assert b"blocked_clients:0\r\n" in driver.say("INFO clients")
 
 
-def test_many_waits_that_ended_early_leave_no_deadlines_behind(driver: Driver) -> None:
+def test_ended_waits_leave_no_deadlines(driver: Driver) -> None:
     reader = driver.session()
     for _ in range(500):
         driver.say("WAITPOP a 60000", reader)

@@ -1,4 +1,4 @@
-"""Keys go when their time is over: seen or unseen, and with everybody told."""
+"""Keys are deleted when they expire, with or without access, and with notifications."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from driving import START_MS, Driver
 from millstream.wire.commands import NIL_ARRAY, Push
 
 
-def test_a_key_lives_through_its_last_millisecond() -> None:
+def test_key_exists_until_the_end_of_its_expiry_millisecond() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 100")
     driver.now_ms += 100
@@ -18,7 +18,7 @@ def test_a_key_lives_through_its_last_millisecond() -> None:
     assert driver.say("PTTL a") == -2
 
 
-def test_tick_removes_what_nobody_looks_at() -> None:
+def test_tick_removes_expired_keys() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 100")
     assert driver.engine.due_in_ms(START_MS) == 101
@@ -28,7 +28,7 @@ def test_tick_removes_what_nobody_looks_at() -> None:
     assert driver.engine.stats.expired_keys == 1
 
 
-def test_a_renewed_key_outlives_its_first_time() -> None:
+def test_renewed_key_outlives_its_first_expiry() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 100")
     driver.say("PEXPIRE a 500")
@@ -39,7 +39,7 @@ def test_a_renewed_key_outlives_its_first_time() -> None:
     assert driver.say("EXISTS a") == 1
 
 
-def test_setting_a_key_anew_forgets_its_time() -> None:
+def test_set_removes_the_expiry() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 100")
     driver.say("SET a 2")
@@ -47,14 +47,14 @@ def test_setting_a_key_anew_forgets_its_time() -> None:
     assert driver.say("GET a") == b"2"
 
 
-def test_keepttl_keeps_it() -> None:
+def test_keepttl_keeps_the_expiry() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 100")
     driver.say("SET a 2 KEEPTTL")
     assert driver.say("PTTL a") == 100
 
 
-def test_a_renamed_key_takes_its_time_along() -> None:
+def test_renamed_key_keeps_its_expiry() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 100")
     driver.say("RENAME a b")
@@ -74,7 +74,7 @@ def test_one_tick_does_a_bounded_amount_of_work() -> None:
     assert driver.say("DBSIZE") == 0
 
 
-def test_leases_that_are_renewed_for_ever_do_not_grow_the_schedule() -> None:
+def test_repeated_renewals_do_not_grow_the_expiry_schedule() -> None:
     driver = Driver()
     for _ in range(10_000):
         driver.say("SET lease me PX 5000")
@@ -92,7 +92,7 @@ def test_nothing_expires_while_a_journal_is_loaded() -> None:
     assert driver.say("GET a") is None
 
 
-def test_listeners_hear_of_it() -> None:
+def test_expiry_is_published_to_listeners() -> None:
     driver = Driver()
     listener = driver.session()
     driver.say("CONFIG SET notify-keyspace-events Ex")
@@ -102,7 +102,7 @@ def test_listeners_hear_of_it() -> None:
     assert driver.heard(listener) == [Push([b"message", b"__keyevent@0__:expired", b"a"])]
 
 
-def test_an_expired_key_is_a_changed_key_for_those_who_watch_it() -> None:
+def test_expired_key_aborts_watching_transactions() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 10")
     driver.say("WATCH a")
@@ -111,7 +111,7 @@ def test_an_expired_key_is_a_changed_key_for_those_who_watch_it() -> None:
     assert driver.say("EXEC") is NIL_ARRAY
 
 
-def test_a_key_that_was_over_before_it_was_watched_is_not_changed_by_going() -> None:
+def test_expiry_before_watch_is_not_a_change() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 10")
     driver.now_ms += 11
@@ -122,7 +122,7 @@ def test_a_key_that_was_over_before_it_was_watched_is_not_changed_by_going() -> 
     assert driver.say("EXEC") == []
 
 
-def test_keys_and_randomkey_do_not_show_what_is_over() -> None:
+def test_keys_and_randomkey_omit_expired_keys() -> None:
     driver = Driver()
     driver.say("SET a 1 PX 10")
     driver.say("SET b 1")

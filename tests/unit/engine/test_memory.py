@@ -1,4 +1,4 @@
-"""The account of memory: an estimate that follows the data, and a limit that refuses as Redis does."""
+"""The memory account: an estimate that follows the data, and a limit that rejects commands as Redis does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.wire.commands import OK
 OOM = "OOM command not allowed when used memory > 'maxmemory'."
 
 
-def test_the_account_follows_the_data() -> None:
+def test_memory_account_follows_the_data() -> None:
     driver = Driver()
     assert driver.engine.used_memory() == 0
     driver.send((b"SET", b"a", b"x" * 1_000_000))
@@ -20,7 +20,7 @@ def test_the_account_follows_the_data() -> None:
     assert driver.engine.used_memory() == 0
 
 
-def test_of_very_many_keys_some_are_measured() -> None:
+def test_memory_of_many_keys_is_sampled() -> None:
     driver = Driver()
     for number in range(100_000):
         driver.engine.databases[0].values[b"%06d" % number] = b"x" * (number % 100)
@@ -28,7 +28,7 @@ def test_of_very_many_keys_some_are_measured() -> None:
     assert abs(driver.engine.used_memory() - exactly) < exactly // 50
 
 
-def test_kept_key_by_key_it_is_the_same_as_counted_anew() -> None:
+def test_incremental_memory_account_equals_a_recount() -> None:
     driver = Driver()
     driver.say("SET before 1")
     driver.say("CONFIG SET maxmemory 1gb")
@@ -51,7 +51,7 @@ def test_kept_key_by_key_it_is_the_same_as_counted_anew() -> None:
     assert driver.engine.used_memory() == 0
 
 
-def test_what_would_add_is_refused_and_the_rest_is_not() -> None:
+def test_memory_limit_rejects_only_commands_that_add() -> None:
     driver = Driver()
     driver.send((b"SET", b"a", b"x" * 10_000))
     driver.say("CONFIG SET maxmemory 5000")
@@ -64,14 +64,14 @@ def test_what_would_add_is_refused_and_the_rest_is_not() -> None:
     assert not driver.main.special
 
 
-def test_a_new_session_is_bound_by_it_too() -> None:
+def test_password_applies_to_new_sessions() -> None:
     driver = Driver()
     driver.send((b"SET", b"a", b"x" * 10_000))
     driver.say("CONFIG SET maxmemory 5000")
     assert driver.error("SET b 1", driver.session()) == OOM
 
 
-def test_memory_usage_tells_about_one_key() -> None:
+def test_memory_usage_reports_one_key() -> None:
     driver = Driver()
     driver.send((b"SET", b"a", b"x" * 1000))
     driver.send((b"RPUSH", b"l", *[b"x" * 100] * 50))
@@ -81,7 +81,7 @@ def test_memory_usage_tells_about_one_key() -> None:
     assert driver.say("MEMORY USAGE l SAMPLES 0") == driver.say("MEMORY USAGE l SAMPLES 3")
 
 
-def test_a_stream_at_the_end_of_all_ids_is_as_large_as_before() -> None:
+def test_xadd_after_the_greatest_id_adds_nothing() -> None:
     driver = Driver()
     driver.say("XADD s 1-1 n 1")
     before = driver.engine.used_memory()
@@ -94,7 +94,7 @@ def test_a_stream_at_the_end_of_all_ids_is_as_large_as_before() -> None:
     assert driver.say("XLEN s") == 2
 
 
-def test_what_has_begun_does_not_run_out_of_memory_half_way() -> None:
+def test_memory_limit_does_not_interrupt_a_started_command() -> None:
     """A script, and scripts in a transaction: all of it is refused, or all of it runs."""
     source = b"return redis.call('SET', KEYS[1], ARGV[1])"
     driver = Driver()

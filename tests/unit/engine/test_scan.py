@@ -1,4 +1,4 @@
-"""SCAN, HSCAN and SSCAN: whoever is there from the first call to the last is seen."""
+"""SCAN, HSCAN and SSCAN return every element that exists from the first call to the last."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from driving import Driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.engine.keyspace import KEPT_ORDERS
+from millstream.engine.keyspace import MAX_SCAN_ORDERS
 
 
 def scan_all(driver: Driver, line: str, count: int, between: Callable[[], None] = lambda: None) -> list[bytes]:
@@ -23,7 +23,7 @@ def scan_all(driver: Driver, line: str, count: int, between: Callable[[], None] 
         between()
 
 
-def test_every_key_is_seen_once_when_nothing_changes() -> None:
+def test_scan_returns_every_key_once_without_changes() -> None:
     driver = Driver()
     for number in range(500):
         driver.say(f"SET key{number} 1")
@@ -37,7 +37,7 @@ def test_every_key_is_seen_once_when_nothing_changes() -> None:
     changes=st.lists(st.tuples(st.booleans(), st.integers(201, 400)), min_size=1, max_size=60),
     count=st.integers(1, 30),
 )
-def test_what_stays_is_seen_whatever_comes_and_goes(
+def test_scan_returns_every_key_that_exists_throughout(
     present: set[int], changes: list[tuple[bool, int]], count: int
 ) -> None:
     driver = Driver()
@@ -55,13 +55,13 @@ def test_what_stays_is_seen_whatever_comes_and_goes(
     assert {b"key%d" % number for number in present} <= set(found)
 
 
-def test_a_scan_goes_on_although_its_order_was_thrown_away() -> None:
+def test_scan_continues_after_its_cached_order_was_discarded() -> None:
     driver = Driver()
     for number in range(100):
         driver.say(f"SET key{number} 1")
 
     def crowd_out() -> None:
-        for index in range(1, 1 + KEPT_ORDERS):
+        for index in range(1, 1 + MAX_SCAN_ORDERS):
             driver.say(f"SELECT {index % 15 + 1}")
             driver.say("SET a 1")
             driver.say("SET b 1")
@@ -72,13 +72,13 @@ def test_a_scan_goes_on_although_its_order_was_thrown_away() -> None:
     assert len(set(scan_all(driver, "SCAN %s", 9, crowd_out))) == 100
 
 
-def test_orders_that_nobody_asks_for_again_are_forgotten() -> None:
+def test_unused_scan_orders_are_discarded() -> None:
     driver = Driver()
     for number in range(100):
         for member in range(20):
             driver.say(f"SADD set{number} m{member}")
         driver.say(f"SSCAN set{number} 0 COUNT 1")
-    assert len(driver.engine.scan_orders._orders) == KEPT_ORDERS
+    assert len(driver.engine.scan_orders._orders) == MAX_SCAN_ORDERS
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_large_values_are_scanned_in_steps(fill: str, scan: str, width: int) -> 
     assert sorted(found[::width]) == sorted(b"f%d" % number for number in range(600))
 
 
-def test_match_and_type_choose_among_what_is_seen() -> None:
+def test_match_and_type_filter_scanned_keys() -> None:
     driver = Driver()
     driver.say("MSET a1 x a2 x b1 x")
     driver.say("HSET a3 f v")
@@ -100,7 +100,7 @@ def test_match_and_type_choose_among_what_is_seen() -> None:
     assert scan_all(driver, "SCAN %s TYPE hash", 1) == [b"a3"]
 
 
-def test_a_cursor_past_the_end_ends_the_scan() -> None:
+def test_cursor_beyond_the_end_ends_the_scan() -> None:
     driver = Driver()
     driver.say("SET a 1")
     assert driver.say("SCAN 18446744073709551615") == [b"0", []]

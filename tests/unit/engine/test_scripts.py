@@ -1,4 +1,4 @@
-"""Scripts mean their twins, run as one step, and answer as Redis does where there is none."""
+"""EVALSHA runs the emulation of a script atomically, and replies as Redis does for an unknown script."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from driving import Driver, wait_for_list
 
-from millstream.engine import BLOCKED
 from millstream.engine.commands.transactions import Call
+from millstream.engine.session import BLOCKED
 from millstream.wire.commands import NIL_ARRAY, ErrorReply
 
 SOURCE = b"return redis.call('SET', KEYS[1], ARGV[1])"
@@ -32,18 +32,18 @@ def sha(driver: Driver) -> bytes:
     return driver.send((b"SCRIPT", b"LOAD", SOURCE))
 
 
-def test_a_twin_answers_for_its_script(driver: Driver) -> None:
+def test_emulation_replies_for_its_script(driver: Driver) -> None:
     assert driver.send((b"EVALSHA", sha(driver), b"2", b"a", b"b", b"x", b"y")) == [2, b"x"]
     assert driver.send((b"EVAL", SOURCE, b"2", b"a", b"c", b"z")) == [2, b"z"]
     assert driver.send((b"EVALSHA", sha(driver).upper(), b"2", b"a", b"c", b"z")) == [2, b"z"]
 
 
-def test_its_effects_are_one_unit(driver: Driver) -> None:
+def test_effects_of_a_script_are_one_unit(driver: Driver) -> None:
     driver.send((b"EVALSHA", sha(driver), b"2", b"a", b"b", b"x"))
     assert driver.engine.take_units() == [[(0, (b"SET", b"a", b"x")), (0, (b"RPUSH", b"b", b"x"))]]
 
 
-def test_who_waits_is_served_after_it(driver: Driver) -> None:
+def test_blocked_reader_is_served_after_the_command(driver: Driver) -> None:
     driver.add_command(b"WAITPOP", wait_for_list)
     reader = driver.session()
     driver.say("WAITPOP b 0", reader)
@@ -52,9 +52,7 @@ def test_who_waits_is_served_after_it(driver: Driver) -> None:
     assert len(driver.engine.take_units()) == 2
 
 
-def test_a_foreign_script_is_refused_with_a_sentence_that_says_why(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_script_is_rejected_with_a_reason(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lupa", None)  # as where the extra is not installed
     monkeypatch.setitem(sys.modules, "lupa.lua51", None)
     for line in ("EVAL return 0", "SCRIPT LOAD return"):
@@ -63,7 +61,7 @@ def test_a_foreign_script_is_refused_with_a_sentence_that_says_why(
         assert "real Redis" in text
 
 
-def test_an_unknown_sha_is_noscript(driver: Driver) -> None:
+def test_unknown_sha_returns_noscript(driver: Driver) -> None:
     assert driver.error("EVALSHA " + "f" * 40 + " 0") == "NOSCRIPT No matching script. Please use EVAL."
 
 
@@ -77,7 +75,7 @@ def test_flushed_scripts_must_be_loaded_again(driver: Driver) -> None:
     assert driver.send((b"SCRIPT", b"EXISTS", loaded.upper())) == [1]
 
 
-def test_an_error_ends_the_script_and_leaves_what_was_done(driver: Driver) -> None:
+def test_error_ends_a_script_without_rollback(driver: Driver) -> None:
     def fails(call: Call, keys: list[bytes], argv: list[bytes]) -> Any:
         call(b"SET", b"a", b"text")
         call(b"INCR", b"a")
@@ -89,7 +87,7 @@ def test_an_error_ends_the_script_and_leaves_what_was_done(driver: Driver) -> No
     assert driver.say("EXISTS b") == 0
 
 
-def test_a_script_can_catch_an_error(driver: Driver) -> None:
+def test_script_can_catch_an_error(driver: Driver) -> None:
     def catches(call: Call, keys: list[bytes], argv: list[bytes]) -> Any:
         try:
             return call(b"INCR", b"a")
@@ -111,7 +109,7 @@ def test_a_script_can_catch_an_error(driver: Driver) -> None:
         ((b"CLIENT", b"NOSUCH"), "ERR Unknown Redis command called from script"),
     ],
 )
-def test_what_a_script_may_not_call(driver: Driver, words: tuple[bytes, ...], text: str) -> None:
+def test_forbidden_commands_fail_in_scripts(driver: Driver, words: tuple[bytes, ...], text: str) -> None:
     name = driver.engine.register_script(b"calls", lambda call, keys, argv: call(*words))
     assert driver.send((b"EVALSHA", name, b"0")) == ErrorReply(text)
 
@@ -124,7 +122,7 @@ def test_nothing_waits_inside_a_script(driver: Driver) -> None:
     assert reply is NIL_ARRAY
 
 
-def test_select_inside_a_script_lasts_no_longer(driver: Driver) -> None:
+def test_select_in_a_script_ends_with_the_script(driver: Driver) -> None:
     def selects(call: Call, keys: list[bytes], argv: list[bytes]) -> Any:
         call(b"SELECT", b"5")
         return call(b"SET", b"a", b"in five")
@@ -136,7 +134,7 @@ def test_select_inside_a_script_lasts_no_longer(driver: Driver) -> None:
     assert driver.say("GET a") == b"in five"
 
 
-def test_a_script_that_would_fill_memory_is_stopped_where_it_writes(driver: Driver) -> None:
+def test_script_is_stopped_at_the_memory_limit(driver: Driver) -> None:
     driver.say("SET big value")
     driver.say("CONFIG SET maxmemory 1")
     reply = driver.send((b"EVALSHA", sha(driver), b"2", b"a", b"b", b"x"))

@@ -1,11 +1,12 @@
-"""Connections: passwords, names, lists of clients, killing, monitoring, and what a server says of itself."""
+"""Connections: passwords, names, client lists, CLIENT KILL, MONITOR and INFO."""
 
 from __future__ import annotations
 
 import pytest
 from driving import Driver, wait_for_list
 
-from millstream.engine import Hooks, admission
+from millstream.engine import admission
+from millstream.engine.engine import Hooks
 from millstream.wire.commands import OK, ErrorReply, Several, Status
 
 NOAUTH = "NOAUTH Authentication required."
@@ -17,15 +18,16 @@ def locked() -> Driver:
     return Driver(password=b"secret")
 
 
-def test_before_auth_only_the_way_in_is_open(locked: Driver) -> None:
-    for line in ("GET a", "PING", "CLIENT ID", "MULTI", "SUBSCRIBE a", "COMMAND", "INFO", "EXEC"):
+def test_only_login_commands_are_allowed_before_auth(locked: Driver) -> None:
+    for line in ("GET a", "PING", "CLIENT ID", "MULTI", "SUBSCRIBE a", "COMMAND", "INFO"):
         assert locked.error(line) == NOAUTH
+    assert locked.error("EXEC") == f"EXECABORT Transaction discarded because of: {NOAUTH}"
     assert locked.error("NOSUCH").startswith("ERR unknown command")
     assert locked.error("HELLO 3").startswith("NOAUTH HELLO must be called with the client already authenticated")
     assert locked.main.protocol == 2
 
 
-def test_the_password_opens(locked: Driver) -> None:
+def test_correct_password_authenticates(locked: Driver) -> None:
     assert locked.error("AUTH wrong") == WRONGPASS
     assert locked.error("AUTH other secret") == WRONGPASS
     assert locked.say("AUTH secret") == OK
@@ -36,13 +38,13 @@ def test_the_password_opens(locked: Driver) -> None:
     assert not locked.main.special
 
 
-def test_hello_can_bring_the_password_along(locked: Driver) -> None:
+def test_hello_accepts_a_password(locked: Driver) -> None:
     assert locked.error("HELLO 3 AUTH default wrong") == WRONGPASS
     assert locked.say("HELLO 3 AUTH default secret SETNAME me")[5] == 3
     assert locked.say("CLIENT GETNAME") == b"me"
 
 
-def test_the_process_itself_needs_none(locked: Driver) -> None:
+def test_embedding_process_needs_no_password(locked: Driver) -> None:
     trusted = locked.engine.session(trusted=True)
     assert locked.say("SET a 1", trusted) == OK
 
@@ -52,7 +54,7 @@ def test_quit_is_answered_and_then_closes(locked: Driver) -> None:
     assert locked.main.closing
 
 
-def test_client_list_has_a_line_for_everybody() -> None:
+def test_client_list_has_a_line_per_client() -> None:
     driver = Driver()
     other = driver.engine.session(address=b"127.0.0.1:4000")
     driver.say("CLIENT SETNAME reader", other)
@@ -73,7 +75,7 @@ def test_client_list_has_a_line_for_everybody() -> None:
     assert driver.say("CLIENT LIST TYPE pubsub").decode().splitlines() == lines[1:]
 
 
-def test_a_killed_client_is_in_the_outbox_and_to_be_closed() -> None:
+def test_killed_client_is_reported_to_be_closed() -> None:
     driver = Driver()
     victim = driver.engine.session(address=b"1.2.3.4:5")
     assert driver.say(f"CLIENT KILL ID {victim.id}") == 1
@@ -87,18 +89,18 @@ def test_a_killed_client_is_in_the_outbox_and_to_be_closed() -> None:
     assert driver.main.closing
 
 
-def test_what_a_killed_client_waited_for_goes_to_the_next() -> None:
+def test_entry_for_a_killed_client_goes_to_the_next_reader() -> None:
     driver = Driver()
     driver.add_command(b"WAITPOP", wait_for_list)
-    victim, heir = driver.session(), driver.session()
+    victim, successor = driver.session(), driver.session()
     driver.say("WAITPOP a 0", victim)
-    driver.say("WAITPOP a 0", heir)
+    driver.say("WAITPOP a 0", successor)
     driver.say(f"CLIENT KILL ID {victim.id}")
     driver.say("RPUSH a 1")
-    assert driver.engine.take_outbox() == [(victim, Several()), (heir, [b"a", b"1"])]
+    assert driver.engine.take_outbox() == [(victim, Several()), (successor, [b"a", b"1"])]
 
 
-def test_a_monitor_sees_what_others_do_and_no_secrets() -> None:
+def test_monitor_shows_commands_of_other_clients_without_secrets() -> None:
     driver = Driver()
     monitor = driver.session()
     assert driver.say("MONITOR", monitor) == OK
@@ -126,7 +128,7 @@ def test_a_monitor_sees_what_others_do_and_no_secrets() -> None:
     assert not driver.main.special
 
 
-def test_commands_are_counted_by_how_they_ended() -> None:
+def test_commands_are_counted_by_outcome() -> None:
     driver = Driver()
     driver.say("SET a x")
     driver.say("INCR a")
@@ -142,7 +144,7 @@ def test_commands_are_counted_by_how_they_ended() -> None:
     assert driver.say("INFO errorstats") == b"# Errorstats\r\n"
 
 
-def test_info_has_the_sections_that_were_asked_for() -> None:
+def test_info_returns_the_requested_sections() -> None:
     driver = Driver(hooks=Hooks(persistence=lambda: {"aof_enabled": 1, "aof_base_size": 7}))
     driver.say("SET a 1 EX 100")
     assert driver.say("INFO keyspace") == b"# Keyspace\r\ndb0:keys=1,expires=1,avg_ttl=100000\r\n"
@@ -155,7 +157,7 @@ def test_info_has_the_sections_that_were_asked_for() -> None:
     assert b"# Commandstats" in driver.say("INFO everything")
 
 
-def test_debug_is_closed_unless_opened_and_then_reloads() -> None:
+def test_debug_is_disabled_by_default() -> None:
     assert Driver().error("DEBUG LOADAOF").startswith("ERR DEBUG command not allowed.")
     reloads: list[int] = []
     driver = Driver(debug_enabled=True, hooks=Hooks(reload_journal=lambda: reloads.append(1)))
@@ -165,7 +167,7 @@ def test_debug_is_closed_unless_opened_and_then_reloads() -> None:
     assert Driver(debug_enabled=True).error("DEBUG LOADAOF").startswith("ERR There is no journal")
 
 
-def test_a_rewrite_is_the_drivers_work() -> None:
+def test_rewrite_is_requested_from_the_driver() -> None:
     asked: list[int] = []
     driver = Driver(hooks=Hooks(rewrite_journal=lambda: asked.append(1)))
     assert driver.say("BGREWRITEAOF") == Status(b"Background append only file rewriting started")
@@ -173,16 +175,16 @@ def test_a_rewrite_is_the_drivers_work() -> None:
     assert Driver().error("BGREWRITEAOF").startswith("ERR There is no journal")
 
 
-def test_settings_that_the_driver_acts_on_reach_it() -> None:
-    told: list[tuple[str, str]] = []
-    driver = Driver(hooks=Hooks(configure=lambda name, value: told.append((name, value))))
+def test_settings_for_the_driver_reach_it() -> None:
+    configured: list[tuple[str, str]] = []
+    driver = Driver(hooks=Hooks(configure=lambda name, value: configured.append((name, value))))
     driver.say("CONFIG SET appendfsync always maxclients 5")
-    assert told == [("appendfsync", "always"), ("maxclients", "5")]
+    assert configured == [("appendfsync", "always"), ("maxclients", "5")]
     driver.say("CONFIG SET appendfsync always maxclients 0")
-    assert len(told) == 2
+    assert len(configured) == 2
 
 
-def test_the_table_of_commands_describes_itself() -> None:
+def test_command_table_is_consistent() -> None:
     driver = Driver()
     get, missing, client = driver.say("COMMAND INFO get nosuch client")
     assert get[:6] == [b"get", 2, [b"readonly", b"fast"], 1, 1, 1]
@@ -206,16 +208,16 @@ def test_every_command_is_documented_with_what_redis_cli_needs() -> None:
         assert known[b"group"], name
 
 
-def test_an_unknown_command_shows_a_preview_that_is_cut() -> None:
+def test_unknown_command_error_shows_bounded_arguments() -> None:
     driver = Driver()
     reply = driver.send((b"x" * 300, b"a" * 100, b"b" * 100, b"c"))
     assert isinstance(reply, ErrorReply)
     assert reply.text == (f"ERR unknown command '{'x' * 128}', with args beginning with: '{'a' * 100}' '{'b' * 25}' ")
 
 
-def test_a_transaction_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_commands_of_a_transaction_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
-    monkeypatch.setattr(admission, "QUEUE_BYTES", 10_000)
+    monkeypatch.setattr(admission, "MAX_QUEUE_BYTES", 10_000)
     driver.say("MULTI")
     replies = [driver.say("SET k v") for _ in range(100)]
     assert [reply for reply in replies if isinstance(reply, ErrorReply)] != []

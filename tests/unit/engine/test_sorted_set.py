@@ -1,4 +1,4 @@
-"""The sorted set against the simplest thing that could be right: a sorted list."""
+"""The sorted set against a simple model: a sorted list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIONS = st.lists(st.tuples(st.booleans(), MEMBERS, SCORES), max_size=300)
 
 @settings(deadline=None)
 @given(actions=ACTIONS)
-def test_it_stays_in_order(actions: list[tuple[bool, bytes, float]]) -> None:
+def test_order_is_kept(actions: list[tuple[bool, bytes, float]]) -> None:
     ours, model = SortedSet(), {}
     for put, member, score in actions:
         if put:
@@ -40,7 +40,7 @@ def test_many_members_are_kept_in_runs() -> None:
     expected = sorted((score, member) for member, score in ours.scores.items())
     assert list(ours) == expected
     assert len(ours._runs) > 3
-    assert all(0 < len(run) < 2 * sorted_set.RUN for run in ours._runs)
+    assert all(0 < len(run) < 2 * sorted_set.RUN_ITEMS for run in ours._runs)
     for start, stop in ((0, 5000), (1000, 1003), (511, 1540), (4999, 5000)):
         assert ours.slice(start, stop) == expected[start:stop]
     for rank in range(0, 5000, 333):
@@ -50,7 +50,7 @@ def test_many_members_are_kept_in_runs() -> None:
     assert ours._runs == []
 
 
-def test_its_effects_make_it_again() -> None:
+def test_effects_restore_the_state() -> None:
     ours, again = SortedSet(), SortedSet()
     for number in range(100):
         ours.put(b"%d" % number, number / 3)

@@ -1,4 +1,4 @@
-"""Stream commands on a manual clock: what is refused and leaves everything as it was, claims, idle times, counters."""
+"""Stream commands on a manual clock: rejected commands change nothing; claims, idle times, counters."""
 
 from __future__ import annotations
 
@@ -112,21 +112,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "error"), REFUSED)
-def test_what_is_refused_changes_nothing(driver: Driver, line: str, error: str) -> None:
+def test_rejected_command_changes_nothing(driver: Driver, line: str, error: str) -> None:
     before = driver.say("XINFO STREAM s FULL"), driver.say("KEYS *")
     assert driver.say(line) == ErrorReply(error)
     assert (driver.say("XINFO STREAM s FULL"), driver.say("KEYS *")) == before
     assert driver.heard(driver.main) == []
 
 
-def test_a_negative_count_is_no_entries_for_ranges_and_all_for_reads(driver: Driver) -> None:
+def test_negative_count_returns_nothing_from_ranges_and_all_from_reads(driver: Driver) -> None:
     assert driver.say("XRANGE s - + COUNT -1") is NIL_ARRAY
     assert driver.say("XRANGE none - + COUNT -1") == []
     assert len(driver.say("XREAD COUNT -1 STREAMS s 0")[0][1]) == 3
     assert driver.say("XPENDING s g - + -1") == []
 
 
-def test_idle_time_passes_and_claims_reset_it(driver: Driver) -> None:
+def test_claim_resets_the_idle_time(driver: Driver) -> None:
     driver.pass_time(5_000)
     assert driver.say("XPENDING s g - + 10") == [[b"1-1", b"alice", 5_000, 1], [b"2-1", b"alice", 5_000, 1]]
     assert driver.say("XCLAIM s g bob 5001 1-1") == []
@@ -139,7 +139,7 @@ def test_idle_time_passes_and_claims_reset_it(driver: Driver) -> None:
     assert driver.say("XPENDING s g 2 2 10") == [[b"2-1", b"bob", 0, 7]]
 
 
-def test_autoclaim_looks_at_ten_times_its_count(driver: Driver) -> None:
+def test_autoclaim_examines_ten_times_its_count(driver: Driver) -> None:
     driver.say("XGROUP CREATE s many 0")
     for number in range(4, 104):
         driver.say(f"XADD s {number}-1 f v")
@@ -152,7 +152,7 @@ def test_autoclaim_looks_at_ten_times_its_count(driver: Driver) -> None:
     assert driver.say("XAUTOCLAIM s many bob 5000 100-1") == [b"0-0", [], []]
 
 
-def test_reading_history_counts_as_a_delivery_and_shows_what_is_gone(driver: Driver) -> None:
+def test_reading_history_raises_delivery_counts_and_lists_deleted_entries(driver: Driver) -> None:
     driver.say("XDEL s 1-1")
     assert driver.say("XREADGROUP GROUP g alice STREAMS s 0") == [
         [b"s", [[b"1-1", NIL_ARRAY], [b"2-1", [b"f", b"v2"]]]],
@@ -175,24 +175,24 @@ def test_lag_is_unknown_where_entries_were_deleted_ahead(driver: Driver) -> None
     assert group() == (None, None)
 
 
-def test_what_was_deleted_before_the_first_entry_does_not_disturb_the_lag(driver: Driver) -> None:
+def test_deletions_before_the_first_entry_do_not_affect_the_lag(driver: Driver) -> None:
     driver.say("XDEL s 1-1 2-1")
     assert driver.say("XINFO GROUPS s")[0][9:] == [2, b"lag", 1]
 
 
-def test_a_group_behind_everything_that_was_deleted_knows_its_lag(driver: Driver) -> None:
+def test_lag_is_known_if_all_deleted_entries_follow_the_group(driver: Driver) -> None:
     driver.say("XGROUP CREATE s late 1-1")
     driver.say("XDEL s 1-1 2-1")
     assert driver.say("XINFO GROUPS s")[1][9:] == [None, b"lag", 1]
 
 
-def test_the_last_id_may_go_back_behind_deleted_entries(driver: Driver) -> None:
+def test_last_id_may_be_lowered_after_deletions(driver: Driver) -> None:
     driver.say("XDEL s 3-1")
     assert driver.say("XSETID s 2-5") == b"OK"
     assert driver.say("XADD s 3-0 f new") == b"3-0"
 
 
-def test_a_group_may_be_made_before_its_stream() -> None:
+def test_group_can_be_created_before_its_stream() -> None:
     driver = Driver()
     driver.say("XGROUP CREATE s g $ MKSTREAM")
     assert driver.say("XLEN s") == 0
@@ -201,7 +201,7 @@ def test_a_group_may_be_made_before_its_stream() -> None:
     assert driver.say("XADD none NOMKSTREAM * f v") is None
 
 
-def test_a_stream_stays_when_its_last_entry_goes(driver: Driver) -> None:
+def test_stream_exists_after_its_last_entry_is_deleted(driver: Driver) -> None:
     driver.say("XTRIM s MAXLEN 0")
     assert driver.say("EXISTS s") == 1
     assert driver.say("XADD s 2-1 f v").text.startswith("ERR The ID specified in XADD is equal or smaller")
@@ -219,7 +219,7 @@ def test_approximate_trimming_drops_whole_nodes() -> None:
     assert driver.say("XTRIM s MAXLEN = 12") == 13
 
 
-def test_deleting_a_consumer_throws_its_pending_entries_away(driver: Driver) -> None:
+def test_deleting_a_consumer_discards_its_pending_entries(driver: Driver) -> None:
     assert driver.say("XGROUP DELCONSUMER s g alice") == 2
     assert driver.say("XPENDING s g")[0] == 0
     assert driver.say("XGROUP DELCONSUMER s g alice") == 0
@@ -258,7 +258,7 @@ def test_deleting_a_consumer_throws_its_pending_entries_away(driver: Driver) -> 
         ("XGROUP CREATE s h $", ["XGROUP CREATE s h $"]),
     ],
 )
-def test_an_effect_names_what_it_did(line: str, effects: list[str]) -> None:
+def test_effect_names_its_change(line: str, effects: list[str]) -> None:
     driver = Driver(recording=True)
     for number in (1, 2, 3):
         driver.say(f"XADD s {number}-1 f v{number}")
@@ -270,7 +270,7 @@ def test_an_effect_names_what_it_did(line: str, effects: list[str]) -> None:
     assert recorded == effects
 
 
-def test_what_is_delivered_together_is_recorded_together_and_comes_back_the_same() -> None:
+def test_deliveries_of_one_read_are_recorded_in_one_effect() -> None:
     """One command for each entry made journals long, and loading them slow."""
     driver = Driver(recording=True)
     for n in range(1, 251):
@@ -295,7 +295,7 @@ def test_what_is_delivered_together_is_recorded_together_and_comes_back_the_same
 
 
 class _Gigabyte(bytes):
-    """Claims a length that nobody has to make room for."""
+    """Announces a length, for which no memory may be allocated."""
 
     def __len__(self) -> int:
         return (1 << 30) + 1
@@ -303,9 +303,7 @@ class _Gigabyte(bytes):
 
 @pytest.mark.parametrize("id", [b"*", b"9-1"])
 @pytest.mark.parametrize("options", [(), (b"MAXLEN", b"~", b"10")])
-def test_an_entry_of_more_than_a_gigabyte_is_refused_however_it_is_added(
-    driver: Driver, options: tuple[bytes, ...], id: bytes
-) -> None:
+def test_entry_above_one_gigabyte_is_rejected(driver: Driver, options: tuple[bytes, ...], id: bytes) -> None:
     before = list(snapshot(driver.engine))
     refused = driver.send((b"XADD", b"s", *options, id, b"f", _Gigabyte(b"v")))
     assert isinstance(refused, ErrorReply)

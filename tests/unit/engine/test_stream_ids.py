@@ -1,4 +1,4 @@
-"""Ids as clients write them: what Redis takes for an id, and what it does not."""
+"""Stream ids as clients write them: which Redis accepts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def entry_id(ms: int, seq: int) -> int:
         (b"3\x00-4", entry_id(3, 0)),
     ],
 )
-def test_what_passes_for_an_id(raw: bytes, expected: int) -> None:
+def test_accepted_ids(raw: bytes, expected: int) -> None:
     assert parse_id(raw) == expected
     assert read_id(raw) == expected
     assert parse_ids([b"1-1", raw, b"2-2"]) == [entry_id(1, 1), expected, entry_id(2, 2)]
@@ -50,19 +50,19 @@ def test_what_passes_for_an_id(raw: bytes, expected: int) -> None:
         *(b"18446744073709551616-0", b"0-18446744073709551616", b"1" * 200, b"1.5-0", b"\xd9\xa1-\xd9\xa1"),
     ],
 )
-def test_what_does_not(raw: bytes) -> None:
+def test_rejected_ids(raw: bytes) -> None:
     for parse in (parse_id, lambda one: parse_ids([one]), lambda one: parse_ids([b"1-1", one])):
         with pytest.raises(ErrorReply, match="Invalid stream ID"):
             parse(raw)
     assert read_id(raw) is None
 
 
-def test_many_ids_read_as_one_by_one() -> None:
+def test_many_ids_parse_like_single_ids() -> None:
     words = [b"1700000000000-%d" % number for number in range(50)] + [b"5", b"1700000000000-05", b"1700000000001-0"]
     assert parse_ids(words) == [parse_id(word) for word in words]
 
 
-def test_a_new_id_may_leave_its_sequence_number_to_the_stream() -> None:
+def test_partial_id_gets_a_sequence_number() -> None:
     assert parse_new_id(b"5-*") == (entry_id(5, 0), False)
     assert parse_new_id(b"5-1") == (entry_id(5, 1), True)
     assert parse_new_id(b"5") == (entry_id(5, 0), True)

@@ -1,4 +1,4 @@
-"""A stream against a naive model: a sorted list of entries."""
+"""A stream against a simple model: a sorted list of entries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_fields(chance: random.Random) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_behaves_like_a_sorted_list(seed: int) -> None:
+def test_sorted_set_behaves_like_a_sorted_list(seed: int) -> None:
     chance = random.Random(seed)
     driver = Driver()
     model: Model = []
@@ -87,7 +87,7 @@ def check_range(driver: Driver, chance: random.Random, model: Model) -> None:
     assert driver.send(tuple(line.split())) == expected
 
 
-def test_ids_go_on_when_the_clock_goes_back() -> None:
+def test_ids_increase_if_the_clock_is_set_back() -> None:
     driver = Driver()
     assert driver.say("XADD s * f v") == b"%d-0" % START_MS
     driver.now_ms -= 10_000
@@ -96,14 +96,14 @@ def test_ids_go_on_when_the_clock_goes_back() -> None:
     assert driver.say("XADD s * f v") == b"%d-0" % (START_MS + 1)
 
 
-def test_the_last_sequence_number_is_followed_by_the_next_millisecond() -> None:
+def test_greatest_sequence_number_is_followed_by_the_next_millisecond() -> None:
     driver = Driver()
     driver.say(f"XADD s {START_MS}-18446744073709551615 f v")
     assert driver.say("XADD s * f v") == b"%d-0" % (START_MS + 1)
     assert driver.say("XADD s * f v g w") == b"%d-1" % (START_MS + 1)
 
 
-def test_an_exhausted_stream_takes_no_more() -> None:
+def test_exhausted_stream_rejects_entries() -> None:
     driver = Driver()
     driver.say("XADD s 18446744073709551615-18446744073709551615 f v")
     for line in ("XADD s * f v", "XADD s * f v g w", "XADD s 1-1 f v"):
@@ -111,7 +111,7 @@ def test_an_exhausted_stream_takes_no_more() -> None:
     assert driver.say("XLEN s") == 1
 
 
-def test_what_a_caller_keeps_does_not_change() -> None:
+def test_returned_values_are_not_changed_later() -> None:
     """Replies are the client's own: later commands must not reach into them."""
     driver = Driver()
     driver.say("XADD s 1-1 f v")
@@ -120,7 +120,7 @@ def test_what_a_caller_keeps_does_not_change() -> None:
     assert driver.say("XRANGE s - +") == [[b"1-1", [b"f", b"v"]]]
 
 
-def test_a_node_that_is_last_again_takes_entries_again() -> None:
+def test_last_node_accepts_entries_after_later_nodes_are_deleted() -> None:
     driver = Driver()
     driver.say("CONFIG SET stream-node-max-entries 3")
     for number in range(1, 8):
@@ -143,7 +143,7 @@ def test_a_node_that_is_last_again_takes_entries_again() -> None:
     ]
 
 
-def test_going_back_behind_deleted_entries_keeps_order() -> None:
+def test_lower_last_id_after_deletions_keeps_order() -> None:
     driver = Driver()
     for number in (2, 4, 6, 8):
         driver.say(f"XADD s {number}-0 f v")
@@ -155,7 +155,7 @@ def test_going_back_behind_deleted_entries_keeps_order() -> None:
     assert driver.say("XDEL s 6-0 8-0") == 1
 
 
-def test_going_back_before_the_only_node_keeps_every_entry_in_reach() -> None:
+def test_lower_last_id_before_the_only_node_keeps_entries_reachable() -> None:
     driver = Driver()
     driver.say("CONFIG SET stream-node-max-entries 2")
     for number in (7, 9):
@@ -170,7 +170,7 @@ def test_going_back_before_the_only_node_keeps_every_entry_in_reach() -> None:
     assert driver.say("XDEL s 2-0 5-0") == 2
 
 
-def test_memory_follows_what_is_kept() -> None:
+def test_memory_account_follows_stored_values() -> None:
     driver = Driver()
     usage = []
     for _ in range(3):
@@ -190,6 +190,6 @@ def test_memory_follows_what_is_kept() -> None:
 
 
 @pytest.mark.parametrize("greatest", [0, 1, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**64 - 1])
-def test_packed_numbers_come_back(greatest: int) -> None:
+def test_packed_numbers_are_decoded(greatest: int) -> None:
     numbers = [0, greatest // 2, greatest]
     assert list(unpack(pack(numbers), 3)) == numbers

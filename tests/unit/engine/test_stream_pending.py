@@ -1,4 +1,4 @@
-"""The pending list against a plain sorted dict, and its cost after everything that can happen to it."""
+"""The pending list against a sorted dict, and its memory after any sequence of operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from millstream.engine.stream.group import CHUNK, Consumer, Group, PendingList
+from millstream.engine.stream.group import CHUNK_ENTRIES, Consumer, Group, PendingList
 
 
 def check(pending: PendingList, model: dict[int, object], *starts: int) -> None:
@@ -22,25 +22,25 @@ def check(pending: PendingList, model: dict[int, object], *starts: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_behaves_like_a_sorted_dict(seed: int) -> None:
+def test_index_behaves_like_a_sorted_dict(seed: int) -> None:
     chance = random.Random(seed)
     alice, bob = Consumer(b"alice", 0), Consumer(b"bob", 0)
     pending, model = PendingList(), {}
     top = 0
     for step in range(400):
         what = chance.random()
-        holding = (chance.choice([alice, bob]), step, chance.randrange(5))
+        info = (chance.choice([alice, bob]), step, chance.randrange(5))
         if what < 0.35:
             top += chance.randrange(1, 5)
-            ids = list(range(top, top + chance.choice([1, 3, 100, CHUNK, CHUNK + 5])))
+            ids = list(range(top, top + chance.choice([1, 3, 100, CHUNK_ENTRIES, CHUNK_ENTRIES + 5])))
             top = ids[-1]
-            pending.add_all(ids, holding)
-            model.update(dict.fromkeys(ids, holding))
+            pending.add_all(ids, info)
+            model.update(dict.fromkeys(ids, info))
         elif what < 0.55:
             for _ in range(chance.choice([1, 50])):
                 entry_id = chance.randrange(top + 10)
-                pending.put(entry_id, holding)
-                model[entry_id] = holding
+                pending.put(entry_id, info)
+                model[entry_id] = info
         elif what < 0.7:
             entry_id = chance.randrange(top + 10)
             assert pending.pop(entry_id) == model.pop(entry_id, None)
@@ -59,23 +59,23 @@ def test_it_behaves_like_a_sorted_dict(seed: int) -> None:
     check(pending, model, *sorted(model)[:3])
 
 
-def test_what_is_left_of_a_large_list_takes_little_room() -> None:
-    """One entry in each chunk that nobody acknowledges must not keep the chunk's room."""
-    pending, holding = PendingList(), (Consumer(b"c", 0), 0, 1)
-    ids = list(range(50 * CHUNK))
-    pending.add_all(ids, holding)
-    pending.pop_all([one for one in ids if one % CHUNK])
+def test_shrunken_list_uses_little_memory() -> None:
+    """One unacknowledged entry per chunk must not keep the memory of the whole chunk."""
+    pending, info = PendingList(), (Consumer(b"c", 0), 0, 1)
+    ids = list(range(50 * CHUNK_ENTRIES))
+    pending.add_all(ids, info)
+    pending.pop_all([one for one in ids if one % CHUNK_ENTRIES])
     assert len(pending) == 50
     assert sum(chunk.__sizeof__() for chunk in pending._chunks) < 50 * 500
-    assert [one for one, _ in pending.items()] == ids[::CHUNK]
+    assert [one for one, _ in pending.items()] == ids[::CHUNK_ENTRIES]
 
 
 def test_chunks_stay_bounded_when_ids_arrive_backwards() -> None:
-    pending, holding = PendingList(), (Consumer(b"c", 0), 0, 1)
-    for entry_id in range(20 * CHUNK, 0, -1):
-        pending.put(entry_id, holding)
-    assert max(map(len, pending._chunks)) <= 2 * CHUNK
-    assert [one for one, _ in pending.items(5)] == list(range(5, 20 * CHUNK + 1))
+    pending, info = PendingList(), (Consumer(b"c", 0), 0, 1)
+    for entry_id in range(20 * CHUNK_ENTRIES, 0, -1):
+        pending.put(entry_id, info)
+    assert max(map(len, pending._chunks)) <= 2 * CHUNK_ENTRIES
+    assert [one for one, _ in pending.items(5)] == list(range(5, 20 * CHUNK_ENTRIES + 1))
 
 
 def test_group_and_consumers_agree() -> None:
@@ -95,7 +95,7 @@ def test_group_and_consumers_agree() -> None:
         elif chance.random() < 0.5:
             assert group.release_all(ids) == sum(model.pop(one, None) is not None for one in ids)
         else:
-            group.hold(ids[0], (consumer, now, 3))
+            group.assign(ids[0], (consumer, now, 3))
             model[ids[0]] = (consumer, now, 3)
         assert list(group.pending.items()) == sorted(model.items())
         for one in (alice, bob):

@@ -1,4 +1,4 @@
-"""The end of a durable broker while others are at work: nothing is answered that is not there afterwards."""
+"""Closing a durable broker while commands run: every reply that was sent is true after reopening."""
 
 import threading
 
@@ -7,7 +7,7 @@ from millstream.errors import BrokerClosed
 from millstream.wire.commands import OK
 
 
-def test_what_was_answered_before_the_end_is_there_and_the_rest_is_refused(tmp_path):
+def test_replied_writes_are_stored_and_later_ones_rejected_at_close(tmp_path):
     for number in range(20):
         directory = tmp_path / str(number)
         embedded = Embedded(directory=directory)

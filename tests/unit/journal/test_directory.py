@@ -10,7 +10,7 @@ from millstream.broker.embedded import Embedded
 from millstream.errors import BrokerClosed, DirectoryLocked, InvalidArgument, MillstreamError
 
 
-def test_a_second_opener_is_told_who_has_it(tmp_path):
+def test_second_opener_gets_an_error_that_names_the_owner(tmp_path):
     first = Embedded(directory=tmp_path / "data", housekeeping=False)
     with pytest.raises(DirectoryLocked, match=f"open in process {os.getpid()}") as caught:
         Embedded(directory=tmp_path / "data", housekeeping=False)
@@ -19,7 +19,7 @@ def test_a_second_opener_is_told_who_has_it(tmp_path):
     Embedded(directory=tmp_path / "data", housekeeping=False).close()
 
 
-def test_the_lock_of_a_dead_process_is_no_lock(tmp_path):
+def test_lock_of_a_dead_process_is_released(tmp_path):
     code = (
         "import os, sys, pathlib; from millstream.broker.embedded import Embedded;"
         "Embedded(directory=pathlib.Path(sys.argv[1])); os._exit(9)"
@@ -29,7 +29,7 @@ def test_the_lock_of_a_dead_process_is_no_lock(tmp_path):
     Embedded(directory=tmp_path, housekeeping=False).close()
 
 
-def test_files_are_the_users_own(tmp_path):
+def test_files_are_readable_only_by_their_owner(tmp_path):
     embedded = Embedded(directory=tmp_path / "data", housekeeping=False)
     embedded.execute(embedded.session(), (b"SET", b"k", b"v"))
     embedded.close()
@@ -38,18 +38,18 @@ def test_files_are_the_users_own(tmp_path):
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_path_is_named_in_the_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MillstreamError, match="cannot be used"):
         Embedded(directory=tmp_path / "file" / "data", housekeeping=False)
 
 
-def test_an_unknown_policy_is_named(tmp_path):
+def test_unknown_sync_policy_is_named_in_the_error(tmp_path):
     with pytest.raises(InvalidArgument, match="always, everysec or no"):
         Embedded(directory=tmp_path, appendfsync="sometimes", housekeeping=False)
 
 
-def test_closed_is_closed(tmp_path):
+def test_closed_journal_rejects_writes(tmp_path):
     embedded = Embedded(directory=tmp_path)
     session = embedded.session()
     embedded.close()
@@ -58,7 +58,7 @@ def test_closed_is_closed(tmp_path):
         embedded.execute(session, (b"PING",))
 
 
-def test_a_forked_child_cannot_touch_its_parents_journal(tmp_path):
+def test_forked_child_cannot_write_the_journal_of_its_parent(tmp_path):
     embedded = Embedded(directory=tmp_path, housekeeping=False)
     session = embedded.session()
     child = os.fork()
@@ -75,3 +75,11 @@ def test_a_forked_child_cannot_touch_its_parents_journal(tmp_path):
         Embedded(directory=tmp_path, housekeeping=False)
     assert embedded.execute(session, (b"SET", b"k", b"parent")) == b"OK"
     embedded.close()
+
+
+def test_journal_that_is_a_directory_is_refused_by_name(tmp_path):
+    (tmp_path / "journal.aof").mkdir()
+    with pytest.raises(MillstreamError, match=r"journal\.aof cannot be read"):
+        Embedded(directory=tmp_path, housekeeping=False)
+    (tmp_path / "journal.aof").rmdir()
+    Embedded(directory=tmp_path, housekeeping=False).close()  # the lock was released

@@ -1,4 +1,4 @@
-"""What guards the journal's bytes: every changed byte is found, every torn tail is told from it."""
+"""Checksums of the journal: every changed byte is detected, and a torn tail is distinguished from damage."""
 
 import io
 import random
@@ -10,7 +10,7 @@ import pytest
 from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, SEAL_SIZE, FrameReader, seal
 from millstream.errors import JournalCorrupt
 from millstream.wire.resp import pack
-from resp_decoder import decode
+from support.resp_decoder import decode
 
 PAYLOADS = [pack((b"SET", b"k%d" % number, b"v" * number)) for number in range(8)]
 PATH = Path("journal.aof")
@@ -37,17 +37,17 @@ def ends():
     return at
 
 
-def test_what_was_written_is_read():
+def test_written_commands_are_read_back():
     payloads, reader = read(journal())
     assert payloads == PAYLOADS
     assert (reader.end, reader.torn) == (len(journal()), False)
 
 
-def test_the_file_is_plain_resp():
+def test_journal_is_plain_resp():
     assert [words[0] for words in decode(journal())] == [b"PING"] + [b"PING", b"SET"] * 8
 
 
-def test_a_file_cut_anywhere_yields_its_whole_frames():
+def test_truncated_file_yields_its_complete_frames():
     data = journal()
     for cut in range(1, len(data)):
         payloads, reader = read(data[:cut])
@@ -57,7 +57,7 @@ def test_a_file_cut_anywhere_yields_its_whole_frames():
         assert reader.torn == (reader.end != cut)
 
 
-def test_any_changed_byte_is_found_with_its_frame():
+def test_changed_byte_is_detected_in_its_frame():
     data = journal()
     boundaries = ends()
     for at in range(len(data)):
@@ -71,7 +71,7 @@ def test_any_changed_byte_is_found_with_its_frame():
             assert f"at byte {frame}" in str(caught.value)
 
 
-def test_random_stretches_of_damage_are_found():
+def test_random_damage_is_detected():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -85,7 +85,7 @@ def test_random_stretches_of_damage_are_found():
                 read(damaged)
 
 
-def test_a_frame_that_is_missing_or_there_twice_is_found():
+def test_missing_or_repeated_frame_is_detected():
     data, at = journal(), ends()
     for first, second in pairwise(at[1:-1]):
         with pytest.raises(JournalCorrupt):
@@ -94,7 +94,7 @@ def test_a_frame_that_is_missing_or_there_twice_is_found():
             read(data[:second] + data[first:])
 
 
-def test_zeros_at_the_end_are_blocks_that_never_reached_the_disk():
+def test_trailing_zeros_are_treated_as_a_torn_tail():
     data, at = journal(), ends()
     for cut in range(at[-2], len(data) - 1):
         payloads, reader = read(data[:cut] + b"\0" * 300)
@@ -102,12 +102,12 @@ def test_zeros_at_the_end_are_blocks_that_never_reached_the_disk():
         assert (reader.end, reader.torn) == (at[-2], True)
 
 
-def test_zeros_in_the_middle_are_damage():
+def test_zeros_inside_the_file_are_damage():
     data, at = journal(), ends()
     with pytest.raises(JournalCorrupt):
         read(data[: at[3]] + b"\0" * (at[4] - at[3]) + data[at[4] :])
 
 
-def test_another_kind_of_file_is_not_read_at_all():
-    with pytest.raises(JournalCorrupt, match="does not begin as a journal"):
+def test_file_of_another_format_is_rejected():
+    with pytest.raises(JournalCorrupt, match="damaged at byte 0"):
         read(b"REDIS0011" + bytes(100))

@@ -1,5 +1,6 @@
-"""Ctrl-C, or a time limit that raises in the main thread, may strike between any two lines: a broker goes on after it,
-and what it confirmed, before or after, is there when its directory is opened again."""
+"""Ctrl-C, or a time limit that raises in the main thread, may interrupt any line: the broker continues, and every
+confirmed write exists when its directory is opened again.
+"""
 
 import linecache
 import sys
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from millstream.broker.embedded import Embedded
-from millstream.engine import BLOCKED
 from millstream.engine.journal.files import DirectoryLock
+from millstream.engine.session import BLOCKED
 from millstream.model.clock import ManualClock
 from millstream.wire.commands import OK, ErrorReply
-from simulated_disk import SimulatedDisk
+from support.simulated_disk import SimulatedDisk
 
 
 class Interrupt:
@@ -71,7 +72,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
-def test_an_interrupt_at_any_line_costs_nothing_that_was_confirmed(tmp_path, command):
+def test_interrupt_at_any_line_loses_no_confirmed_write(tmp_path, command):
     places, stride = 0, 1 if command is COMMANDS["one"] else 3  # the others are longer, and much of them is the same
     while True:
         disk = SimulatedDisk()
@@ -102,7 +103,7 @@ def test_an_interrupt_at_any_line_costs_nothing_that_was_confirmed(tmp_path, com
     assert places > 20
 
 
-def test_an_interrupt_while_the_directory_is_locked_leaves_it_free(tmp_path):
+def test_interrupt_while_locking_releases_the_directory(tmp_path):
     places = 0
     while True:
         interrupt = Interrupt(places)
@@ -121,7 +122,7 @@ def test_an_interrupt_while_the_directory_is_locked_leaves_it_free(tmp_path):
     assert places > 3
 
 
-def test_a_broker_whose_opening_is_interrupted_leaves_its_directory_free(tmp_path, monkeypatch):
+def test_interrupted_open_releases_the_directory(tmp_path, monkeypatch):
     """Its thread is waited for, until it runs: the likeliest moment of all."""
 
     def interrupted(thread: threading.Thread) -> None:
@@ -134,7 +135,7 @@ def test_a_broker_whose_opening_is_interrupted_leaves_its_directory_free(tmp_pat
     Embedded(directory=tmp_path).close()
 
 
-def test_whoever_waits_is_told_when_the_command_that_would_have_served_it_is_interrupted(tmp_path):
+def test_blocked_reader_gets_an_error_if_its_serving_command_is_interrupted(tmp_path):
     places, times, served = 0, 0, 0
     while True:
         embedded = opened(tmp_path / str(places), SimulatedDisk())
@@ -151,7 +152,7 @@ def test_whoever_waits_is_told_when_the_command_that_would_have_served_it_is_int
             break
         places, times = places + 2, times + 1
         embedded.execute(session, (b"XADD", b"s", b"*", b"n", b"after"))
-        assert answers, interrupt.struck  # served by one of the two, or told to ask again
+        assert answers, interrupt.struck  # one of the two replied, or the error says to repeat
         served += not isinstance(answers[0], ErrorReply)
         embedded.close()
     assert 0 < served < times

@@ -1,4 +1,4 @@
-"""Frames of any size come back as they were written, though the parser is fed with them in morsels."""
+"""Frames of any size are restored, in whatever chunks the parser receives them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from millstream.broker.embedded import Embedded
-from millstream.engine.journal.frames import _MORSEL
+from millstream.engine.journal.frames import _PARSER_CHUNK_BYTES
 
 
-@pytest.mark.parametrize("size", [1, 1000, _MORSEL - 40, _MORSEL, 5 * _MORSEL])
-def test_commands_that_lie_across_morsels(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [1, 1000, _PARSER_CHUNK_BYTES - 40, _PARSER_CHUNK_BYTES, 5 * _PARSER_CHUNK_BYTES])
+def test_commands_across_read_boundaries_are_parsed(tmp_path: Path, size: int) -> None:
     embedded = Embedded(directory=tmp_path, housekeeping=False)
     session = embedded.session()
     with embedded.turn() as turn:  # one frame for all of them

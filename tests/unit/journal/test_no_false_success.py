@@ -1,4 +1,4 @@
-"""Success is concluded from what was seen to be done, never from the absence of an error."""
+"""Success is concluded from evidence, never from the absence of an error."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from millstream.engine.journal.rewrite import Rewrite, RewriteFailed, compact
 from millstream.errors import DirectoryLocked, JournalCorrupt, JournalNotWritten, ServerError
 from millstream.model.clock import ManualClock
 from millstream.wire.commands import OK, ErrorReply
-from simulated_disk import SimulatedDisk
+from support.simulated_disk import SimulatedDisk
 
 
 def opened(directory, disk, **options):
@@ -25,19 +25,19 @@ def ask(embedded, *words):
     return embedded.execute(embedded.session(), [str(word).encode() for word in words])
 
 
-def test_closing_with_changes_that_cannot_be_written_is_an_error_and_lets_go_of_the_directory(tmp_path):
+def test_close_with_unwritable_changes_raises_and_releases_the_directory(tmp_path):
     disk = SimulatedDisk()
     embedded = opened(tmp_path, disk)
-    disk.room = 0
+    disk.free_bytes = 0
     assert isinstance(ask(embedded, "SET", "k", "v"), ErrorReply)
     with pytest.raises(JournalNotWritten, match="No space left on device"):
         embedded.close()
     embedded.close()
-    disk.room = None
+    disk.free_bytes = None
     opened(tmp_path, disk).close()
 
 
-def test_closing_with_changes_that_cannot_be_synced_is_an_error(tmp_path):
+def test_close_with_unsyncable_changes_raises(tmp_path):
     disk = SimulatedDisk()
     embedded = opened(tmp_path, disk)
     assert ask(embedded, "SET", "k", "v") is OK
@@ -46,7 +46,7 @@ def test_closing_with_changes_that_cannot_be_synced_is_an_error(tmp_path):
         embedded.close()
 
 
-def test_after_a_failed_sync_no_later_one_claims_success(tmp_path):
+def test_failed_sync_is_not_followed_by_a_successful_one(tmp_path):
     """The kernel reports such an error once, and may have dropped what it could not write."""
     disk = SimulatedDisk()
     embedded = opened(tmp_path, disk, appendfsync="no")
@@ -59,7 +59,7 @@ def test_after_a_failed_sync_no_later_one_claims_success(tmp_path):
         embedded.fsync()
 
 
-def test_a_journal_that_was_closed_with_something_unsynced_does_not_claim_that_it_is_synced(tmp_path):
+def test_unsynced_journal_is_not_reported_as_synced_after_close(tmp_path):
     disk = SimulatedDisk()
     journal = Journal(tmp_path / JOURNAL_NAME, disk, "no")
     journal.open(end=0, chain=0, database=0)
@@ -71,7 +71,7 @@ def test_a_journal_that_was_closed_with_something_unsynced_does_not_claim_that_i
         journal.sync()
 
 
-def test_a_rename_that_may_not_last_lets_nobody_write_into_the_file_that_lost_its_name(tmp_path):
+def test_unsynced_rename_prevents_writes_to_the_replaced_file(tmp_path):
     """The directory could not be synced after a rewrite: the old file has no name any more, the new one perhaps none
     after a power cut. Writes are refused until a whole new file is in place."""
     disk = SimulatedDisk()
@@ -80,22 +80,22 @@ def test_a_rename_that_may_not_last_lets_nobody_write_into_the_file_that_lost_it
     ask(embedded, "SET", "k", "before")
     disk.sync_fails = True
     clock.advance(1000)
-    embedded.keep_house()  # the fsync of each second fails: only a new file can be trusted
+    embedded.run_housekeeping()  # the fsync of each second fails: only a new file can be trusted
     disk.sync_fails = False
     disk.directory_sync_fails = True
     clock.advance(1000)
-    embedded.keep_house()  # renamed, and the directory cannot be synced
+    embedded.run_housekeeping()  # renamed, and the directory cannot be synced
     assert isinstance(ask(embedded, "SET", "k", "meanwhile"), ErrorReply)
     disk.directory_sync_fails = False
     clock.advance(1000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert ask(embedded, "SET", "k", "after") is OK
     embedded.close()
     again = opened(tmp_path, disk.after_power_cut())
     assert ask(again, "GET", "k") == b"after"
 
 
-def test_a_journal_whose_file_is_gone_or_another_one_is_made_anew_before_anything_is_confirmed(tmp_path):
+def test_replaced_or_deleted_journal_is_rewritten_before_a_confirmation(tmp_path):
     for harm in (
         lambda path: path.unlink(),
         lambda path: (path.rename(path.with_name("away")), path.write_bytes(b"")),
@@ -107,7 +107,7 @@ def test_a_journal_whose_file_is_gone_or_another_one_is_made_anew_before_anythin
         harm(tmp_path / "data" / JOURNAL_NAME)
         for _ in range(2):
             clock.advance(1000)
-            embedded.keep_house()
+            embedded.run_housekeeping()
         assert ask(embedded, "SET", "later", "w") is OK
         embedded.close()
         again = Embedded(directory=tmp_path / "data", housekeeping=False)
@@ -115,7 +115,7 @@ def test_a_journal_whose_file_is_gone_or_another_one_is_made_anew_before_anythin
         again.close()
 
 
-def test_closing_makes_a_journal_anew_that_was_taken_away_since_housekeeping_looked(tmp_path):
+def test_close_rewrites_a_journal_that_was_deleted(tmp_path):
     for harm in (
         lambda path: path.unlink(),
         lambda path: (path.rename(path.with_name("away")), path.write_bytes(b"")),
@@ -130,15 +130,15 @@ def test_closing_makes_a_journal_anew_that_was_taken_away_since_housekeeping_loo
         again.close()
 
 
-def test_closing_a_broker_whose_directory_is_gone_is_an_error(tmp_path):
+def test_close_raises_if_the_directory_was_deleted(tmp_path):
     embedded = Embedded(directory=tmp_path / "data", clock=ManualClock(), housekeeping=False)
     assert ask(embedded, "SET", "k", "v") is OK
     shutil.rmtree(tmp_path / "data")
-    with pytest.raises(JournalNotWritten, match="removed, replaced or cut"):
+    with pytest.raises(JournalNotWritten, match="removed, replaced or truncated"):
         embedded.close()
 
 
-def test_a_rewrite_reads_everything_that_it_is_to_replace_or_fails(tmp_path):
+def test_rewrite_fails_if_it_cannot_read_the_whole_journal(tmp_path):
     disk = SimulatedDisk()
     embedded = opened(tmp_path, disk)
     for number in range(10):
@@ -151,7 +151,7 @@ def test_a_rewrite_reads_everything_that_it_is_to_replace_or_fails(tmp_path):
         compact(path, len(whole), tmp_path / REWRITE_NAME, disk, now_ms=0)
 
 
-def test_a_rewrite_is_not_taken_over_when_its_file_is_not_as_long_as_it_was_reported(tmp_path, monkeypatch):
+def test_rewrite_with_a_wrong_length_is_discarded(tmp_path, monkeypatch):
     embedded = Embedded(directory=tmp_path, housekeeping=False)
     ask(embedded, "SET", "k", "v")
     persistence = embedded.persistence
@@ -164,7 +164,7 @@ def test_a_rewrite_is_not_taken_over_when_its_file_is_not_as_long_as_it_was_repo
     embedded.close()
 
 
-def test_a_write_that_takes_nothing_is_an_error_not_a_loop(tmp_path):
+def test_write_of_zero_bytes_is_an_error(tmp_path):
     disk = SimulatedDisk()
     journal = Journal(tmp_path / JOURNAL_NAME, disk, "no")
     journal.open(end=0, chain=0, database=0)
@@ -176,7 +176,7 @@ def test_a_write_that_takes_nothing_is_an_error_not_a_loop(tmp_path):
 # --- one process for a directory ------------------------------------------------------------------------------------
 
 
-def test_a_deleted_lock_file_lets_nobody_in(tmp_path):
+def test_deleted_lock_file_does_not_release_the_lock(tmp_path):
     first = Embedded(directory=tmp_path, housekeeping=False)
     (tmp_path / "lock").unlink()
     with pytest.raises(DirectoryLocked):
@@ -185,7 +185,7 @@ def test_a_deleted_lock_file_lets_nobody_in(tmp_path):
     Embedded(directory=tmp_path, housekeeping=False).close()
 
 
-def test_a_lock_of_the_version_before_is_respected(tmp_path):
+def test_lock_of_the_previous_version_is_respected(tmp_path):
     """It locked the file alone."""
     import fcntl
 
@@ -200,7 +200,7 @@ def test_a_lock_of_the_version_before_is_respected(tmp_path):
     lock.release()
 
 
-def test_a_full_disk_keeps_nobody_from_locking(tmp_path, monkeypatch):
+def test_directory_can_be_locked_on_a_full_disk(tmp_path, monkeypatch):
     """The number in the file is for people; the lock is the kernel's."""
 
     def full(*_):
@@ -214,7 +214,7 @@ def test_a_full_disk_keeps_nobody_from_locking(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_reloading_a_damaged_journal_keeps_what_is_in_memory(tmp_path):
+def test_reload_of_a_damaged_journal_keeps_memory(tmp_path):
     embedded = Embedded(directory=tmp_path, housekeeping=False, debug_enabled=True)
     ask(embedded, "SET", "k", "v")
     with (tmp_path / JOURNAL_NAME).open("r+b") as file:

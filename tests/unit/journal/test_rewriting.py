@@ -1,4 +1,4 @@
-"""The journal is made short while it is in use, and a crash at any moment leaves one that is whole."""
+"""The journal is rewritten while it is in use, and a crash at any moment leaves a complete one."""
 
 import shutil
 import time
@@ -44,14 +44,14 @@ def until(embedded, predicate, seconds=30):
     give_up = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < give_up
-        embedded.keep_house()
+        embedded.run_housekeeping()
 
 
 def rewriting(embedded):
     return embedded.engine.hooks.persistence()["aof_rewrite_in_progress"] == 1
 
 
-def test_a_rewrite_keeps_the_state_and_what_came_during_it(tmp_path):
+def test_rewrite_keeps_the_state_and_concurrent_changes(tmp_path):
     embedded = opened(tmp_path)
     session = fill(embedded)
     before = embedded.persistence.journal.size
@@ -78,22 +78,22 @@ def test_a_rewrite_keeps_the_state_and_what_came_during_it(tmp_path):
     assert state(opened(tmp_path)) == expected
 
 
-def test_it_starts_by_itself_when_the_journal_has_grown_enough(tmp_path):
+def test_rewrite_starts_when_the_journal_has_grown(tmp_path):
     embedded = opened(tmp_path, rewrite_min_bytes=20_000)
     fill(embedded, 10)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert not rewriting(embedded)
     fill(embedded, 300)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert rewriting(embedded)
     until(embedded, lambda: not rewriting(embedded))
     assert embedded.persistence.journal.base_size == embedded.persistence.journal.size
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert not rewriting(embedded)
     embedded.close()
 
 
-def test_a_crash_in_the_middle_of_a_rewrite_leaves_the_old_journal(tmp_path):
+def test_crash_during_a_rewrite_leaves_the_old_journal(tmp_path):
     embedded = opened(tmp_path / "live")
     fill(embedded)
     journal = embedded.persistence.journal
@@ -123,7 +123,7 @@ def test_a_crash_in_the_middle_of_a_rewrite_leaves_the_old_journal(tmp_path):
     embedded.close()
 
 
-def test_a_rewrite_that_fails_changes_nothing(tmp_path, monkeypatch, caplog):
+def test_failed_rewrite_changes_nothing(tmp_path, monkeypatch, caplog):
     embedded = opened(tmp_path, rewrite_min_bytes=1000)
     session = fill(embedded, 50)
     monkeypatch.setattr("sys.executable", shutil.which("false"))
@@ -131,14 +131,14 @@ def test_a_rewrite_that_fails_changes_nothing(tmp_path, monkeypatch, caplog):
     until(embedded, lambda: not rewriting(embedded))
     assert "could not be rewritten" in caplog.text
     assert embedded.engine.hooks.persistence()["aof_last_bgrewrite_status"] == "err"
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert not rewriting(embedded), "the next try must not come at once"
     expected = state(embedded)
     embedded.close()
     assert state(opened(tmp_path)) == expected
 
 
-def test_a_damaged_journal_is_not_rewritten_into_a_sound_one(tmp_path):
+def test_damaged_journal_is_not_rewritten(tmp_path):
     embedded = opened(tmp_path)
     fill(embedded, 50)
     journal = embedded.persistence.journal

@@ -1,17 +1,19 @@
-"""What is answered is written; what the disk refuses is not answered; what a power cut may take is bounded."""
+"""Replied writes are in the journal, writes that the disk rejects get no success reply, and losses in a power cut are
+bounded.
+"""
 
 import logging
 
 import pytest
 
 from millstream.broker.embedded import Embedded
-from millstream.broker.failures import typed
+from millstream.broker.failures import typed_error
 from millstream.engine.journal.journal import JOURNAL_NAME
 from millstream.engine.session import BLOCKED
 from millstream.errors import BrokerUnavailable, DurabilityUnavailable, JournalCorrupt, ServerError
 from millstream.model.clock import ManualClock
 from millstream.wire.commands import OK, ErrorReply
-from simulated_disk import SimulatedDisk
+from support.simulated_disk import SimulatedDisk
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def state(embedded):
     }
 
 
-def test_a_change_is_written_before_it_is_answered_and_a_read_writes_nothing(directory):
+def test_change_is_written_before_its_reply_and_reads_write_nothing(directory):
     disk = SimulatedDisk()
     embedded = opened(directory, disk, appendfsync="no")
     before = len(disk.steps)
@@ -47,7 +49,7 @@ def test_a_change_is_written_before_it_is_answered_and_a_read_writes_nothing(dir
     assert len(disk.steps) == before + 1
 
 
-def test_always_syncs_before_each_answer_and_many_commands_share_one_sync(directory):
+def test_always_syncs_before_replies_and_batches_share_one_sync(directory):
     disk = SimulatedDisk()
     embedded = opened(directory, disk, appendfsync="always")
     before = len(disk.steps)
@@ -58,17 +60,17 @@ def test_always_syncs_before_each_answer_and_many_commands_share_one_sync(direct
     assert [step[0] for step in disk.steps[before:]] == ["write", "sync"]
 
 
-def test_everysec_syncs_once_a_second_and_only_what_is_new(directory):
+def test_everysec_syncs_new_data_once_a_second(directory):
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock)
     ask(embedded, "SET", "k", "v")
-    embedded.keep_house()
+    embedded.run_housekeeping()
     before = len(disk.steps)
     clock.advance(1000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert disk.steps[before:] == [("sync", directory / JOURNAL_NAME, None)]
     clock.advance(5000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert len(disk.steps) == before + 1
 
 
@@ -78,11 +80,11 @@ def test_fsync_on_request(directory):
     ask(embedded, "SET", "k", "v")
     embedded.fsync()
     assert disk.unsynced(directory / JOURNAL_NAME) == 0
-    with pytest.raises(DurabilityUnavailable, match="lives in memory"):
+    with pytest.raises(DurabilityUnavailable, match="only in memory"):
         Embedded(housekeeping=False).fsync()
 
 
-def test_a_transaction_and_databases_come_back(directory):
+def test_transactions_and_databases_are_restored(directory):
     disk = SimulatedDisk()
     embedded = opened(directory, disk)
     session = embedded.session()
@@ -99,7 +101,7 @@ def test_a_transaction_and_databases_come_back(directory):
     assert state(opened(directory, disk)) == expected
 
 
-def test_a_key_does_not_expire_while_the_journal_is_replayed(directory):
+def test_keys_do_not_expire_during_replay(directory):
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock)
     ask(embedded, "SET", "k", "v", "PX", 1000)
@@ -114,7 +116,7 @@ def test_a_key_does_not_expire_while_the_journal_is_replayed(directory):
 
 
 @pytest.mark.parametrize("policy", ["always", "everysec", "no"])
-def test_after_a_power_cut_at_any_point_only_what_was_not_synced_is_missing(directory, policy):
+def test_power_cut_loses_only_unsynced_writes(directory, policy):
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, appendfsync=policy, clock=clock)
     session = embedded.session()
@@ -124,7 +126,7 @@ def test_after_a_power_cut_at_any_point_only_what_was_not_synced_is_missing(dire
         embedded.execute_many(session, [(b"RPUSH", b"l", b"%d" % number), (b"INCR", b"m")], atomic=True)
         answered.append(len(disk.steps))
         clock.advance(300)
-        embedded.keep_house()
+        embedded.run_housekeeping()
     embedded.close()
     path = directory / JOURNAL_NAME
     for steps in range(len(disk.steps) + 1):
@@ -159,7 +161,7 @@ def _transactions(disk, directory, clock):
     return sum(len(found.get((db, b"l"), ([],))[0]) for db in range(3))
 
 
-def test_a_torn_tail_is_cut_off_with_a_warning_that_names_the_byte(directory, caplog):
+def test_torn_tail_is_truncated_with_a_warning_that_names_the_offset(directory, caplog):
     disk = SimulatedDisk()
     embedded = opened(directory, disk)
     ask(embedded, "SET", "k", "v")
@@ -170,7 +172,7 @@ def test_a_torn_tail_is_cut_off_with_a_warning_that_names_the_byte(directory, ca
     disk.put(directory / JOURNAL_NAME, whole[:-5])
     with caplog.at_level(logging.WARNING):
         again = opened(directory, disk)
-    assert f"cut off at byte {end}" in caplog.text
+    assert f"truncated to {end} bytes" in caplog.text
     assert set(state(again)) == {(0, b"k")}
     assert disk.size(directory / JOURNAL_NAME) == end
     ask(again, "SET", "c", "3")
@@ -180,7 +182,7 @@ def test_a_torn_tail_is_cut_off_with_a_warning_that_names_the_byte(directory, ca
     assert not caplog.text
 
 
-def test_a_damaged_journal_is_refused_and_left_alone(directory):
+def test_damaged_journal_is_rejected_and_not_changed(directory):
     disk = SimulatedDisk()
     embedded = opened(directory, disk)
     for number in range(10):
@@ -201,13 +203,13 @@ def test_a_damaged_journal_is_refused_and_left_alone(directory):
 # --- a disk that refuses --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("room", [0, 1, 10, 44, 45, 60])
+@pytest.mark.parametrize("free_bytes", [0, 1, 10, 44, 45, 60])
 @pytest.mark.parametrize("truncate_fails", [False, True])
-def test_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(directory, room, truncate_fails):
+def test_full_disk_rejects_writes_until_there_is_space(directory, free_bytes, truncate_fails):
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock)
     assert ask(embedded, "SET", "k", "v") == OK
-    disk.room, disk.truncate_fails = room, truncate_fails
+    disk.free_bytes, disk.truncate_fails = free_bytes, truncate_fails
     refused = ask(embedded, "SET", "k", "w" * 40)
     assert isinstance(refused, ErrorReply)
     assert refused.text.startswith("UNWRITTEN Errors writing to the AOF file: No space left on device")
@@ -220,22 +222,22 @@ def test_a_full_disk_refuses_writes_and_goes_on_when_there_is_room(directory, ro
     assert aborted[0] == refused
     assert aborted[1].text.startswith("EXECABORT")
     assert ask(embedded, "DBSIZE") == 1
-    disk.room = None
+    disk.free_bytes = None
     disk.truncate_fails = False
     clock.advance(1000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert ask(embedded, "INCR", "n") == 1
     expected = state(embedded)
     embedded.close()
     assert state(opened(directory, disk)) == expected
 
 
-def test_a_crash_while_the_disk_is_full_loses_only_what_was_refused(directory):
+def test_crash_with_a_full_disk_loses_only_rejected_writes(directory):
     disk = SimulatedDisk()
     embedded = opened(directory, disk)
     ask(embedded, "SET", "k", "v")
     confirmed = state(embedded)
-    disk.room = 30
+    disk.free_bytes = 30
     assert isinstance(ask(embedded, "SET", "other", "w"), ErrorReply)
     crashed = disk.after_power_cut(kept=10_000)
     assert _state_on(crashed, directory.with_name("crashed"), ManualClock()) in (confirmed, {})
@@ -244,43 +246,43 @@ def test_a_crash_while_the_disk_is_full_loses_only_what_was_refused(directory):
     assert _state_on(left, directory.with_name("killed"), ManualClock()) == confirmed
 
 
-def test_who_made_the_change_that_could_not_be_written_hears_that_it_may_be_there(directory):
-    """It is in memory, and the first to be written; what is refused afterwards is nowhere. Neither is told as the
-    other: who is told that nothing was stored repeats it, and has it twice."""
+def test_unwritten_change_is_reported_as_ambiguous(directory):
+    """The first write is in memory, and is written first later; rejected writes are not stored. The two must not be
+    confused: a caller that is told that nothing was stored repeats the write and stores it twice."""
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock)
-    disk.room = 0
-    unwritten = typed(ask(embedded, "XADD", "q", "1-1", "f", "v"))
+    disk.free_bytes = 0
+    unwritten = typed_error(ask(embedded, "XADD", "q", "1-1", "f", "v"))
     assert isinstance(unwritten, BrokerUnavailable)
     assert unwritten.may_have_been_applied
     assert "Nothing was stored" not in str(unwritten)
     assert ask(embedded, "XLEN", "q") == 1
-    refused = typed(ask(embedded, "XADD", "q", "2-1", "f", "v"))
+    refused = typed_error(ask(embedded, "XADD", "q", "2-1", "f", "v"))
     assert "Nothing was stored" in str(refused)
     assert ask(embedded, "XLEN", "q") == 1
-    disk.room = None
+    disk.free_bytes = None
     clock.advance(1000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     embedded.close()
     assert ask(opened(directory, disk), "XLEN", "q") == 1
 
 
-def test_a_waiter_is_not_answered_with_what_could_not_be_written(directory):
+def test_unwritten_entry_is_not_delivered_to_a_blocked_reader(directory):
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock)
     heard = []
     reader = embedded.session(heard.append)
     assert ask(embedded, "XREAD", "BLOCK", 0, "STREAMS", "q", 0, session=reader) is BLOCKED
-    disk.room = 0
+    disk.free_bytes = 0
     assert isinstance(ask(embedded, "XADD", "q", "1-1", "f", "v"), ErrorReply)
     assert heard == []
-    disk.room = None
+    disk.free_bytes = None
     clock.advance(1000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert heard == [[[b"q", [[b"1-1", [b"f", b"v"]]]]]]
 
 
-def test_after_a_failed_fsync_only_a_new_file_is_trusted(directory):
+def test_failed_fsync_requires_a_new_file(directory):
     disk, clock = SimulatedDisk(), ManualClock()
     embedded = opened(directory, disk, clock=clock, appendfsync="always")
     ask(embedded, "SET", "k", "v")
@@ -290,12 +292,12 @@ def test_after_a_failed_fsync_only_a_new_file_is_trusted(directory):
     with pytest.raises(ServerError, match="MISCONF"):
         embedded.fsync()
     clock.advance(1000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert isinstance(ask(embedded, "SET", "k", "x"), ErrorReply)
     disk.sync_fails = False
     before = len(disk.steps)
     clock.advance(1000)
-    embedded.keep_house()
+    embedded.run_housekeeping()
     assert "replace" in [step[0] for step in disk.steps[before:]]
     assert ask(embedded, "SET", "l", "x") == OK
     expected = state(embedded)

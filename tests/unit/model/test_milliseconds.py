@@ -1,9 +1,8 @@
-"""One way to give a time in Python: milliseconds, in options whose names say so; the old ones still work, and warn."""
+"""Durations in Python are whole milliseconds, in options whose names end in ``_ms``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def janitor(**options: Any) -> Janitor:
     return Janitor(broker, {"orders": RetentionPolicy(max_len=1)}, **options)
 
 
-OLD: list[tuple[Callable[..., Any], str]] = [
+OPTIONS: list[tuple[Callable[..., Any], str]] = [
     (retry, "initial_interval"),
     (retry, "max_interval"),
     (retry, "max_elapsed_time"),
@@ -39,25 +38,15 @@ OLD: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "name"), OLD, ids=lambda value: value if isinstance(value, str) else "")
-def test_seconds_work_for_one_release_and_say_what_to_write(make: Callable[..., Any], name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{name} in seconds goes with the next release: use {name}_ms"):
-        make(**{name: 1.5})
-    with pytest.raises(InvalidArgument, match=f"{name}_ms: 5 .* alone, without {name}"):
-        make(**{name: 1.5, f"{name}_ms": 5})
+@pytest.mark.parametrize(("make", "name"), OPTIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_duration_is_a_whole_number_of_milliseconds(make: Callable[..., Any], name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{name}_ms"):
         make(**{f"{name}_ms": 1.5})
     make(**{f"{name}_ms": 1_500})
 
 
-def test_what_comes_of_them() -> None:
+def test_the_default_applies_where_no_value_is_given() -> None:
     assert milliseconds("per", None, 7) == 7
     assert milliseconds("per", 5, 7) == 5
-    for old in (1.5, timedelta(seconds=1.5)):
-        with pytest.warns(DeprecationWarning, match="per_ms"):
-            assert milliseconds("per", None, 7, old) == 1_500
-    with pytest.warns(DeprecationWarning, match="per_ms"):
-        assert milliseconds("per", None, 7, 0.0001, least=1) == 1
-    for bad in (-1, float("nan"), float("inf"), True):
-        with pytest.warns(DeprecationWarning, match="per_ms"), pytest.raises(InvalidArgument, match="per"):
-            milliseconds("per", None, 7, bad)
+    with pytest.raises(InvalidArgument, match="per_ms"):
+        milliseconds("per", 0, 7, least=1)

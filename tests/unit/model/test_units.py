@@ -1,4 +1,4 @@
-"""Durations and sizes mean one thing wherever they are written."""
+"""Durations and sizes are parsed alike everywhere."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def test_durations(text: str | int, ms: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "-1s", "1 year", "1e3s", "٣s", "s", "1 s s", "9" * 5_000, "9" * 19 + "d", True, 1.5]
 )
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(InvalidArgument, match="limit"):
         parse_duration_ms(text, "limit")
 
 
 @pytest.mark.parametrize("written", ["30", 30, "1.5"])
-def test_a_bare_number_is_refused_with_both_of_its_meanings(written: str | int) -> None:
+def test_bare_number_is_rejected_as_duration(written: str | int) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(f"{written}s or {written}ms")):
         parse_duration_ms(written, "limit")
 
 
-def test_a_bare_number_is_taken_where_the_options_name_says_what_it_is() -> None:
+def test_bare_number_is_accepted_if_the_option_has_a_unit() -> None:
     assert parse_duration_ms(30, "max_ms", bare_ms=True) == 30
     assert parse_duration_ms("30s", "max_ms", bare_ms=True) == 30_000
 
@@ -75,19 +75,19 @@ def test_sizes(text: str | int, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1 tb?", "k", "1.5", "1pb", True, 1 << 70, -1])
-def test_what_is_no_size(text: str | int) -> None:
+def test_invalid_size_is_rejected(text: str | int) -> None:
     with pytest.raises(InvalidArgument, match="limit"):
         parse_size_bytes(text, "limit")
 
 
 @pytest.mark.parametrize("text", ["1k", "2m", "3G"])
-def test_ambiguous_units_are_refused_with_the_reason(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="1,000 to some and 1,024 to others"):
+def test_ambiguous_units_are_rejected(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="ambiguous"):
         parse_size_bytes(text, "limit")
 
 
 @given(st.integers(0, 10**9), st.sampled_from(["ms", "s", "m", "h", "d"]))
-def test_what_is_read_is_exact_and_matches_the_schema(number: int, unit: str) -> None:
+def test_parsed_values_are_exact_and_match_the_schema(number: int, unit: str) -> None:
     factor = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}[unit]
     assert parse_duration_ms(f"{number}{unit}", "x") == number * factor
     assert re.fullmatch(DURATION_PATTERN, f"{number}{unit}")

@@ -1,6 +1,6 @@
-"""What parsing costs: lengths are looked at before anything is allocated, and no byte is parsed again and again.
+"""The cost of parsing: lengths are checked before memory is allocated, and no byte is parsed repeatedly.
 
-Work is counted, not timed: lines of our parser that ran, bytes that it looked through, bytes that hiredis was given.
+Work is counted, not timed: executed lines of our parser, bytes that it examined, bytes passed to hiredis.
 """
 
 import sys
@@ -103,7 +103,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("limits", [RequestLimits(), UNAUTHENTICATED], ids=["known", "unknown"])
-def test_twice_the_bytes_are_twice_the_work(work, shape, limits):
+def test_parsing_work_is_linear(work, shape, limits):
     once, twice = (cost(work, shape(size), limits) for size in (1000, 2000))
     assert once <= twice <= 2.2 * once
 
@@ -130,7 +130,7 @@ def test_twice_the_bytes_are_twice_the_work(work, shape, limits):
     ],
     ids=lambda raw: repr(raw[:28]),
 )
-def test_nothing_is_allocated_for_what_is_only_announced(raw):
+def test_announced_items_allocate_no_memory(raw):
     parser = RequestParser(RequestLimits())
     tracemalloc.start()
     try:
@@ -141,7 +141,7 @@ def test_nothing_is_allocated_for_what_is_only_announced(raw):
     assert peak < 1 << 20
 
 
-def test_what_follows_the_words_of_a_browser_is_not_looked_at(work):
+def test_data_after_an_http_request_is_ignored(work):
     body = PING * 4000 + b"*1\r\n:5\r\n"
     for verb in (b"POST / HTTP/1.1\r\n", b"PING\r\nhost: localhost\r\n"):
         parser = RequestParser(RequestLimits())

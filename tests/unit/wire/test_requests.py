@@ -1,10 +1,10 @@
-"""What clients send: whole, in pieces, by hand, and wrong."""
+"""Requests of clients: complete, in pieces, inline, and malformed."""
 
 import random
 
 import pytest
 
-from millstream.wire.requests import LINE_LIMIT, UNAUTHENTICATED, RequestLimits, RequestParser, split_words
+from millstream.wire.requests import LINE_LIMIT, UNAUTHENTICATED, RequestLimits, RequestParser, split_inline_args
 from millstream.wire.resp import pack
 
 REQUESTS = [[b"PING"], [b"SET", b"k", b"\r\n$3\r\n*1\r\n"], [b"XADD", b"s", b"*", b"f", b"\0" * 300], [b"ECHO", b""]]
@@ -16,7 +16,7 @@ def fed(*pieces, limits=None):
     return [words for piece in pieces for words in parser.feed(piece)], parser.fault
 
 
-def test_requests_come_out_however_the_bytes_are_cut():
+def test_requests_are_parsed_from_any_split():
     assert fed(STREAM * 3) == (REQUESTS * 3, None)
     assert fed(*[bytes([byte]) for byte in STREAM]) == (REQUESTS, None)
     for cut in range(len(STREAM)):
@@ -59,7 +59,7 @@ def test_empty_arrays_are_skipped_as_redis_does():
         (b"*1\r\n$" + b"1" * (LINE_LIMIT + 1), "too big bulk count string"),
     ],
 )
-def test_what_does_not_fit_is_named_as_redis_names_it_and_what_came_before_counts(raw, text):
+def test_protocol_errors_match_redis_and_keep_earlier_requests(raw, text):
     requests, fault = fed(STREAM + raw + STREAM)
     assert requests == REQUESTS
     assert fault.text == f"ERR Protocol error: {text}"
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_named_as_redis_names_it_and_what_came_before_count
         assert (requests, fault.text) == (REQUESTS, f"ERR Protocol error: {text}")
 
 
-def test_nothing_is_taken_after_a_fault():
+def test_parser_accepts_nothing_after_a_fault():
     parser = RequestParser(RequestLimits())
     assert parser.feed(b"*1\r\n:1\r\n") == []
     assert parser.feed(STREAM) == []
@@ -80,7 +80,7 @@ def test_before_authentication_the_limits_are_small():
     assert fed(b"*1\r\n$16385\r\n", limits=UNAUTHENTICATED)[1].text.endswith("unauthenticated bulk length")
 
 
-def test_a_request_may_lift_the_limits_for_the_next_one():
+def test_request_may_raise_the_limits_of_the_next():
     parser = RequestParser(UNAUTHENTICATED)
     big = [b"SET", b"k", b"x" * 50_000]
     assert parser.feed(b"PING\r\n" + pack([b"AUTH", b"pw"]) + pack(big) * 2) == [[b"PING"]]
@@ -91,7 +91,7 @@ def test_a_request_may_lift_the_limits_for_the_next_one():
     assert not parser.more
 
 
-def test_a_request_has_a_limit_as_a_whole():
+def test_request_has_a_total_limit():
     limits = RequestLimits(request_bytes=100)
     assert fed(pack([b"SET", b"k", b"x" * 96]), b"*", limits=limits)[1] is None
     over = pack([b"SET", b"k", b"x" * 97])
@@ -140,5 +140,5 @@ def test_random_bytes_never_raise():
         (b"", []),
     ],
 )
-def test_inline_words(line, words):
-    assert split_words(line) == words
+def test_inline_arguments(line, words):
+    assert split_inline_args(line) == words

@@ -1,4 +1,4 @@
-"""Replies as bytes and back, in both protocols."""
+"""Encoding and decoding of replies, in both protocols."""
 
 import math
 
@@ -18,7 +18,7 @@ from millstream.wire.commands import (
     Verbatim,
 )
 from millstream.wire.resp import encode, pack
-from resp_decoder import Decoder, MalformedReply, decode
+from support.resp_decoder import Decoder, MalformedReply, decode
 
 ENTRY = [b"1-1", [b"f", b"v"]]
 
@@ -67,13 +67,13 @@ def test_every_kind_of_reply_in_both_protocols(reply, resp2, resp3):
     [b"x", 5, OK, None, ErrorReply("ERR x"), Map([b"k", [1, None]]), Members([b"a"]), Push([b"p", 1]),
      Double(0.1), Verbatim(b"text"), [[b"1-1", [b"f", b"v"]], [b"1-2", None]]],
 )  # fmt: skip
-def test_resp3_comes_back_as_the_same_kind(reply):
+def test_resp3_round_trip_keeps_the_type(reply):
     (back,) = decode(encode(reply, 3))
     assert back == reply
     assert type(back) is type(reply)
 
 
-def test_a_kind_derived_from_ours_is_encoded_as_its_ancestor():
+def test_subclass_is_encoded_as_its_base():
     class Rows(list):
         pass
 
@@ -83,16 +83,16 @@ def test_a_kind_derived_from_ours_is_encoded_as_its_ancestor():
     assert encode([Rows([Text(b"x")])]) == b"*1\r\n*1\r\n$1\r\nx\r\n"
 
 
-def test_what_is_no_reply_is_refused():
-    with pytest.raises(TypeError, match="object is not a kind of reply"):
+def test_unknown_reply_type_is_rejected():
+    with pytest.raises(TypeError, match="not a reply type"):
         encode(object())
 
 
-def test_a_command_packs_as_an_array_of_bulk_strings():
+def test_command_packs_as_an_array_of_bulk_strings():
     assert pack([b"SET", b"k", b"\r\n"]) == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2\r\n\r\n\r\n"
 
 
-def test_the_decoder_waits_for_the_last_byte():
+def test_decoder_waits_for_the_last_byte():
     whole = encode([[b"1-1", [b"f", b"v"]], None, 3])
     decoder = Decoder()
     for byte in whole[:-1]:
@@ -106,6 +106,6 @@ def test_the_decoder_waits_for_the_last_byte():
 @pytest.mark.parametrize(
     "junk", [b"?x\r\n", b":x\r\n", b"$3\r\nabcde\r\n", b"$-2\r\n", b"*-5\r\n", b"*1\r\n" * 100 + b":1\r\n"]
 )
-def test_the_decoder_refuses_what_is_not_resp(junk):
+def test_decoder_rejects_invalid_resp(junk):
     with pytest.raises(MalformedReply):
         decode(junk)

@@ -1,5 +1,5 @@
-"""Every operation of the contract, one generator each: it yields commands, receives replies, returns typed values.
+"""The operations of the contract: generators that yield commands, receive replies, and return typed values.
 
-Arguments are checked before the first command leaves, so bad input never changes a stream. No I/O happens here.
-What each one promises stands on the contract's page, ``broker.py``.
+Arguments are checked before the first command is sent, so that invalid input never changes a stream. No I/O happens
+here. ``broker.py`` documents what each operation promises.
 """

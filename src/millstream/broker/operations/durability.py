@@ -1,4 +1,4 @@
-"""What a write asks for beyond the server's reply: whether the server can give it, and whether it did."""
+"""Durability beyond the server's reply: checks whether the server offers it, and whether a write reached it."""
 
 from __future__ import annotations
 
@@ -6,64 +6,66 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.broker.context import Context
-from millstream.broker.failures import typed
+from millstream.broker.failures import typed_error
 from millstream.broker.keys import slot_of
 from millstream.broker.operations.conversion import mapping
-from millstream.broker.steps.script import Guard, Script, guarded_form
+from millstream.broker.scripts.script import Fence, Script, fenced_form
 from millstream.errors import DurabilityUnavailable, InvalidArgument, PermissionDenied, ServerError
 from millstream.model import Durability
-from millstream.wire import Args, Batch, Command, Conversation, ErrorReply, Reading, as_they_are
+from millstream.wire import Args, Batch, Command, ErrorReply, Operation, Reading, return_unchanged
 
 REMEMBER_MS = 10_000
-"""How long the server's settings are believed. A change by CONFIG SET, or a failover, is noticed after that."""
+"""How long the server's settings are cached. A change by CONFIG SET, or a failover, is noticed after this time."""
 
 Wanted = Durability | str | None
 
 
-def durability_of(wanted: Wanted) -> Durability | None:
-    """None and ``memory`` are what every reply already says."""
-    if wanted is None:
+def durability_of(durability: Wanted) -> Durability | None:
+    """The parsed durability; None for None and ``memory``, which every reply implies."""
+    if durability is None:
         return None
-    level = Durability.parse(wanted) if isinstance(wanted, str) else wanted
+    level = Durability.parse(durability) if isinstance(durability, str) else durability
     if not isinstance(level, Durability):
-        raise InvalidArgument("durability", wanted, "None, memory, appended, fsynced or replicated(n)")
+        raise InvalidArgument("durability", durability, "None, memory, appended, fsynced or replicated(n)")
     return None if level.level == "memory" else level
 
 
-def require(context: Context, key: bytes, wanted: Durability) -> Conversation[None]:
-    """Raises DurabilityUnavailable, before anything is written, where the node of ``key`` cannot give it."""
-    if wanted.level == "replicated":
+def require(context: Context, key: bytes, durability: Durability) -> Operation[None]:
+    """Raises DurabilityUnavailable if the node of ``key`` does not offer the durability. Nothing is written before."""
+    if durability.level == "replicated":
         return
     given = yield from _settings(context, key)
     if given == "unknown":
         raise DurabilityUnavailable(
-            str(wanted), "CONFIG GET is not allowed here, so nobody can tell. Allow it, or ask for less."
+            str(durability), "CONFIG GET is not allowed, so it cannot be checked. Allow it, or ask for less."
         )
     if given == "no":
         raise DurabilityUnavailable(
-            str(wanted), "appendonly is off. Switch it on (local:///path for the embedded one)."
+            str(durability), "appendonly is off. Turn it on (for an embedded broker: open local:///path)."
         )
-    if wanted.level == "fsynced" and given != "always":
-        raise DurabilityUnavailable(str(wanted), f"appendfsync is {given!r}. Set it to 'always'.")
+    if durability.level == "fsynced" and given != "always":
+        raise DurabilityUnavailable(str(durability), f"appendfsync is {given!r}. Set it to 'always'.")
 
 
-def _settings(context: Context, key: bytes) -> Conversation[str]:
-    """``no``: no append-only file; else what appendfsync says; ``unknown`` where it cannot be read."""
-    place = slot_of(key) if context.cluster else 0
+def _settings(context: Context, key: bytes) -> Operation[str]:
+    """The server's setting: ``no`` without an append-only file, else the value of appendfsync; ``unknown`` if not
+    readable.
+    """
+    slot = slot_of(key) if context.cluster else 0
     now_ms = context.clock.monotonic_ms()
-    seen = context.durability_seen.get(place)
-    if seen is not None and now_ms - seen[0] < REMEMBER_MS:
-        return seen[1]
-    facts: dict[bytes, Any] = {}
+    cached = context.durability_seen.get(slot)
+    if cached is not None and now_ms - cached[0] < REMEMBER_MS:
+        return cached[1]
+    settings: dict[bytes, Any] = {}
     try:
         for name in (b"appendonly", b"appendfsync"):
-            facts |= mapping((yield Command((b"CONFIG", b"GET", name), key, repeatable=True)))
+            settings |= mapping((yield Command((b"CONFIG", b"GET", name), key, repeatable=True)))
     except (PermissionDenied, ServerError):
-        facts = {}
+        settings = {}
     given = "unknown"
-    if len(facts) == 2:
-        given = facts[b"appendfsync"].decode() if facts[b"appendonly"] == b"yes" else "no"
-    context.durability_seen[place] = now_ms, given
+    if len(settings) == 2:
+        given = settings[b"appendfsync"].decode() if settings[b"appendonly"] == b"yes" else "no"
+    context.durability_seen[slot] = now_ms, given
     return given
 
 
@@ -71,27 +73,29 @@ def send_durably(
     context: Context,
     key: bytes,
     commands: Sequence[Args],
-    wanted: Durability,
+    durability: Durability,
     *,
     atomic: bool = False,
     repeatable: bool = False,
-    reading: Reading = as_they_are,
-) -> Conversation[tuple[list[Any], DurabilityUnavailable | None]]:
-    """The replies, and what to raise once they are read: the write is stored, but not confirmed."""
-    yield from require(context, key, wanted)
-    if wanted.level != "replicated":
+    reading: Reading = return_unchanged,
+) -> Operation[tuple[list[Any], DurabilityUnavailable | None]]:
+    """Sends commands with a durability; returns the replies and, if the write is stored but not confirmed, the error to
+    raise.
+    """
+    yield from require(context, key, durability)
+    if durability.level != "replicated":
         replies = yield Batch(commands, key, atomic, repeatable, reading=reading)
         return replies, None
-    # WAIT inside MULTI answers at once: it has to come after EXEC, on the same connection.
-    wait = (b"WAIT", b"%d" % wanted.replicas, b"%d" % wanted.timeout_ms)
+    # WAIT inside MULTI returns immediately, so it must follow EXEC on the same connection.
+    wait = (b"WAIT", b"%d" % durability.replicas, b"%d" % durability.timeout_ms)
     replies = yield Batch(commands, key, atomic, repeatable, same_connection=True, after=wait, reading=reading)
     confirmed = replies.pop()
-    if isinstance(confirmed, int) and confirmed >= wanted.replicas:
+    if isinstance(confirmed, int) and confirmed >= durability.replicas:
         return replies, None
     return replies, DurabilityUnavailable(
-        str(wanted),
-        f"{confirmed if isinstance(confirmed, int) else 0} replicas confirmed within {wanted.timeout_ms} ms. "
-        "The write is stored but not confirmed: do not repeat it blindly, check the replicas.",
+        str(durability),
+        f"{confirmed if isinstance(confirmed, int) else 0} replicas confirmed within {durability.timeout_ms} ms. "
+        "The write is stored but not confirmed: check the replicas before you repeat it.",
         stored=True,
     )
 
@@ -101,20 +105,23 @@ def run_script_durably(
     chosen: Script,
     keys: Sequence[bytes],
     argv: Sequence[bytes],
-    wanted: Durability | None,
+    durability: Durability | None,
     *,
     repeatable: bool = False,
-    guard: Guard | None = None,
-) -> Conversation[Any]:
-    """A script's reply; DurabilityUnavailable where what it wrote was not confirmed. ``reply`` is then a fact of it."""
-    if guard is not None:
-        chosen, keys, argv = guarded_form(chosen), (*keys, guard.key), (*argv, guard.record)
-    words: Args = (b"EVALSHA", chosen.sha, b"%d" % len(keys), *keys, *argv)  # every publish goes here: no hop more
-    if wanted is None:
-        return (yield Command(words, keys[0], repeatable))
-    (reply,), unconfirmed = yield from send_durably(context, keys[0], [words], wanted, repeatable=repeatable)
+    fence: Fence | None = None,
+) -> Operation[Any]:
+    """Runs a script with a durability and returns its reply.
+
+    Raises DurabilityUnavailable if its writes were not confirmed; the error's ``reply`` is then the script's reply.
+    """
+    if fence is not None:
+        chosen, keys, argv = fenced_form(chosen), (*keys, fence.key), (*argv, fence.record)
+    args: Args = (b"EVALSHA", chosen.sha, b"%d" % len(keys), *keys, *argv)  # inlined: every publish runs this
+    if durability is None:
+        return (yield Command(args, keys[0], repeatable))
+    (reply,), unconfirmed = yield from send_durably(context, keys[0], [args], durability, repeatable=repeatable)
     if isinstance(reply, ErrorReply):
-        raise typed(reply)
+        raise typed_error(reply)
     if unconfirmed is not None:
         unconfirmed.__dict__["reply"] = reply
         raise unconfirmed

@@ -1,132 +1,163 @@
-"""The few plain keys that rooms above keep beside their streams."""
+"""Operations on plain keys, which packages store next to their streams."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from millstream.broker.context import Context
-from millstream.broker.keys import LEGEND, beside
-from millstream.broker.operations.conversion import Name, Value, count_word, field_value, mapping, name_word, value_word
+from millstream.broker.keys import LEGEND, can_have_companions, companion_key
+from millstream.broker.operations.conversion import (
+    Name,
+    Value,
+    count_arg,
+    field_value_arg,
+    mapping,
+    name_arg,
+    value_arg,
+)
 from millstream.errors import InvalidArgument
-from millstream.wire import Command, Conversation
+from millstream.wire import Batch, Command, Operation
 
-SCAN_STEP = b"1000"
+SCAN_COUNT = b"1000"
 
 
-def get(context: Context, key: Name) -> Conversation[bytes | None]:
-    word = name_word(key, "key")
-    value: bytes | None = yield Command((b"GET", word), word, repeatable=True)
+def get(context: Context, key: Name) -> Operation[bytes | None]:
+    arg = name_arg(key, "key")
+    value: bytes | None = yield Command((b"GET", arg), arg, repeatable=True)
     return value
 
 
 def set(
     context: Context, key: Name, value: Value, *, px: int | None = None, nx: bool = False, xx: bool = False
-) -> Conversation[bool]:
+) -> Operation[bool]:
     if nx and xx:
         raise InvalidArgument("xx", xx, "either nx or xx")
-    word = name_word(key, "key")
+    arg = name_arg(key, "key")
     reply = yield Command(
         (
-            *(b"SET", word, value_word(value, "value")),
-            *(() if px is None else (b"PX", count_word(px, "px"))),
+            b"SET",
+            arg,
+            value_arg(value, "value"),
+            *(() if px is None else (b"PX", count_arg(px, "px"))),
             *((b"NX",) if nx else (b"XX",) if xx else ()),
         ),
-        word,
+        arg,
         repeatable=not nx,
     )
     return bool(reply)
 
 
-def delete(context: Context, *keys: Name) -> Conversation[int]:
-    words = [name_word(key, "keys") for key in keys]
-    if not words:
+def delete(context: Context, *keys: Name) -> Operation[int]:
+    args = [name_arg(key, "keys") for key in keys]
+    if not args:
         return 0
     if not context.cluster:
-        gone: int = yield Command((b"DEL", *words), words[0])
-        return gone
+        deleted: int = yield Command((b"DEL", *args), args[0])
+        return deleted
     total = 0
-    for word in words:
-        total += yield Command((b"DEL", word), word)
+    for arg in args:
+        total += yield Command((b"DEL", arg), arg)
     return total
 
 
-def exists(context: Context, key: Name) -> Conversation[bool]:
-    word = name_word(key, "key")
-    return bool((yield Command((b"EXISTS", word), word, repeatable=True)))
+def exists(context: Context, key: Name) -> Operation[bool]:
+    arg = name_arg(key, "key")
+    return bool((yield Command((b"EXISTS", arg), arg, repeatable=True)))
 
 
-def expire_ms(context: Context, key: Name, ms: int) -> Conversation[bool]:
-    word = name_word(key, "key")
-    return bool((yield Command((b"PEXPIRE", word, count_word(ms, "ms")), word, repeatable=True)))
+def expire_ms(context: Context, key: Name, ms: int) -> Operation[bool]:
+    arg = name_arg(key, "key")
+    return bool((yield Command((b"PEXPIRE", arg, count_arg(ms, "ms")), arg, repeatable=True)))
 
 
-def ttl_ms(context: Context, key: Name) -> Conversation[int | None]:
-    word = name_word(key, "key")
-    left: int = yield Command((b"PTTL", word), word, repeatable=True)
-    return left if left >= 0 else None
+def ttl_ms(context: Context, key: Name) -> Operation[int | None]:
+    arg = name_arg(key, "key")
+    remaining_ms: int = yield Command((b"PTTL", arg), arg, repeatable=True)
+    return remaining_ms if remaining_ms >= 0 else None
 
 
-def hget(context: Context, key: Name, field: Name) -> Conversation[bytes | None]:
-    word = name_word(key, "key")
-    value: bytes | None = yield Command((b"HGET", word, name_word(field, "field")), word, repeatable=True)
+def hget(context: Context, key: Name, field: Name) -> Operation[bytes | None]:
+    arg = name_arg(key, "key")
+    value: bytes | None = yield Command((b"HGET", arg, name_arg(field, "field")), arg, repeatable=True)
     return value
 
 
-def hgetall(context: Context, key: Name) -> Conversation[dict[bytes, bytes]]:
-    word = name_word(key, "key")
-    return mapping((yield Command((b"HGETALL", word), word, repeatable=True)))
+def hgetall(context: Context, key: Name) -> Operation[dict[bytes, bytes]]:
+    arg = name_arg(key, "key")
+    return mapping((yield Command((b"HGETALL", arg), arg, repeatable=True)))
 
 
-def hset(context: Context, key: Name, fields: Mapping[str, Value]) -> Conversation[int]:
-    word = name_word(key, "key")
-    words: list[bytes] = []
+def hset(context: Context, key: Name, fields: Mapping[str, Value]) -> Operation[int]:
+    arg = name_arg(key, "key")
+    args: list[bytes] = []
     if not isinstance(fields, Mapping) or not fields:
         raise InvalidArgument("fields", fields, "a mapping from field names to values, with at least one field")
     for name, value in fields.items():
-        field = name_word(name, "fields")
-        words += (field, field_value(field, value))
-    new: int = yield Command((b"HSET", word, *words), word)
+        field = name_arg(name, "fields")
+        args += (field, field_value_arg(field, value))
+    new: int = yield Command((b"HSET", arg, *args), arg)
     return new
 
 
-def hdel(context: Context, key: Name, *fields: Name) -> Conversation[int]:
-    word = name_word(key, "key")
+def hdel(context: Context, key: Name, *fields: Name) -> Operation[int]:
+    arg = name_arg(key, "key")
     if not fields:
         return 0
-    gone: int = yield Command((b"HDEL", word, *(name_word(field, "fields") for field in fields)), word)
-    return gone
+    deleted: int = yield Command((b"HDEL", arg, *(name_arg(field, "fields") for field in fields)), arg)
+    return deleted
 
 
-def publish(context: Context, channel: Name, payload: Value) -> Conversation[int]:
-    word = name_word(channel, "channel")
-    heard: int = yield Command((b"PUBLISH", word, value_word(payload, "payload")))
-    return heard
+def publish(context: Context, channel: Name, payload: Value) -> Operation[int]:
+    arg = name_arg(channel, "channel")
+    receivers: int = yield Command((b"PUBLISH", arg, value_arg(payload, "payload")))
+    return receivers
 
 
-def delete_stream(context: Context, stream: Name, *, companions: bool = False) -> Conversation[bool]:
-    key = name_word(stream, "stream")
+def delete_stream(context: Context, stream: Name, *, companions: bool = False) -> Operation[bool]:
+    key = name_arg(stream, "stream")
     if companions:
         for companion in (yield from companion_keys(context, key)):
             yield Command((b"DEL", companion), companion, repeatable=True)
     return bool((yield Command((b"DEL", key), key)))
 
 
-def companion_keys(context: Context, stream: Name) -> Conversation[list[bytes]]:
-    """The keys that may lie beside the stream, after the legend. Scans the stream's node for those with free names."""
-    key = name_word(stream, "stream")
-    found: dict[bytes, None] = {}
+class CompanionCounts(NamedTuple):
+    """What a stream's companion keys contain that ``delete_stream(companions=True)`` deletes too."""
+
+    dead_letters: int
+    delayed: int
+    """Delayed messages that are not published yet."""
+
+
+def companion_counts(context: Context, stream: Name) -> Operation[CompanionCounts]:
+    """The number of dead letters and of delayed messages of a stream."""
+    key = name_arg(stream, "stream")
+    if not can_have_companions(key):
+        return CompanionCounts(0, 0)
+    commands = ((b"XLEN", companion_key(key, "dlq")), (b"ZCARD", companion_key(key, "later")))
+    replies = yield Batch(commands, key, repeatable=True)
+    return CompanionCounts(*(reply if isinstance(reply, int) else 0 for reply in replies))
+
+
+def companion_keys(context: Context, stream: Name) -> Operation[list[bytes]]:
+    """The companion keys that a stream may have. For suffixes with a name it scans the stream's node."""
+    key = name_arg(stream, "stream")
+    companions: dict[bytes, None] = {}
+    if not can_have_companions(key):
+        return []
     for line in LEGEND:
         fixed, star, _ = line.suffix.partition("*")
-        companion = beside(key, fixed)
+        companion = companion_key(key, fixed)
         if not star:
-            found[companion] = None
+            companions[companion] = None
             continue
         glob = b"".join(b"\\%c" % char if char in b"*?[]^\\" else b"%c" % char for char in companion) + b"*"
         cursor = b"0"
         while True:
-            words = (b"SCAN", cursor, b"MATCH", glob, b"COUNT", SCAN_STEP)
-            cursor, names = yield Command(words, key, repeatable=True)
-            found.update(dict.fromkeys(names))
+            args = (b"SCAN", cursor, b"MATCH", glob, b"COUNT", SCAN_COUNT)
+            cursor, names = yield Command(args, key, repeatable=True)
+            companions.update(dict.fromkeys(names))
             if cursor == b"0":
                 break
-    return list(found)
+    return list(companions)

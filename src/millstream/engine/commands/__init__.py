@@ -1,7 +1,7 @@
-"""The handlers, one module for each kind of thing. Importing this package registers all of them.
+"""The command handlers, grouped by data type or purpose. Importing this package registers all of them.
 
-A handler checks its words, reads, decides, and only then changes: an error leaves everything as it was. After a change
-it says ``engine.modified``, ``engine.notify`` and ``engine.record``.
+A handler first checks its arguments and the current values, and changes data only after that, so that an error changes
+nothing. After a change it calls ``engine.modified``, ``engine.notify`` and ``engine.record``.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What a connection says about itself (PING, ECHO, SELECT, AUTH, HELLO, RESET, QUIT) and asks about others (CLIENT)."""
+"""Connection commands: PING, ECHO, SELECT, AUTH, HELLO, RESET, QUIT, CLIENT."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from millstream.engine.session import Session, describe
 from millstream.wire import OK, PONG, ErrorReply, Map, Reply, Several, Status, Verbatim, to_bytes, to_name
 
 _ANYTIME = Flag.NO_SCRIPT | Flag.FAST | Flag.NO_AUTH
-_LOGGED_NAME: Final = 128
-"""A stranger's name in ACL LOG: no more of it than this."""
+MAX_LOGGED_USER_BYTES: Final = 128
+"""Limit on the user name in ACL LOG, which comes from an unauthenticated client."""
 WRONG_PASSWORD: Final = "WRONGPASS invalid username-password pair or user is disabled."  # noqa: S105  # Redis's text
 
 
@@ -48,13 +48,13 @@ def _digest(secret: bytes) -> bytes:
 
 
 def _log_in(session: Session, user: bytes, password: bytes) -> None:
-    """There is one user, ``default``. Where no password is set, any will do, as for Redis's ``nopass`` user."""
+    """Authenticates the only user, ``default``. Without a password set, any is accepted, as for ``nopass`` users."""
     expected = session.engine.password
-    # Digests are compared, so that the time taken tells neither how much of a guess is right nor how long it should be.
-    right = expected is None or hmac.compare_digest(_digest(password), _digest(expected))
-    if user != b"default" or not right:
+    # Compare digests, so that the duration reveals neither a matching prefix nor the length of the password.
+    is_correct = expected is None or hmac.compare_digest(_digest(password), _digest(expected))
+    if user != b"default" or not is_correct:
         engine = session.engine
-        engine.monitoring.refused(user[:_LOGGED_NAME], to_bytes(describe(session)), engine.now_ms)
+        engine.monitoring.report_auth_failure(user[:MAX_LOGGED_USER_BYTES], to_bytes(describe(session)), engine.now_ms)
         raise ErrorReply(WRONG_PASSWORD)
     session.authenticated = True
     session.refresh()
@@ -88,7 +88,7 @@ def hello(session: Session, args: Sequence[bytes]) -> Reply:
             _log_in(session, args[at + 1], args[at + 2])
             at += 3
         elif option == b"SETNAME" and at + 1 < len(args):
-            name = checked_name(args[at + 1])
+            name = check_name(args[at + 1])
             at += 2
         else:
             raise ErrorReply(f"ERR Syntax error in HELLO option '{to_name(args[at])}'")
@@ -102,26 +102,26 @@ def hello(session: Session, args: Sequence[bytes]) -> Reply:
         session.name = name
     session.protocol = protocol
     session.refresh()
-    facts: list[Reply] = [b"server", b"redis", b"version", REDIS_VERSION.encode(), b"proto", protocol]
-    facts += [b"id", session.id, b"mode", b"standalone", b"role", b"master", b"modules", []]
-    return Map(facts)
+    items: list[Reply] = [b"server", b"redis", b"version", REDIS_VERSION.encode(), b"proto", protocol]
+    items += [b"id", session.id, b"mode", b"standalone", b"role", b"master", b"modules", []]
+    return Map(items)
 
 
-def checked_name(name: bytes) -> bytes:
+def check_name(name: bytes) -> bytes:
     if any(not 0x21 <= byte <= 0x7E for byte in name):
         raise ErrorReply("ERR Client names cannot contain spaces, newlines or special characters.")
     return name
 
 
-@command("RESET", arity=1, flags=_ANYTIME | Flag.AT_ONCE | Flag.WHILE_SUBSCRIBED)
+@command("RESET", arity=1, flags=_ANYTIME | Flag.NOT_QUEUED | Flag.WHILE_SUBSCRIBED)
 def reset(session: Session, args: Sequence[bytes]) -> Reply:
-    """As a new connection would be: nothing queued, watched, heard, named or proven."""
+    """Resets the session to the state of a new connection."""
     engine = session.engine
-    engine.pubsub.forget(session)
+    engine.pubsub.unsubscribe_all(session)
     session.db = engine.databases[0]
     session.protocol = 2
     session.name = b""
-    session.muted = session.skips = False
+    session.muted = session.skip_reply = False
     session.authenticated = engine.password is None
     discard(session)
     if session.monitoring:
@@ -131,7 +131,7 @@ def reset(session: Session, args: Sequence[bytes]) -> Reply:
     return Status(b"RESET")
 
 
-@command("QUIT", arity=-1, flags=_ANYTIME | Flag.AT_ONCE | Flag.WHILE_SUBSCRIBED)
+@command("QUIT", arity=-1, flags=_ANYTIME | Flag.NOT_QUEUED | Flag.WHILE_SUBSCRIBED)
 def quit_(session: Session, args: Sequence[bytes]) -> Reply:
     session.closing = True
     return OK
@@ -163,13 +163,13 @@ def client_getname(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("CLIENT|SETNAME", arity=3, flags=_PLAIN)
 def client_setname(session: Session, args: Sequence[bytes]) -> Reply:
-    session.name = checked_name(args[2])
+    session.name = check_name(args[2])
     return OK
 
 
 @command("CLIENT|SETINFO", arity=4, flags=_PLAIN)
 def client_setinfo(session: Session, args: Sequence[bytes]) -> Reply:
-    """Of Redis 7.2, because client libraries introduce themselves with it."""
+    """A command of Redis 7.2, supported because client libraries send it when they connect."""
     name = args[2].upper()
     if name not in (b"LIB-NAME", b"LIB-VER"):
         raise ErrorReply(f"ERR Unrecognized option '{to_name(args[2])}'")
@@ -193,19 +193,21 @@ def client_list(session: Session, args: Sequence[bytes]) -> Reply:
         kind = args[3].lower()
         if kind not in _TYPES:
             raise ErrorReply(f"ERR Unknown client type '{to_name(args[3])}'")
-        chosen = [one for one in chosen if _type(one) == kind]
+        chosen = [candidate for candidate in chosen if _type(candidate) == kind]
     elif option == b"ID" and len(args) > 3:
-        wanted = [parse_int(word, "ERR Invalid client ID") for word in args[3:]]
-        chosen = [sessions[number] for number in wanted if number in sessions]
+        ids = [parse_int(arg, "ERR Invalid client ID") for arg in args[3:]]
+        chosen = [sessions[number] for number in ids if number in sessions]
     elif option:
         raise ErrorReply(SYNTAX_ERROR)
     return _lines(chosen)
 
 
 def _kill(victim: Session, killer: Session) -> None:
-    """The driver finds the victim in the outbox and closes its connection. For the engine it is gone at once: what it
-    waited for goes to whoever is next, and not to a connection that nobody reads. Who kills itself still hears how that
-    went."""
+    """Ends a session. The driver finds it in the outbox and closes its connection.
+
+    The engine drops the session immediately, so that an entry it waited for is served to the next blocked session and
+    not to a closed connection. A session that kills itself still receives the reply.
+    """
     victim.closing = True
     if victim is not killer:
         victim.engine.outbox.append((victim, Several()))
@@ -214,9 +216,9 @@ def _kill(victim: Session, killer: Session) -> None:
 
 @command("CLIENT|KILL", arity=-3, flags=_ADMIN)
 def client_kill(session: Session, args: Sequence[bytes]) -> Reply:
-    everyone = list(session.engine.sessions.values())
+    candidates = list(session.engine.sessions.values())
     if len(args) == 3:
-        victims = [one for one in everyone if one.address == args[2]]
+        victims = [candidate for candidate in candidates if candidate.address == args[2]]
         if not victims:
             raise ErrorReply("ERR No such client")
         _kill(victims[0], session)
@@ -233,7 +235,11 @@ def client_kill(session: Session, args: Sequence[bytes]) -> Reply:
             skip_me = value.lower() == b"yes"
         else:
             tests.append(_kill_filter(name.upper(), value))
-    victims = [one for one in everyone if all(test(one) for test in tests) and not (skip_me and one is session)]
+    victims = [
+        candidate
+        for candidate in candidates
+        if all(test(candidate) for test in tests) and not (skip_me and candidate is session)
+    ]
     for victim in victims:
         _kill(victim, session)
     return len(victims)
@@ -244,17 +250,17 @@ def _kill_filter(name: bytes, value: bytes) -> Callable[[Session], bool]:
         number = read_int(value)
         if number is None or number < 1:
             raise ErrorReply("ERR client-id should be greater than 0")
-        return lambda one: one.id == number
+        return lambda candidate: candidate.id == number
     if name == b"ADDR":
-        return lambda one: one.address == value
+        return lambda candidate: candidate.address == value
     if name == b"TYPE":
         if value.lower() not in _TYPES:
             raise ErrorReply(f"ERR Unknown client type '{to_name(value)}'")
-        return lambda one: _type(one) == value.lower()
+        return lambda candidate: _type(candidate) == value.lower()
     if name == b"USER":
         if value != b"default":
             raise ErrorReply(f"ERR No such user '{to_name(value)}'")
-        return lambda one: one.authenticated
+        return lambda candidate: candidate.authenticated
     raise ErrorReply(SYNTAX_ERROR)
 
 
@@ -275,7 +281,7 @@ def client_unblock(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("CLIENT|NO-EVICT", arity=3, flags=_ADMIN)
 def client_no_evict(session: Session, args: Sequence[bytes]) -> Reply:
-    """Nothing is ever evicted here, so both answers are kept."""
+    """Does nothing: clients are never evicted."""
     if args[2].lower() not in (b"on", b"off"):
         raise ErrorReply(SYNTAX_ERROR)
     return OK
@@ -285,11 +291,11 @@ def client_no_evict(session: Session, args: Sequence[bytes]) -> Reply:
 def client_reply(session: Session, args: Sequence[bytes]) -> Reply:
     mode = args[2].upper()
     if mode == b"ON":
-        session.muted = session.skips = False
+        session.muted = session.skip_reply = False
     elif mode == b"OFF":
         session.muted = True
     elif mode == b"SKIP":
-        session.skips = not session.muted
+        session.skip_reply = not session.muted
     else:
         raise ErrorReply(SYNTAX_ERROR)
     session.refresh()

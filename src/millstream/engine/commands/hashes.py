@@ -1,4 +1,4 @@
-"""Hashes: fields and values under one key."""
+"""Hash commands."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def _find(db: Database, key: bytes) -> Hash:
 
 
 def _find_or_add(db: Database, key: bytes) -> Hash:
-    found = db.find_as(key, dict)
-    if found is None:
-        found = {}
-        db.add(key, found)
-    return found
+    fields = db.find_as(key, dict)
+    if fields is None:
+        fields = {}
+        db.add(key, fields)
+    return fields
 
 
 def _set(session: Session, args: Sequence[bytes], name: str) -> int:
@@ -73,7 +73,7 @@ def hmget(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("HGETALL", arity=2, flags=Flag.READONLY, keys=(1, 1, 1))
 def hgetall(session: Session, args: Sequence[bytes]) -> Reply:
-    return Map(word for pair in _find(session.db, args[1]).items() for word in pair)
+    return Map(item for pair in _find(session.db, args[1]).items() for item in pair)
 
 
 @command("HKEYS", arity=2, flags=Flag.READONLY, keys=(1, 1, 1))
@@ -131,8 +131,8 @@ def hscan(session: Session, args: Sequence[bytes]) -> Reply:
     options = ScanOptions(args[3:]) if fields else None
     if options is None:
         return [b"0", []]
-    following, names = 0, list(fields)
+    next_cursor, names = 0, list(fields)
     if not is_small_hash(fields):
-        following, names = session.engine.scan_orders.page((db.index, key), fields, cursor, options.count)
-    found = [name for name in names if name in fields and options.fits(name)]
-    return [b"%d" % following, [word for name in found for word in (name, fields[name])]]
+        next_cursor, names = session.engine.scan_orders.page((db.index, key), fields, cursor, options.count)
+    matching = [name for name in names if name in fields and options.matches(name)]
+    return [b"%d" % next_cursor, [item for name in matching for item in (name, fields[name])]]

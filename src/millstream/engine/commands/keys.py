@@ -1,4 +1,4 @@
-"""Keys of any type: which there are, how long they live, copies (COPY, DUMP, RESTORE, RENAME), and their end."""
+"""Commands on keys of any type: existence, time to live, copies (COPY, DUMP, RESTORE, RENAME), deletion."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from copy import deepcopy
 from typing import Any
 
 from millstream.engine.effects import effects_of_key
-from millstream.engine.expiry import ExpireCondition, expire_moment
+from millstream.engine.expiry import ExpireCondition, parse_expiry_ms
 from millstream.engine.glob import glob
 from millstream.engine.keyspace import GENERIC, Database, ScanOptions, encoding_of, parse_cursor, type_of
 from millstream.engine.numbers import SYNTAX_ERROR, parse_int
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import Stream
-from millstream.engine.stream.dump import dump, duplicate, is_sound, restore
+from millstream.engine.stream.dump import dump, duplicate, is_valid, restore
 from millstream.engine.stream.listpack import BadPayload
 from millstream.wire import OK, ErrorReply, Reply, Status
 
@@ -26,14 +26,14 @@ _WRITE = Flag.WRITE | Flag.FAST
 @command("UNLINK", arity=-2, flags=_WRITE, keys=(1, -1, 1))
 def delete(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db = session.engine, session.db
-    gone: list[bytes] = []
+    deleted: list[bytes] = []
     for key in args[1:]:
         if db.find(key) is not None:
             engine.delete(db, key)
-            gone.append(key)
-    if gone:
-        engine.record(db, b"DEL", *gone)
-    return len(gone)
+            deleted.append(key)
+    if deleted:
+        engine.record(db, b"DEL", *deleted)
+    return len(deleted)
 
 
 @command("EXISTS", arity=-2, flags=_READ, keys=(1, -1, 1))
@@ -58,15 +58,15 @@ def scan(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db = session.engine, session.db
     cursor = parse_cursor(args[1])
     options = ScanOptions(args[2:], with_type=True)
-    following, names = engine.scan_orders.page((db.index, None), db.values, cursor, options.count)
-    found = [
+    next_cursor, names = engine.scan_orders.page((db.index, None), db.values, cursor, options.count)
+    matching = [
         key
         for key in names
-        if options.fits(key)
+        if options.matches(key)
         and (value := db.find(key)) is not None
         and (options.kind is None or type_of(value) == options.kind)
     ]
-    return [b"%d" % following, found]
+    return [b"%d" % next_cursor, matching]
 
 
 @command("RANDOMKEY", arity=1, flags=Flag.READONLY)
@@ -100,7 +100,7 @@ def renamenx(session: Session, args: Sequence[bytes]) -> Reply:
 
 
 def _move(session: Session, args: Sequence[bytes]) -> None:
-    """The key takes its time to live along. What was under the new name goes without a word."""
+    """Renames a key, with its time to live. An existing key with the new name is replaced without a notification."""
     engine, db, old, new = session.engine, session.db, args[1], args[2]
     at_ms = db.expires.get(old)
     value = db.values[old]
@@ -150,7 +150,7 @@ def _check_flush(args: Sequence[bytes]) -> None:
 
 
 def _is_over(db: Database, key: bytes) -> bool:
-    """Whether the key only waits to be removed. It is not removed here: KEYS walks over the dict."""
+    """Whether the key has expired. It is not removed here, because KEYS iterates over the dict."""
     at_ms = db.expires.get(key)
     return at_ms is not None and at_ms < db.engine.now_ms
 
@@ -159,7 +159,7 @@ def _expire(name: str, *, seconds: bool, relative: bool) -> None:
     def handler(session: Session, args: Sequence[bytes]) -> Reply:
         engine, db, key = session.engine, session.db, args[1]
         condition = ExpireCondition(args[3:])
-        at_ms = expire_moment(args[2], engine.now_ms, seconds=seconds, relative=relative, command_name=name.lower())
+        at_ms = parse_expiry_ms(args[2], engine.now_ms, seconds=seconds, relative=relative, command_name=name.lower())
         if db.find(key) is None or not condition.allows(db.expires.get(key), at_ms):
             return 0
         if at_ms <= engine.now_ms and not engine.loading:
@@ -230,20 +230,20 @@ def copy(session: Session, args: Sequence[bytes]) -> Reply:
     to.add(target, duplicate(value, session.engine.config) if type(value) is Stream else deepcopy(value))
     if source in db.expires:
         to.expire_at(target, db.expires[source])
-    _made(to, target, b"copy_to")
+    _created(to, target, b"copy_to")
     return 1
 
 
-def _copy_options(session: Session, words: Sequence[bytes]) -> tuple[Database, bool]:
+def _copy_options(session: Session, args: Sequence[bytes]) -> tuple[Database, bool]:
     to, replace = session.db, False
     at = 0
-    while at < len(words):
-        option = words[at].upper()
+    while at < len(args):
+        option = args[at].upper()
         if option == b"REPLACE":
             replace = True
-        elif option == b"DB" and at + 1 < len(words):
+        elif option == b"DB" and at + 1 < len(args):
             at += 1
-            index = parse_int(words[at])
+            index = parse_int(args[at])
             if not 0 <= index < len(session.engine.databases):
                 raise ErrorReply("ERR DB index is out of range")
             to = session.engine.databases[index]
@@ -253,14 +253,14 @@ def _copy_options(session: Session, words: Sequence[bytes]) -> tuple[Database, b
     return to, replace
 
 
-def _made(db: Database, key: bytes, event: bytes) -> None:
-    """A whole value came into being: told, and recorded as what makes it."""
+def _created(db: Database, key: bytes, event: bytes) -> None:
+    """Notifies of a newly created value, and records the commands that create it."""
     engine = db.engine
     engine.modified(db, key)
     engine.notify(db, GENERIC, event, key)
     if engine.recording:
-        for words in effects_of_key(db, key):
-            engine.record(db, *words)
+        for args in effects_of_key(db, key):
+            engine.record(db, *args)
 
 
 @command("DUMP", arity=2, flags=Flag.READONLY, keys=(1, 1, 1))
@@ -276,31 +276,31 @@ def dump_(session: Session, args: Sequence[bytes]) -> Reply:
 def restore_(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db, key, payload = session.engine, session.db, args[1], args[3]
     replace, absolute = _restore_options(args[4:])
-    there = db.find(key) is not None
-    if there and not replace:
+    exists = db.find(key) is not None
+    if exists and not replace:
         raise ErrorReply("BUSYKEY Target key name already exists.")
     ttl = parse_int(args[2])
     if ttl < 0:
         raise ErrorReply("ERR Invalid TTL value, must be >= 0")
     stream = _stream_of(session, payload)
-    if there:
+    if exists:
         db.remove(key)
         engine.record(db, b"DEL", key)
     at_ms = ttl if absolute else engine.now_ms + ttl
     if ttl and at_ms <= engine.now_ms:
-        if there:
+        if exists:
             engine.modified(db, key)
             engine.notify(db, GENERIC, b"del", key)
         return OK
     db.add(key, stream)
     if ttl:
         db.expire_at(key, at_ms)
-    _made(db, key, b"restore")
+    _created(db, key, b"restore")
     return OK
 
 
 def _stream_of(session: Session, payload: bytes) -> Stream:
-    if not is_sound(payload):
+    if not is_valid(payload):
         raise ErrorReply("ERR DUMP payload version or checksum are wrong")
     try:
         return restore(payload, session.engine.config)
@@ -308,21 +308,21 @@ def _stream_of(session: Session, payload: bytes) -> Stream:
         raise ErrorReply("ERR Bad data format") from error
 
 
-def _restore_options(words: Sequence[bytes]) -> tuple[bool, bool]:
-    """Whether what is there is replaced, and whether the time to live is a moment. How idle it is, nobody asks us."""
+def _restore_options(args: Sequence[bytes]) -> tuple[bool, bool]:
+    """REPLACE, and ABSTTL. IDLETIME and FREQ are checked and ignored."""
     replace = absolute = False
     seen: set[bytes] = set()
     at = 0
-    while at < len(words):
-        option = words[at].upper()
+    while at < len(args):
+        option = args[at].upper()
         if option == b"REPLACE":
             replace = True
         elif option == b"ABSTTL":
             absolute = True
-        elif option in (b"IDLETIME", b"FREQ") and at + 1 < len(words) and not seen - {option}:
+        elif option in (b"IDLETIME", b"FREQ") and at + 1 < len(args) and not seen - {option}:
             seen.add(option)
             at += 1
-            number = parse_int(words[at])
+            number = parse_int(args[at])
             if option == b"IDLETIME" and number < 0:
                 raise ErrorReply("ERR Invalid IDLETIME value, must be >= 0")
             if option == b"FREQ" and not 0 <= number <= 255:

@@ -1,4 +1,4 @@
-"""Lists: from both ends, by index, and waiting for an item."""
+"""List commands, including the blocking BLPOP and BRPOP."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def lindex(session: Session, args: Sequence[bytes]) -> Reply:
 
 
 def _bounds(start: int, stop: int, length: int) -> tuple[int, int]:
-    """Redis's inclusive, maybe negative bounds as Python's: 0 <= start, stop not included."""
+    """Converts Redis's inclusive, possibly negative bounds to a Python slice with 0 <= start, ``stop`` not included."""
     start = max(start + length, 0) if start < 0 else start
     stop = stop + length if stop < 0 else stop
     return start, max(min(stop, length - 1) + 1, 0)
@@ -123,51 +123,51 @@ def ltrim(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("LREM", arity=4, flags=Flag.WRITE, keys=(1, 1, 1))
 def lrem(session: Session, args: Sequence[bytes]) -> Reply:
-    engine, db, key, wanted = session.engine, session.db, args[1], args[3]
+    engine, db, key, target = session.engine, session.db, args[1], args[3]
     count = parse_int(args[2])
     items: List | None = db.find_as(key, deque)
     if items is None:
         return 0
-    kept, removed = _without(reversed(items) if count < 0 else items, wanted, abs(count) or len(items))
+    remaining, removed = _without(reversed(items) if count < 0 else items, target, abs(count) or len(items))
     if removed:
-        db.values[key] = deque(reversed(kept)) if count < 0 else deque(kept)
+        db.values[key] = deque(reversed(remaining)) if count < 0 else deque(remaining)
         engine.changed(db, key, LIST, b"lrem", args)
-        if not kept:
+        if not remaining:
             engine.delete(db, key)
     return removed
 
 
-def _without(items: Iterable[bytes], wanted: bytes, most: int) -> tuple[list[bytes], int]:
-    """The items without the first ``most`` that equal ``wanted``, and how many these were."""
-    kept: list[bytes] = []
+def _without(items: Iterable[bytes], target: bytes, limit: int) -> tuple[list[bytes], int]:
+    """The items without the first ``limit`` that equal ``target``, and the number of removed items."""
+    remaining: list[bytes] = []
     removed = 0
     for item in items:
-        if removed < most and item == wanted:
+        if removed < limit and item == target:
             removed += 1
         else:
-            kept.append(item)
-    return kept, removed
+            remaining.append(item)
+    return remaining, removed
 
 
-_WAITS: Final = Flag.WRITE | Flag.NO_SCRIPT | Flag.BLOCKING
+_BLOCKING_FLAGS: Final = Flag.WRITE | Flag.NO_SCRIPT | Flag.BLOCKING
 
 Pop = Callable[[Session, Sequence[bytes]], Reply]
 
 
 def _wait_ms(raw: bytes) -> int:
-    """Seconds, with a fraction if need be; 0 waits for ever."""
+    """Parses a timeout in seconds, which may have a fraction; 0 means no timeout."""
     seconds = parse_float(raw, "ERR timeout is not a float or out of range")
     if seconds < 0 or seconds * 1000 > INT64_MAX:
         raise ErrorReply("ERR timeout is negative")
     return math.ceil(seconds * 1000)
 
 
-def _pop_or_wait(session: Session, args: Sequence[bytes], pop: Pop, words: bytes) -> Reply:
+def _pop_or_wait(session: Session, args: Sequence[bytes], pop: Pop, name: bytes) -> Reply:
     db, keys = session.db, args[1:-1]
     wait_ms = _wait_ms(args[-1])
     for key in keys:
         if db.find_as(key, deque):
-            return [key, pop(session, (words, key))]
+            return [key, pop(session, (name, key))]
     if not session.may_block:
         return NIL_ARRAY
 
@@ -176,18 +176,18 @@ def _pop_or_wait(session: Session, args: Sequence[bytes], pop: Pop, words: bytes
             return None
         selected, session.db = session.db, db
         try:
-            return [key, pop(session, (words, key))]
+            return [key, pop(session, (name, key))]
         finally:
             session.db = selected
 
     return Block(keys, wait_ms, serve)
 
 
-@command("BLPOP", arity=-3, flags=_WAITS, keys=(1, -2, 1))
+@command("BLPOP", arity=-3, flags=_BLOCKING_FLAGS, keys=(1, -2, 1))
 def blpop(session: Session, args: Sequence[bytes]) -> Reply:
     return _pop_or_wait(session, args, lpop, b"LPOP")
 
 
-@command("BRPOP", arity=-3, flags=_WAITS, keys=(1, -2, 1))
+@command("BRPOP", arity=-3, flags=_BLOCKING_FLAGS, keys=(1, -2, 1))
 def brpop(session: Session, args: Sequence[bytes]) -> Reply:
     return _pop_or_wait(session, args, rpop, b"RPOP")

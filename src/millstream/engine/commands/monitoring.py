@@ -1,6 +1,6 @@
-"""What operators' tools ask: SLOWLOG, LATENCY, ACL (there is one user), MODULE (there are none), CLUSTER (no).
+"""Commands of monitoring tools: SLOWLOG, LATENCY, ACL (one user), MODULE (no modules), CLUSTER (not a cluster).
 
-The engine has no clock of its own: the driver says how long a command took.
+The engine has no clock: the driver reports how long each command ran.
 """
 
 from __future__ import annotations
@@ -16,63 +16,69 @@ from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.wire import OK, Double, ErrorReply, Map, Members, Reply, Status, Verbatim
 
-_MOST_WORDS: Final = 32
-_MOST_BYTES: Final = 128
-_SPIKES: Final = 160
-"""Of each event so many seconds are remembered, as in Redis."""
-_REFUSALS: Final = 128
-_SAME_WITHIN_MS: Final = 60_000
-_SECRET: Final = ("AUTH", "HELLO", "CONFIG|SET")
-"""Their words may be passwords, and a log is no place for them."""
+MAX_LOGGED_ARGS: Final = 32
+MAX_LOGGED_ARG_BYTES: Final = 128
+MAX_SPIKES_PER_EVENT: Final = 160
+"""The number of seconds with spikes that are kept per event, as in Redis."""
+MAX_AUTH_FAILURES: Final = 128
+AUTH_FAILURE_GROUP_MS: Final = 60_000
+_WITH_PASSWORDS: Final = ("AUTH", "HELLO", "CONFIG|SET")
+"""Commands that are not logged, because their arguments may be passwords."""
 _FAST: Final = int(Flag.FAST)
 
 
 class SlowCommand(NamedTuple):
+    """An entry of SLOWLOG."""
+
     number: int
     at_s: int
     took_us: int
-    words: list[bytes]
+    args: list[bytes]
     address: bytes
     name: bytes
 
 
 class SlowLog:
+    """The commands that ran longer than the threshold, the newest first."""
+
     __slots__ = ("_next", "entries", "threshold_us")
 
     def __init__(self) -> None:
         self.threshold_us = 10_000
-        """Negative: nothing is remembered."""
+        """Negative: nothing is logged."""
         self.entries: deque[SlowCommand] = deque(maxlen=128)
         self._next = 0
 
     def limit(self, length: int) -> None:
         self.entries = deque(list(self.entries)[:length], maxlen=length)
 
-    def add(self, session: Session, words: Sequence[bytes], took_us: int, now_ms: int) -> None:
+    def add(self, session: Session, args: Sequence[bytes], took_us: int, now_ms: int) -> None:
         address, name = session.address or b"?:0", session.name
-        self.entries.appendleft(SlowCommand(self._next, now_ms // 1000, took_us, _shortened(words), address, name))
+        self.entries.appendleft(SlowCommand(self._next, now_ms // 1000, took_us, _shortened(args), address, name))
         self._next += 1
 
 
-def _shortened(words: Sequence[bytes]) -> list[bytes]:
-    kept = words if len(words) <= _MOST_WORDS else words[: _MOST_WORDS - 1]
-    shown = [
-        word if len(word) <= _MOST_BYTES else b"%b... (%d more bytes)" % (word[:_MOST_BYTES], len(word) - _MOST_BYTES)
-        for word in kept
+def _shortened(args: Sequence[bytes]) -> list[bytes]:
+    logged_args = args if len(args) <= MAX_LOGGED_ARGS else args[: MAX_LOGGED_ARGS - 1]
+    logged = [
+        arg
+        if len(arg) <= MAX_LOGGED_ARG_BYTES
+        else b"%b... (%d more bytes)" % (arg[:MAX_LOGGED_ARG_BYTES], len(arg) - MAX_LOGGED_ARG_BYTES)
+        for arg in logged_args
     ]
-    if len(kept) < len(words):
-        shown.append(b"... (%d more arguments)" % (len(words) - len(kept)))
-    return shown
+    if len(logged_args) < len(args):
+        logged.append(b"... (%d more arguments)" % (len(args) - len(logged_args)))
+    return logged
 
 
 class Spikes:
-    """One event's latency spikes: the worst of each second."""
+    """The latency spikes of one event: the highest latency of each second."""
 
     __slots__ = ("samples", "worst_ms")
 
     def __init__(self) -> None:
-        self.samples: deque[tuple[int, int]] = deque(maxlen=_SPIKES)
-        """Second and milliseconds."""
+        self.samples: deque[tuple[int, int]] = deque(maxlen=MAX_SPIKES_PER_EVENT)
+        """Time in seconds, and latency in milliseconds."""
         self.worst_ms = 0
 
     def add(self, at_s: int, took_ms: int) -> None:
@@ -83,8 +89,8 @@ class Spikes:
             self.samples.append((at_s, took_ms))
 
 
-class Refusal:
-    """A password that was wrong: how often within a minute, and who sent the last one."""
+class AuthFailure:
+    """Failed logins of one user within a minute: their count, and the last client."""
 
     __slots__ = ("at_ms", "client", "count", "user")
 
@@ -93,25 +99,27 @@ class Refusal:
 
 
 class Monitoring:
-    __slots__ = ("interesting_ns", "latency_threshold_ms", "refusals", "slow", "spikes")
+    """The slow log, latency spikes and failed logins of one engine."""
+
+    __slots__ = ("auth_failures", "latency_threshold_ms", "min_reported_ns", "slow", "spikes")
 
     def __init__(self) -> None:
         self.slow = SlowLog()
         self.latency_threshold_ms = 0
-        """0: nothing is watched."""
+        """0: latency is not monitored."""
         self.spikes: dict[bytes, Spikes] = {}
-        self.refusals: deque[Refusal] = deque(maxlen=_REFUSALS)
-        self.interesting_ns = 0
-        """What takes less need not be told."""
+        self.auth_failures: deque[AuthFailure] = deque(maxlen=MAX_AUTH_FAILURES)
+        self.min_reported_ns = 0
+        """The driver reports only commands that ran at least this long."""
         self.set_thresholds()
 
-    def took(self, session: Session, words: Sequence[bytes], took_us: int) -> None:
-        """The driver says how long the session's last command ran."""
+    def report_duration(self, session: Session, args: Sequence[bytes], took_us: int) -> None:
+        """Called by the driver with the duration of the session's last command."""
         spec, now_ms = session.last, session.seen_ms
         if spec is None:
             return
-        if 0 <= self.slow.threshold_us <= took_us and spec.name not in _SECRET:
-            self.slow.add(session, words, took_us, now_ms)
+        if 0 <= self.slow.threshold_us <= took_us and spec.name not in _WITH_PASSWORDS:
+            self.slow.add(session, args, took_us, now_ms)
         if self.latency_threshold_ms and took_us // 1000 >= self.latency_threshold_ms:
             event = b"fast-command" if spec.bits & _FAST else b"command"
             self.spikes.setdefault(event, Spikes()).add(now_ms // 1000, took_us // 1000)
@@ -124,17 +132,17 @@ class Monitoring:
         limits = [self.latency_threshold_ms * 1_000_000] if self.latency_threshold_ms else []
         if self.slow.threshold_us >= 0:
             limits.append(self.slow.threshold_us * 1000)
-        self.interesting_ns = min(limits, default=sys.maxsize)
+        self.min_reported_ns = min(limits, default=sys.maxsize)
 
-    def refused(self, user: bytes, client: bytes, now_ms: int) -> None:
-        """A password was wrong. Those of one user within a minute are one entry, the newest first."""
-        for entry in self.refusals:
-            if entry.user == user and now_ms - entry.at_ms <= _SAME_WITHIN_MS:
-                self.refusals.remove(entry)
+    def report_auth_failure(self, user: bytes, client: bytes, now_ms: int) -> None:
+        """Adds a failed login. Failures of one user within a minute share one entry; the newest entry is first."""
+        for entry in self.auth_failures:
+            if entry.user == user and now_ms - entry.at_ms <= AUTH_FAILURE_GROUP_MS:
+                self.auth_failures.remove(entry)
                 entry.count, entry.at_ms, entry.client = entry.count + 1, now_ms, client
-                self.refusals.appendleft(entry)
+                self.auth_failures.appendleft(entry)
                 return
-        self.refusals.appendleft(Refusal(user, client, now_ms))
+        self.auth_failures.appendleft(AuthFailure(user, client, now_ms))
 
 
 _ADMIN = Flag.ADMIN | Flag.NO_SCRIPT
@@ -147,14 +155,14 @@ _ADMIN = Flag.ADMIN | Flag.NO_SCRIPT
 def slowlog_get(session: Session, args: Sequence[bytes]) -> Reply:
     count = 10
     if len(args) == 3:
-        given = read_int(args[2])
-        if given is None or given < -1:
+        parsed = read_int(args[2])
+        if parsed is None or parsed < -1:
             raise ErrorReply("ERR count should be greater than or equal to -1")
-        count = given
+        count = parsed
     entries = list(session.engine.monitoring.slow.entries)
     return [
-        [one.number, one.at_s, one.took_us, list(one.words), one.address, one.name]
-        for one in (entries if count < 0 else entries[:count])
+        [entry.number, entry.at_s, entry.took_us, list(entry.args), entry.address, entry.name]
+        for entry in (entries if count < 0 else entries[:count])
     ]
 
 
@@ -194,11 +202,11 @@ def latency_reset(session: Session, args: Sequence[bytes]) -> Reply:
 def latency_doctor(session: Session, args: Sequence[bytes]) -> Reply:
     monitoring = session.engine.monitoring
     if not monitoring.latency_threshold_ms:
-        return Verbatim(b"Latency is not watched. Turn it on: CONFIG SET latency-monitor-threshold <milliseconds>.\n")
+        return Verbatim(b"Latency is not monitored. Enable it: CONFIG SET latency-monitor-threshold <milliseconds>.\n")
     if not monitoring.spikes:
         return Verbatim(b"No latency spike was seen since the threshold was set.\n")
     lines = [
-        b"%b: %d spikes, the worst %d ms. SLOWLOG GET shows which commands they were.\n"
+        b"%b: %d spikes, the highest %d ms. SLOWLOG GET lists the commands.\n"
         % (event, len(spikes.samples), spikes.worst_ms)
         for event, spikes in monitoring.spikes.items()
     ]
@@ -207,7 +215,7 @@ def latency_doctor(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("LATENCY|HISTOGRAM", arity=-2, flags=_ADMIN)
 def latency_histogram(session: Session, args: Sequence[bytes]) -> Reply:
-    """As a Redis with ``latency-tracking no`` answers: nothing is tracked."""
+    """Replies like a Redis with ``latency-tracking no``: empty."""
     return Map([])
 
 
@@ -225,7 +233,7 @@ def acl_users(session: Session, args: Sequence[bytes]) -> Reply:
 
 
 def _password(session: Session) -> list[bytes]:
-    """As Redis shows one: never the password, always its SHA-256."""
+    """The SHA-256 of the password, which Redis displays instead of the password."""
     password = session.engine.password
     return [] if password is None else [hashlib.sha256(password).hexdigest().encode()]
 
@@ -241,9 +249,9 @@ def acl_getuser(session: Session, args: Sequence[bytes]) -> Reply:
     if args[2] != b"default":
         return None
     secrets = _password(session)
-    flags = Members(Status(word) for word in ((b"on",) if secrets else (b"on", b"nopass")))
-    facts: list[Reply] = [b"flags", flags, b"passwords", list(secrets), b"commands", b"+@all", b"keys", b"~*"]
-    return Map([*facts, b"channels", b"&*", b"selectors", []])
+    flags = Members(Status(flag) for flag in ((b"on",) if secrets else (b"on", b"nopass")))
+    items: list[Reply] = [b"flags", flags, b"passwords", list(secrets), b"commands", b"+@all", b"keys", b"~*"]
+    return Map([*items, b"channels", b"&*", b"selectors", []])
 
 
 @command("ACL|LOG", arity=-2, flags=_ADMIN)
@@ -254,18 +262,18 @@ def acl_log(session: Session, args: Sequence[bytes]) -> Reply:
     count = 10
     if len(args) == 3:
         if args[2].upper() == b"RESET":
-            engine.monitoring.refusals.clear()
+            engine.monitoring.auth_failures.clear()
             return OK
         count = max(parse_int(args[2]), 0)
     entries: list[Reply] = []
-    for entry in list(engine.monitoring.refusals)[:count]:
-        facts: list[Reply] = [b"count", entry.count, b"reason", b"auth", b"context", b"toplevel", b"object", b"AUTH"]
-        facts += [b"username", entry.user, b"age-seconds", Double(max(engine.now_ms - entry.at_ms, 0) / 1000)]
-        entries.append(Map([*facts, b"client-info", entry.client]))
+    for entry in list(engine.monitoring.auth_failures)[:count]:
+        items: list[Reply] = [b"count", entry.count, b"reason", b"auth", b"context", b"toplevel", b"object", b"AUTH"]
+        items += [b"username", entry.user, b"age-seconds", Double(max(engine.now_ms - entry.at_ms, 0) / 1000)]
+        entries.append(Map([*items, b"client-info", entry.client]))
     return entries
 
 
-# --- what there is not ----------------------------------------------------------------------------------------------
+# --- not supported --------------------------------------------------------------------------------------------------
 
 
 @command("MODULE|LIST", arity=2, flags=_ADMIN)

@@ -1,4 +1,4 @@
-"""What the server tells and is told of itself: COMMAND, CONFIG, INFO, OBJECT, MEMORY, TIME, DEBUG."""
+"""Commands on the server itself: COMMAND, CONFIG, INFO, MEMORY, TIME, DEBUG and others."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ _NAMES = (
 
 
 def _describe(spec: Spec) -> list[Reply]:
-    """Name, arity, flags, first key, last key, step, ACL categories, tips, key specifications, subcommands."""
+    """The entry of COMMAND: name, arity, flags, first key, last key, step, ACL categories, tips, key specifications,
+    subcommands."""
     flags = Members(Status(name) for flag, name in _NAMES if spec.flags & flag)
     subs = [_describe(sub) for sub in spec.subs.values()]
-    return [spec.spoken.encode(), spec.arity, flags, *spec.keys, Members(), [], [], subs]
+    return [spec.display_name.encode(), spec.arity, flags, *spec.keys, Members(), [], [], subs]
 
 
-def _look_up(session: Session, name: bytes) -> Spec | None:
+def _find_spec(session: Session, name: bytes) -> Spec | None:
     container, _, sub = name.upper().partition(b"|")
     spec = session.engine.table.specs.get(container)
     return spec.subs.get(sub) if spec is not None and sub else spec
 
 
-def _chosen(session: Session, names: Sequence[bytes]) -> list[Spec | None]:
+def _specs_named(session: Session, names: Sequence[bytes]) -> list[Spec | None]:
     if not names:
         return list(session.engine.table.specs.values())
-    return [_look_up(session, name) for name in names]
+    return [_find_spec(session, name) for name in names]
 
 
 @command("COMMAND", arity=-1)
@@ -57,7 +58,7 @@ def command_count(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("COMMAND|INFO", arity=-2)
 def command_info(session: Session, args: Sequence[bytes]) -> Reply:
-    return [None if spec is None else _describe(spec) for spec in _chosen(session, args[2:])]
+    return [None if spec is None else _describe(spec) for spec in _specs_named(session, args[2:])]
 
 
 _GROUPS = {
@@ -78,27 +79,27 @@ _GROUPS = {
 
 
 def _document(spec: Spec) -> Map:
-    """Only what the table knows; redis-cli needs a summary and a group for everything."""
+    """The entry of COMMAND DOCS. redis-cli needs a summary and a group for every command."""
     samples = [sub.handler for sub in spec.subs.values()] or [spec.handler]
     module = samples[0].__module__.rsplit(".", 1)[-1]
     group = b"stream" if module.startswith("streams_") else _GROUPS.get(module, b"server")
-    facts: list[Reply] = [b"summary", b"As in Redis 7.0", b"group", group, b"arity", spec.arity]
+    items: list[Reply] = [b"summary", b"As in Redis 7.0", b"group", group, b"arity", spec.arity]
     if spec.subs:
-        subs = [word for sub in spec.subs.values() for word in (sub.spoken.encode(), _document(sub))]
-        facts += [b"subcommands", Map(subs)]
-    return Map(facts)
+        subs = [item for sub in spec.subs.values() for item in (sub.display_name.encode(), _document(sub))]
+        items += [b"subcommands", Map(subs)]
+    return Map(items)
 
 
 @command("COMMAND|DOCS", arity=-2)
 def command_docs(session: Session, args: Sequence[bytes]) -> Reply:
-    chosen = [spec for spec in _chosen(session, args[2:]) if spec is not None]
-    return Map(word for spec in chosen for word in (spec.spoken.encode(), _document(spec)))
+    specs = [spec for spec in _specs_named(session, args[2:]) if spec is not None]
+    return Map(item for spec in specs for item in (spec.display_name.encode(), _document(spec)))
 
 
 @command("COMMAND|LIST", arity=-2)
 def command_list(session: Session, args: Sequence[bytes]) -> Reply:
-    names = [spec.spoken.encode() for spec in session.engine.table.specs.values()]
-    if len(args) == 5 and [word.upper() for word in args[2:4]] == [b"FILTERBY", b"PATTERN"]:
+    names = [spec.display_name.encode() for spec in session.engine.table.specs.values()]
+    if len(args) == 5 and [arg.upper() for arg in args[2:4]] == [b"FILTERBY", b"PATTERN"]:
         return [name for name in names if matches(args[4], name)]
     if len(args) > 2:
         raise ErrorReply("ERR syntax error")
@@ -107,27 +108,28 @@ def command_list(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("COMMAND|GETKEYS", arity=-4)
 def command_getkeys(session: Session, args: Sequence[bytes]) -> Reply:
-    words = args[2:]
+    target_args = args[2:]
     try:
-        spec = session.engine.table.look_up(words)
+        spec = session.engine.table.look_up(target_args)
     except ErrorReply:
         raise ErrorReply("ERR Invalid command specified") from None
-    if not spec.least <= len(words) <= spec.most:
+    if not spec.min_args <= len(target_args) <= spec.max_args:
         raise ErrorReply("ERR Invalid number of arguments specified for command")
-    keys = _movable_keys(spec, words) if spec.flags & Flag.MOVABLE_KEYS else spec.keys_of(words)
+    keys = _movable_keys(spec, target_args) if spec.flags & Flag.MOVABLE_KEYS else spec.keys_of(target_args)
     if not keys:
         raise ErrorReply("ERR The command has no key arguments")
     return keys
 
 
-def _movable_keys(spec: Spec, words: Sequence[bytes]) -> list[bytes]:
-    """EVAL counts its keys; XREAD and XREADGROUP name them behind STREAMS, as many as ids follow."""
+def _movable_keys(spec: Spec, args: Sequence[bytes]) -> list[bytes]:
+    """The keys of EVAL, which has their number as an argument, or of XREAD and XREADGROUP, which have them after
+    STREAMS, followed by as many ids."""
     if spec.name.startswith("EVAL"):
-        count = int(words[2]) if words[2].isdigit() else 0
-        return list(words[3 : 3 + count])
-    at = next((i for i, word in enumerate(words) if word.upper() == b"STREAMS"), len(words))
-    behind = words[at + 1 :]
-    return list(behind[: len(behind) // 2])
+        count = int(args[2]) if args[2].isdigit() else 0
+        return list(args[3 : 3 + count])
+    at = next((i for i, arg in enumerate(args) if arg.upper() == b"STREAMS"), len(args))
+    keys_and_ids = args[at + 1 :]
+    return list(keys_and_ids[: len(keys_and_ids) // 2])
 
 
 _ADMIN = Flag.ADMIN | Flag.NO_SCRIPT
@@ -158,7 +160,7 @@ def role(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("WAIT", arity=3, flags=Flag.NO_SCRIPT)
 def wait(session: Session, args: Sequence[bytes]) -> Reply:
-    """There are no replicas, so there is nothing to wait for."""
+    """Returns immediately, because there are no replicas."""
     parse_int(args[1])
     timeout = parse_int(args[2], "ERR timeout is not an integer or out of range")
     if timeout < 0:
@@ -189,11 +191,11 @@ def memory_usage(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("MEMORY|STATS", arity=2)
 def memory_stats(session: Session, args: Sequence[bytes]) -> Reply:
-    """What is known of it here: the account of keys and values. There is no allocator to ask for more."""
+    """Only the memory of keys and values: allocator statistics are not available."""
     engine = session.engine
     used, keys = engine.used_memory(), sum(len(db.values) for db in engine.databases)
-    facts: list[Reply] = [b"total.allocated", used, b"keys.count", keys, b"keys.bytes-per-key", used // max(keys, 1)]
-    return Map([*facts, b"dataset.bytes", used])
+    items: list[Reply] = [b"total.allocated", used, b"keys.count", keys, b"keys.bytes-per-key", used // max(keys, 1)]
+    return Map([*items, b"dataset.bytes", used])
 
 
 @command("MEMORY|DOCTOR", arity=2)
@@ -205,16 +207,16 @@ def memory_doctor(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("CONFIG|GET", arity=-3, flags=_ADMIN)
 def config_get(session: Session, args: Sequence[bytes]) -> Reply:
-    found = session.engine.config.found(list(args[2:]))
-    return Map(to_bytes(word) for pair in found.items() for word in pair)
+    parameters = session.engine.config.match(list(args[2:]))
+    return Map(to_bytes(text) for pair in parameters.items() for text in pair)
 
 
 @command("CONFIG|SET", arity=-4, flags=_ADMIN)
 def config_set(session: Session, args: Sequence[bytes]) -> Reply:
     if len(args) % 2:
         raise ErrorReply("ERR wrong number of arguments for 'config|set' command")
-    words = [to_name(word) for word in args[2:]]
-    session.engine.config.change(list(zip(words[::2], words[1::2], strict=True)))
+    texts = [to_name(arg) for arg in args[2:]]
+    session.engine.config.change(list(zip(texts[::2], texts[1::2], strict=True)))
     return OK
 
 
@@ -262,7 +264,7 @@ def debug(session: Session, args: Sequence[bytes]) -> Reply:
 
 
 def _seconds(raw: bytes) -> float:
-    """As Redis reads it: what is no number is 0."""
+    """Parses like Redis: an argument that is not a number means 0."""
     try:
         return max(parse_float(raw), 0.0)
     except ErrorReply:

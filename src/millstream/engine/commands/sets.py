@@ -1,4 +1,4 @@
-"""Sets: members without order."""
+"""Set commands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from millstream.wire import ErrorReply, Members, Reply
 
 _READ = Flag.READONLY | Flag.FAST
 
-DRAWN_FAIRLY: Final = 1024
-"""A lot is drawn among all members of a set up to this size. Of a larger one SPOP takes whichever lies at hand, in the
-order of hashes, which differs from process to process: listing a large set for each draw would cost its whole size."""
+MAX_UNIFORM_DRAW: Final = 1024
+"""SPOP draws uniformly from sets up to this size. From a larger set it takes the first members in hash order, which
+differs between processes, because listing the whole set for each draw would be too slow."""
 
 
 @command("SADD", arity=-3, flags=Flag.WRITE | Flag.DENY_OOM | Flag.FAST, keys=(1, 1, 1))
@@ -89,7 +89,7 @@ def spop(session: Session, args: Sequence[bytes]) -> Reply:
 
 
 def _draw(session: Session, members: set[bytes], count: int) -> list[bytes]:
-    if len(members) > DRAWN_FAIRLY:
+    if len(members) > MAX_UNIFORM_DRAW:
         return [members.pop() for _ in range(count)]
     taken = session.engine.random.sample(sorted(members), count)
     members.difference_update(taken)
@@ -104,8 +104,8 @@ def sscan(session: Session, args: Sequence[bytes]) -> Reply:
     if not members:
         return [b"0", []]
     options = ScanOptions(args[3:])
-    following, names = 0, list(members)
+    next_cursor, names = 0, list(members)
     if not is_small_set(members):
-        following, names = session.engine.scan_orders.page((db.index, key), members, cursor, options.count)
-    found = [name for name in names if name in members and options.fits(name)]
-    return [b"%d" % following, found]
+        next_cursor, names = session.engine.scan_orders.page((db.index, key), members, cursor, options.count)
+    matching = [name for name in names if name in members and options.matches(name)]
+    return [b"%d" % next_cursor, matching]

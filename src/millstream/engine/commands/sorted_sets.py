@@ -1,4 +1,4 @@
-"""Sorted sets: adding, removing, scores, ranks, and the ranges by rank, score and name."""
+"""Sorted set commands, including ranges by rank, score and member."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ class _AddOptions:
     __slots__ = ("ch", "gt", "incr", "lt", "nx", "pairs", "xx")
 
     def __init__(self, args: Sequence[bytes]) -> None:
-        given: set[bytes] = set()
+        options: set[bytes] = set()
         at = 2
-        while at < len(args) and (word := args[at].upper()) in (b"NX", b"XX", b"GT", b"LT", b"CH", b"INCR"):
-            given.add(word)
+        while at < len(args) and (option := args[at].upper()) in (b"NX", b"XX", b"GT", b"LT", b"CH", b"INCR"):
+            options.add(option)
             at += 1
         self.nx, self.xx, self.gt, self.lt, self.ch, self.incr = (
-            word in given for word in (b"NX", b"XX", b"GT", b"LT", b"CH", b"INCR")
+            option in options for option in (b"NX", b"XX", b"GT", b"LT", b"CH", b"INCR")
         )
-        words = args[at:]
-        if not words or len(words) % 2:
+        pair_args = args[at:]
+        if not pair_args or len(pair_args) % 2:
             raise ErrorReply(SYNTAX_ERROR)
         if self.nx and self.xx:
             raise ErrorReply("ERR XX and NX options at the same time are not compatible")
         if (self.gt and self.nx) or (self.lt and self.nx) or (self.gt and self.lt):
             raise ErrorReply("ERR GT, LT, and/or NX options at the same time are not compatible")
-        if self.incr and len(words) > 2:
+        if self.incr and len(pair_args) > 2:
             raise ErrorReply("ERR INCR option supports a single increment-element pair")
-        self.pairs = [(parse_float(words[i]), words[i + 1]) for i in range(0, len(words), 2)]
+        self.pairs = [(parse_float(pair_args[i]), pair_args[i + 1]) for i in range(0, len(pair_args), 2)]
 
-    def new_score(self, old: float | None, given: float) -> float | None:
-        """The score that the member gets; None where the options leave it alone."""
+    def new_score(self, old: float | None, new: float) -> float | None:
+        """The new score of the member; None if the options leave the member unchanged."""
         if old is None:
-            return None if self.xx else given
+            return None if self.xx else new
         if self.nx:
             return None
-        score = old + given if self.incr else given
+        score = old + new if self.incr else new
         if math.isnan(score):
             raise ErrorReply("ERR resulting score is not a number (NaN)")
         if (self.gt and score <= old) or (self.lt and score >= old):
@@ -56,10 +56,10 @@ class _AddOptions:
 def zadd(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db, key = session.engine, session.db, args[1]
     options = _AddOptions(args)
-    found = db.find_as(key, SortedSet)
-    if found is None and options.xx:
+    existing = db.find_as(key, SortedSet)
+    if existing is None and options.xx:
         return None if options.incr else 0
-    members = found or SortedSet()
+    members = existing or SortedSet()
     added = updated = 0
     score: float | None = None
     for given, member in options.pairs:
@@ -72,7 +72,7 @@ def zadd(session: Session, args: Sequence[bytes]) -> Reply:
         elif score != old:
             updated += 1
         members.put(member, score)
-    if found is None and members:
+    if existing is None and members:
         db.add(key, members)
     if added or updated:
         engine.changed(db, key, SORTED_SET, b"zincr" if options.incr else b"zadd", args)
@@ -116,8 +116,8 @@ def _pop(session: Session, args: Sequence[bytes], *, greatest: bool) -> Reply:
     if members is None or count == 0:
         return []
     size = len(members)
-    most = min(1 if count is None else count, size)
-    taken = members.slice(size - most, size)[::-1] if greatest else members.slice(0, most)
+    limit = min(1 if count is None else count, size)
+    taken = members.slice(size - limit, size)[::-1] if greatest else members.slice(0, limit)
     for _, member in taken:
         members.discard(member)
     event = b"zpopmax" if greatest else b"zpopmin"
@@ -127,7 +127,7 @@ def _pop(session: Session, args: Sequence[bytes], *, greatest: bool) -> Reply:
     pairs: list[Reply] = [[member, Double(score)] for score, member in taken]
     if session.protocol == 3 and count is not None:
         return pairs
-    return [word for score, member in taken for word in (member, Double(score))]
+    return [item for score, member in taken for item in (member, Double(score))]
 
 
 @command("ZSCORE", arity=3, flags=_READ, keys=(1, 1, 1))
@@ -152,7 +152,7 @@ NOT_A_SCORE = "ERR min or max is not a float"
 NOT_A_MEMBER = "ERR min or max not valid string range item"
 
 Span = tuple[int, int]
-"""Ranks from, to (not included)."""
+"""The start rank and the stop rank (not included)."""
 
 
 def _score_bound(raw: bytes) -> tuple[float, bool]:
@@ -163,23 +163,25 @@ def _score_bound(raw: bytes) -> tuple[float, bool]:
 
 
 def _span_by_score(low: bytes, high: bytes) -> Callable[[SortedSet], Span]:
-    (least, without_least), (most, without_most) = _score_bound(low), _score_bound(high)
+    (low_score, low_excluded), (high_score, high_excluded) = _score_bound(low), _score_bound(high)
 
     def span(members: SortedSet) -> Span:
-        return _below(members, least, including=without_least), _below(members, most, including=not without_most)
+        return _below(members, low_score, including=low_excluded), _below(
+            members, high_score, including=not high_excluded
+        )
 
     return span
 
 
 def _below(members: SortedSet, score: float, *, including: bool) -> int:
-    """How many have a smaller score, or the same one."""
+    """The number of members with a smaller score, or with ``including``, also with the same score."""
     if not including:
         return members.count_below((score,))
     return len(members) if score == math.inf else members.count_below((math.nextafter(score, math.inf),))
 
 
 def _span_by_member(low: bytes, high: bytes) -> Callable[[SortedSet], Span]:
-    """As Redis does, it takes for granted that all scores are equal."""
+    """The span of a range by member. Like Redis, assumes that all scores are equal."""
     bounds = [_member_bound(low), _member_bound(high)]
 
     def span(members: SortedSet) -> Span:
@@ -192,7 +194,7 @@ def _span_by_member(low: bytes, high: bytes) -> Callable[[SortedSet], Span]:
 
 
 _Bound = tuple[int, bytes, bool]
-"""-1 or 1 for the ends of everything, else 0; the member; whether it is excluded."""
+"""-1 or 1 for an unbounded end, else 0; the member; whether it is excluded."""
 
 
 def _member_bound(raw: bytes) -> _Bound:
@@ -237,26 +239,26 @@ def _span_by_rank(low: bytes, high: bytes, *, reverse: bool) -> Callable[[Sorted
 
 
 class _RangeOptions:
-    """What stands behind the bounds."""
+    """The options after the bounds of a range."""
 
     __slots__ = ("by", "count", "offset", "reverse", "with_scores")
 
-    def __init__(self, words: Sequence[bytes], *, full: bool) -> None:
+    def __init__(self, args: Sequence[bytes], *, full: bool) -> None:
         self.by = b"" if full else b"BYSCORE"
         self.reverse = self.with_scores = False
         self.offset, self.count = 0, -1
         at = 0
-        while at < len(words):
-            word = words[at].upper()
-            if word == b"WITHSCORES":
+        while at < len(args):
+            arg = args[at].upper()
+            if arg == b"WITHSCORES":
                 self.with_scores = True
-            elif word == b"LIMIT" and at + 2 < len(words):
-                self.offset, self.count = parse_int(words[at + 1]), parse_int(words[at + 2])
+            elif arg == b"LIMIT" and at + 2 < len(args):
+                self.offset, self.count = parse_int(args[at + 1]), parse_int(args[at + 2])
                 at += 2
-            elif full and word == b"REV" and not self.reverse:
+            elif full and arg == b"REV" and not self.reverse:
                 self.reverse = True
-            elif full and word in (b"BYSCORE", b"BYLEX") and not self.by:
-                self.by = word
+            elif full and arg in (b"BYSCORE", b"BYLEX") and not self.by:
+                self.by = arg
             else:
                 raise ErrorReply(SYNTAX_ERROR)
             at += 1
@@ -293,7 +295,7 @@ def _range(session: Session, args: Sequence[bytes], *, full: bool) -> Reply:
     if not options.with_scores:
         return [member for _, member in items]
     if session.protocol == 2:
-        return [word for score, member in items for word in (member, Double(score))]
+        return [item for score, member in items for item in (member, Double(score))]
     return [[member, Double(score)] for score, member in items]
 
 
@@ -322,11 +324,11 @@ def zremrangebyscore(session: Session, args: Sequence[bytes]) -> Reply:
     members = db.find_as(key, SortedSet)
     if members is None:
         return 0
-    gone = members.slice(*span(members))
-    for _, member in gone:
+    removed = members.slice(*span(members))
+    for _, member in removed:
         members.discard(member)
-    if gone:
+    if removed:
         engine.changed(db, key, SORTED_SET, b"zremrangebyscore", args)
         if not members:
             engine.delete(db, key)
-    return len(gone)
+    return len(removed)

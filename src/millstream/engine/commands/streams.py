@@ -1,4 +1,4 @@
-"""Streams: entries without a group. XLEN, XRANGE, XREVRANGE, XREAD read them; XADD, XDEL, XTRIM, XSETID change them."""
+"""Stream commands without a group: XLEN, XRANGE, XREVRANGE, XREAD, XADD, XDEL, XTRIM, XSETID."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from millstream.engine.stream.ids import (
     parse_start,
     plain_id,
 )
-from millstream.engine.stream.reading import BLOCKED_COUNT, ReadOptions, changed_unwatched, modified_quietly
+from millstream.engine.stream.reading import (
+    MAX_ENTRIES_AFTER_BLOCK,
+    ReadOptions,
+    modified_without_wake,
+    modified_without_watch,
+)
 from millstream.engine.stream.stream import EXHAUSTED, Trim
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Pairs, Reply
 
@@ -71,20 +76,20 @@ def xread(session: Session, args: Sequence[bytes]) -> Reply:
     options = ReadOptions.parse(args, "xread")
     db = session.db
     after = [_start(db, key, raw) for key, raw in options.streams]
-    found = Pairs()
+    replies = Pairs()
     for (key, _), last_seen in zip(options.streams, after, strict=True):
         stream = db.read_as(key, Stream)
         if stream is not None and stream.length and stream.top_id > last_seen:
-            found.append([key, reading.entries(stream, last_seen + 1, ID_MAX, options.count)])
-    if found:
-        return found
+            replies.append([key, reading.entries(stream, last_seen + 1, ID_MAX, options.count)])
+    if replies:
+        return replies
     if options.block_ms is None or not session.may_block:
         return NIL_ARRAY
     return _wait(db, options, after)
 
 
 def _start(db: Database, key: bytes, raw: bytes) -> int:
-    """The id that the client has seen last. ``$`` is the stream's last one, as things stand now."""
+    """The id after which to read. ``$`` is the current last id of the stream."""
     stream = db.read_as(key, Stream)
     if raw == b"$":
         return 0 if stream is None else stream.last_id
@@ -102,7 +107,7 @@ def _wait(db: Database, options: ReadOptions, after: list[int]) -> Block:
         stream = db.find(key)
         if type(stream) is not Stream or stream.last_id <= seen[key]:
             return None
-        return Pairs([[key, reading.entries(stream, seen[key] + 1, ID_MAX, options.count or BLOCKED_COUNT)]])
+        return Pairs([[key, reading.entries(stream, seen[key] + 1, ID_MAX, options.count or MAX_ENTRIES_AFTER_BLOCK)]])
 
     return Block(list(seen), options.block_ms, serve)
 
@@ -118,9 +123,9 @@ _SMALL_ID = "ERR The ID specified in XADD is equal or smaller than the target st
 @command("XADD", arity=-5, flags=Flag.WRITE | Flag.DENY_OOM | Flag.FAST, keys=(1, 1, 1))
 def xadd(session: Session, args: Sequence[bytes]) -> Reply:
     engine, db, key = session.engine, session.db, args[1]
-    at, given, trim, create = _BARE if args[2] == b"*" else _xadd_options(engine, args)
-    words = (args[at + 1], args[at + 2]) if len(args) == at + 3 else _fields(args, at + 1)
-    if given is not None and given == (0, True):
+    at, requested_id, trim, create = _NO_OPTIONS if args[2] == b"*" else _xadd_options(engine, args)
+    fields = (args[at + 1], args[at + 2]) if len(args) == at + 3 else _field_args(args, at + 1)
+    if requested_id is not None and requested_id == (0, True):
         raise ErrorReply(_ZERO_ID)
     stream = db.values.get(key)
     if type(stream) is not Stream or db.expires:
@@ -130,38 +135,38 @@ def xadd(session: Session, args: Sequence[bytes]) -> Reply:
                 return None
             stream = Stream(engine.config)
             db.add(key, stream)
-    if given is None:
-        raw = stream.append_now(engine.now_ms, words)
+    if requested_id is None:
+        raw = stream.append_now(engine.now_ms, fields)
     else:
-        entry_id = _decide_id(stream, given)
-        stream.append(entry_id >> SEQ_BITS, entry_id & SEQ_MAX, words)
+        entry_id = _next_id(stream, requested_id)
+        stream.append(entry_id >> SEQ_BITS, entry_id & SEQ_MAX, fields)
         raw = format_id(entry_id)
-    if db.attended:
+    if db.observed:
         engine.modified(db, key)
     else:
         engine.dirty += 1
     if engine.notify_flags:
         engine.notify(db, STREAM, b"xadd", key)
     if engine.recording:
-        engine.record(db, b"XADD", key, raw, *words)
+        engine.record(db, b"XADD", key, raw, *fields)
     if trim is not None and trim.apply(stream):
         engine.notify(db, STREAM, b"xtrim", key)
         _record_trim(db, key, stream)
     return raw
 
 
-def _fields(args: Sequence[bytes], start: int) -> tuple[bytes, ...]:
-    words = tuple(args[start:])
-    if not words or len(words) & 1:
+def _field_args(args: Sequence[bytes], start: int) -> tuple[bytes, ...]:
+    fields = tuple(args[start:])
+    if not fields or len(fields) & 1:
         raise ErrorReply("ERR wrong number of arguments for 'xadd' command")
-    return words
+    return fields
 
 
-def _decide_id(stream: Stream, given: tuple[int, bool]) -> int:
+def _next_id(stream: Stream, requested_id: tuple[int, bool]) -> int:
     last_id = stream.last_id
     if last_id == ID_MAX:
         raise ErrorReply(EXHAUSTED)
-    entry_id, complete = given
+    entry_id, complete = requested_id
     if not complete and entry_id >> SEQ_BITS == stream.last_ms:
         if stream.last_seq == SEQ_MAX:
             raise ErrorReply(_SMALL_ID)
@@ -171,20 +176,20 @@ def _decide_id(stream: Stream, given: tuple[int, bool]) -> int:
     return entry_id
 
 
-_Options = tuple[int, tuple[int, bool] | None, Trim | None, bool]
-"""Where the id is, or would be; the id, and whether its sequence number was given (None for ``*``); what to trim; and
-whether a stream that is not there is made."""
+_XaddOptions = tuple[int, tuple[int, bool] | None, Trim | None, bool]
+"""The index of the id argument; the id and whether it has a sequence number (None for ``*``); the trimming; and whether
+to create a missing stream."""
 
-_BARE: Final[_Options] = (2, None, None, True)
+_NO_OPTIONS: Final[_XaddOptions] = (2, None, None, True)
 
 
-def _xadd_options(engine: Engine, args: Sequence[bytes]) -> _Options:
+def _xadd_options(engine: Engine, args: Sequence[bytes]) -> _XaddOptions:
     entry_id = plain_id(args[2])
     return _parse(engine, args, adding=True) if entry_id is None else (2, (entry_id, True), None, True)
 
 
-def _parse(engine: Engine, args: Sequence[bytes], *, adding: bool) -> _Options:
-    """XADD's and XTRIM's options. The order of the checks decides which error a client sees."""
+def _parse(engine: Engine, args: Sequence[bytes], *, adding: bool) -> _XaddOptions:
+    """Parses the options of XADD and XTRIM. The order of the checks decides which error the client receives."""
     max_len: int | None = None
     min_id: int | None = None
     approximate, create = False, True
@@ -238,7 +243,7 @@ def _not_negative(raw: bytes, name: str) -> int:
 
 
 def _record_trim(db: Database, key: bytes, stream: Stream) -> None:
-    """Exactly what came of it, so that it does not depend on where nodes end."""
+    """Records the resulting length, so that a replay does not depend on node boundaries."""
     db.engine.record(db, b"XTRIM", key, b"MAXLEN", b"=", b"%d" % stream.length)
 
 
@@ -253,7 +258,7 @@ def xtrim(session: Session, args: Sequence[bytes]) -> Reply:
     deleted = trim.apply(stream)
     if deleted:
         engine.notify(db, STREAM, b"xtrim", key)
-        modified_quietly(db, key, deleted)
+        modified_without_wake(db, key, deleted)
         _record_trim(db, key, stream)
     return deleted
 
@@ -267,7 +272,7 @@ def xdel(session: Session, args: Sequence[bytes]) -> Reply:
     ids = [parse_id(raw) for raw in args[2:]]
     deleted = sum(map(stream.delete, ids))
     if deleted:
-        modified_quietly(db, key, deleted)
+        modified_without_wake(db, key, deleted)
         engine.notify(db, STREAM, b"xdel", key)
         engine.record(db, b"XDEL", *args[1:])
     return deleted
@@ -306,7 +311,7 @@ def xsetid(session: Session, args: Sequence[bytes]) -> Reply:
         stream.entries_added = added
     if max_deleted_id:
         stream.max_deleted_id = max_deleted_id
-    changed_unwatched(db, key)
+    modified_without_watch(db, key)
     engine.notify(db, STREAM, b"xsetid", key)
     engine.record(db, *args)
     return OK

@@ -1,4 +1,4 @@
-"""Streams: pending entries and who holds them. XPENDING, XCLAIM, XAUTOCLAIM."""
+"""Stream commands on pending entries: XPENDING, XCLAIM, XAUTOCLAIM."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from millstream.engine.numbers import INT64_MAX, SYNTAX_ERROR, parse_int, parse_
 from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.engine.stream import Consumer, Group, Stream, reading
-from millstream.engine.stream.group import Holding
+from millstream.engine.stream.group import PendingInfo
 from millstream.engine.stream.ids import format_id, parse_end, parse_id, parse_start, read_id
-from millstream.engine.stream.reading import changed_unwatched, consumer_of, group_of, record_position, shown
+from millstream.engine.stream.reading import consumer_of, group_of, modified_without_watch, record_position, to_text
 from millstream.wire import NIL_ARRAY, ErrorReply, Reply
 
-_ATTEMPTS: Final = 10
-"""XAUTOCLAIM looks at so many pending entries for each one that it may claim."""
-_MOST_CLAIMS: Final = INT64_MAX // 16
-_AFFORDABLE_CLAIMS: Final = 1 << 36
-"""Above this Redis cannot get the memory that it sets aside for deleted ids."""
+SCANNED_PER_CLAIM: Final = 10
+"""XAUTOCLAIM scans at most this many pending entries per entry of COUNT, as in Redis."""
+MAX_CLAIM_COUNT: Final = INT64_MAX // 16
+MAX_ALLOCATED_CLAIMS: Final = 1 << 36
+"""For a higher COUNT, Redis fails to allocate the array of deleted ids."""
 
 
 @command("XPENDING", arity=-3, flags=Flag.READONLY, keys=(1, 1, 1))
@@ -45,25 +45,29 @@ def xpending(session: Session, args: Sequence[bytes]) -> Reply:
             return []
         pending = consumer.pending
     now_ms = session.engine.now_ms
-    found: list[Reply] = []
+    rows: list[Reply] = []
     if count:
-        for entry_id, (holder, time_ms, deliveries) in pending.items(first):
+        for entry_id, (consumer_of_entry, time_ms, deliveries) in pending.items(first):
             if entry_id > last:
                 break
             if min_idle and now_ms - time_ms < min_idle:
                 continue
-            found.append([format_id(entry_id), holder.name, max(now_ms - time_ms, 0), deliveries])
-            if len(found) == count:
+            rows.append([format_id(entry_id), consumer_of_entry.name, max(now_ms - time_ms, 0), deliveries])
+            if len(rows) == count:
                 break
-    return found
+    return rows
 
 
 def _summary(group: Group) -> Reply:
     first, last = group.pending.first(), group.pending.last()
     if first is None or last is None:
         return [0, None, None, NIL_ARRAY]
-    holders = [[one.name, b"%d" % len(one.pending)] for one in group.consumers_by_name() if len(one.pending)]
-    return [len(group.pending), format_id(first), format_id(last), holders]
+    counts = [
+        [consumer.name, b"%d" % len(consumer.pending)]
+        for consumer in group.consumers_by_name()
+        if len(consumer.pending)
+    ]
+    return [len(group.pending), format_id(first), format_id(last), counts]
 
 
 @dataclass(slots=True)
@@ -77,7 +81,7 @@ class _ClaimOptions:
 
 
 def _parse_claim(args: Sequence[bytes], now_ms: int) -> _ClaimOptions:
-    """Ids up to the first word that is none; options from there on."""
+    """Parses ids up to the first argument that is not an id, and then options."""
     options = _ClaimOptions([])
     at, end = 5, len(args)
     while at < end and (entry_id := read_id(args[at])) is not None:
@@ -100,7 +104,7 @@ def _parse_claim(args: Sequence[bytes], now_ms: int) -> _ClaimOptions:
             at += 1
             options.last_id = parse_id(args[at])
         else:
-            raise ErrorReply(f"ERR Unrecognized XCLAIM option '{shown(args[at])}'")
+            raise ErrorReply(f"ERR Unrecognized XCLAIM option '{to_text(args[at])}'")
         at += 1
     if options.time_ms is None or not 0 <= options.time_ms <= now_ms:
         options.time_ms = now_ms
@@ -108,32 +112,32 @@ def _parse_claim(args: Sequence[bytes], now_ms: int) -> _ClaimOptions:
 
 
 class _Claims:
-    """Entries that change hands in one command: what is answered, remembered and recorded of each."""
+    """The claims of one command: moves entries to a consumer, records the effects, and collects the reply."""
 
     def __init__(self, session: Session, key: bytes, stream: Stream, group: Group, name: bytes) -> None:
         self.db, self.engine = session.db, session.engine
         self.key, self.stream, self.group, self.name = key, stream, group, name
         self.consumer: Consumer | None = None
-        """Made, or seen, when it gets its first entry."""
+        """Created, or its seen-time updated, when it claims its first entry."""
         self.replies: list[Reply] = []
 
     def drop(self, entry_id: int) -> None:
-        """The entry is gone from the stream, so it is pending no longer."""
+        """Removes an entry that was deleted from the stream from the pending lists."""
         self.group.release(entry_id)
-        changed_unwatched(self.db, self.key)
+        modified_without_watch(self.db, self.key)
         if self.engine.recording:
             self.engine.record(self.db, b"XACK", self.key, self.group.name, format_id(entry_id))
 
-    def take(self, entry_id: int, time_ms: int, deliveries: int, *, just_id: bool) -> None:
+    def claim(self, entry_id: int, time_ms: int, deliveries: int, *, just_id: bool) -> None:
         if self.consumer is None:
             self.consumer = consumer_of(self.db, self.key, self.group, self.name)
-        holding: Holding = (self.consumer, time_ms, deliveries)
-        self.group.hold(entry_id, holding)
-        self.replies.append(format_id(entry_id) if just_id else reading.entry(self.stream, entry_id))
-        changed_unwatched(self.db, self.key)
+        info: PendingInfo = (self.consumer, time_ms, deliveries)
+        self.group.assign(entry_id, info)
+        self.replies.append(format_id(entry_id) if just_id else reading.entry_reply(self.stream, entry_id))
+        modified_without_watch(self.db, self.key)
         if self.engine.recording:
-            for words in claims(self.key, self.group.name, [entry_id], holding):
-                self.engine.record(self.db, *words)
+            for args in claims(self.key, self.group.name, [entry_id], info):
+                self.engine.record(self.db, *args)
 
 
 @command("XCLAIM", arity=-6, flags=Flag.WRITE | Flag.FAST, keys=(1, 1, 1))
@@ -148,26 +152,26 @@ def xclaim(session: Session, args: Sequence[bytes]) -> Reply:
         group.last_id = options.last_id
     claims = _Claims(session, key, stream, group, args[3])
     for entry_id in options.ids:
-        holding = group.pending.get(entry_id)
+        info = group.pending.get(entry_id)
         if not stream.has(entry_id):
-            if holding is not None:
+            if info is not None:
                 claims.drop(entry_id)
             continue
-        if holding is None:
+        if info is None:
             if not options.force:
                 continue
             deliveries = 1
         else:
-            if min_idle and now_ms - holding[1] < min_idle:
+            if min_idle and now_ms - info[1] < min_idle:
                 continue
-            deliveries = holding[2]
+            deliveries = info[2]
         if options.deliveries is not None:
             deliveries = options.deliveries
         elif not options.just_id:
             deliveries += 1
-        claims.take(entry_id, options.time_ms, deliveries, just_id=options.just_id)
+        claims.claim(entry_id, options.time_ms, deliveries, just_id=options.just_id)
     if moved:
-        changed_unwatched(db, key)
+        modified_without_watch(db, key)
         record_position(db, key, group)
     return claims.replies
 
@@ -183,28 +187,28 @@ def xautoclaim(session: Session, args: Sequence[bytes]) -> Reply:
         option = args[at].upper()
         if option == b"COUNT" and at + 1 < len(args):
             at += 1
-            count = parse_range(args[at], 1, _MOST_CLAIMS, "ERR COUNT must be > 0")
+            count = parse_range(args[at], 1, MAX_CLAIM_COUNT, "ERR COUNT must be > 0")
         elif option == b"JUSTID":
             just_id = True
         else:
             raise ErrorReply(SYNTAX_ERROR)
         at += 1
     stream, group = group_of(session, key, args[2])
-    if count > _AFFORDABLE_CLAIMS:
+    if count > MAX_ALLOCATED_CLAIMS:
         raise ErrorReply("ERR Insufficient memory, failed allocating transient memory, COUNT too high.")
     claims = _Claims(session, key, stream, group, args[3])
-    # One more than may be looked at: it is where the next call begins.
-    page = group.pending.page(start, min(count * _ATTEMPTS, len(group.pending)) + 1)
+    # One more than may be scanned, which is the cursor of the next call.
+    page = group.pending.page(start, min(count * SCANNED_PER_CLAIM, len(group.pending)) + 1)
     deleted: list[Reply] = []
-    looked_at = 0
-    for entry_id, (_, time_ms, deliveries) in page[: count * _ATTEMPTS]:
+    scanned = 0
+    for entry_id, (_, time_ms, deliveries) in page[: count * SCANNED_PER_CLAIM]:
         if len(deleted) + len(claims.replies) == count:
             break
-        looked_at += 1
+        scanned += 1
         if not stream.has(entry_id):
             claims.drop(entry_id)
             deleted.append(format_id(entry_id))
         elif not min_idle or now_ms - time_ms >= min_idle:
-            claims.take(entry_id, now_ms, deliveries if just_id else deliveries + 1, just_id=just_id)
-    cursor = page[looked_at][0] if looked_at < len(page) else 0
+            claims.claim(entry_id, now_ms, deliveries if just_id else deliveries + 1, just_id=just_id)
+    cursor = page[scanned][0] if scanned < len(page) else 0
     return [format_id(cursor), claims.replies, deleted]

@@ -1,4 +1,4 @@
-"""Streams: groups and what they deliver. XGROUP, XREADGROUP, XACK."""
+"""Stream commands on consumer groups: XGROUP, XREADGROUP, XACK."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from millstream.engine.session import Block, Session
 from millstream.engine.stream import UNKNOWN_READS, Group, Stream
 from millstream.engine.stream.ids import ID_MAX, parse_id, parse_ids, parse_loose_id
 from millstream.engine.stream.reading import (
-    BLOCKED_COUNT,
+    MAX_ENTRIES_AFTER_BLOCK,
     GroupDelivery,
     ReadOptions,
-    changed_unwatched,
     consumer_of,
-    shown,
+    modified_without_watch,
+    to_text,
 )
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Pairs, Reply, Status
 
@@ -61,12 +61,12 @@ def xgroup_help(session: Session, args: Sequence[bytes]) -> Reply:
 
 def _syntax(args: Sequence[bytes]) -> ErrorReply:
     return ErrorReply(
-        f"ERR unknown subcommand or wrong number of arguments for '{shown(args[1])[:128]}'. Try XGROUP HELP."
+        f"ERR unknown subcommand or wrong number of arguments for '{to_text(args[1])[:128]}'. Try XGROUP HELP."
     )
 
 
 def _parse_options(args: Sequence[bytes], *, creating: bool) -> tuple[int, bool]:
-    """ENTRIESREAD, and whether MKSTREAM was given."""
+    """Returns ENTRIESREAD, and whether MKSTREAM is set."""
     entries_read, make = UNKNOWN_READS, False
     at = 5
     while at < len(args):
@@ -95,7 +95,7 @@ def _group(session: Session, key: bytes, name: bytes) -> tuple[Stream, Group]:
     stream = _stream(session, key)
     group = stream.groups.get(name)
     if group is None:
-        raise ErrorReply(f"NOGROUP No such consumer group '{shown(name)}' for key name '{shown(key)}'")
+        raise ErrorReply(f"NOGROUP No such consumer group '{to_text(name)}' for key name '{to_text(key)}'")
     return stream, group
 
 
@@ -115,7 +115,7 @@ def xgroup_create(session: Session, args: Sequence[bytes]) -> Reply:
     if name in stream.groups:
         raise ErrorReply("BUSYGROUP Consumer Group name already exists")
     stream.groups[name] = Group(name, last_id, entries_read)
-    changed_unwatched(db, key)
+    modified_without_watch(db, key)
     engine.notify(db, STREAM, b"xgroup-create", key)
     engine.record(db, *args)
     return OK
@@ -128,7 +128,7 @@ def xgroup_setid(session: Session, args: Sequence[bytes]) -> Reply:
     stream, group = _group(session, key, args[3])
     group.last_id = stream.last_id if args[4] == b"$" else parse_loose_id(args[4], 0)
     group.entries_read = entries_read
-    changed_unwatched(db, key)
+    modified_without_watch(db, key)
     db.engine.notify(db, STREAM, b"xgroup-setid", key)
     db.engine.record(db, *args)
     return OK
@@ -139,8 +139,8 @@ def xgroup_destroy(session: Session, args: Sequence[bytes]) -> Reply:
     db, key = session.db, args[2]
     if _stream(session, key).groups.pop(args[3], None) is None:
         return 0
-    changed_unwatched(db, key)
-    db.engine.wake(db, key)  # those who wait in this group are told
+    modified_without_watch(db, key)
+    db.engine.wake(db, key)  # readers that are blocked on this group receive an error
     db.engine.notify(db, STREAM, b"xgroup-destroy", key)
     db.engine.record(db, *args)
     return 1
@@ -163,7 +163,7 @@ def xgroup_delconsumer(session: Session, args: Sequence[bytes]) -> Reply:
     if consumer is None:
         return 0
     released = group.remove_consumer(consumer)
-    changed_unwatched(db, key)
+    modified_without_watch(db, key)
     db.engine.notify(db, STREAM, b"xgroup-delconsumer", key)
     db.engine.record(db, *args)
     return released
@@ -174,32 +174,32 @@ def xreadgroup(session: Session, args: Sequence[bytes]) -> Reply:
     options = ReadOptions.parse(args, "xreadgroup")
     db = session.db
     plans = [_plan(db, options, key, raw) for key, raw in options.streams]
-    found = Pairs()
+    replies = Pairs()
     for delivery, after in plans:
         if after is None and not delivery.has_new:
-            continue  # nor is the consumer made, or seen: as in Redis 7.0
+            continue  # as in Redis 7.0, the consumer is not created and its seen-time is not updated
         consumer = consumer_of(db, delivery.key, delivery.group, options.consumer)
         if after is None:
             entries = delivery.new(consumer, options.count, no_ack=options.no_ack)
         else:
             entries = delivery.history(consumer, after, options.count)
-        found.append([delivery.key, entries])
-    if found:
-        return found
+        replies.append([delivery.key, entries])
+    if replies:
+        return replies
     if options.block_ms is None or not session.may_block:
         return NIL_ARRAY
     return _wait(db, options)
 
 
 def _plan(db: Database, options: ReadOptions, key: bytes, raw: bytes) -> tuple[GroupDelivery, int | None]:
-    """The group of one stream, and the id from which on its history is wanted; None for new entries."""
+    """The group of one stream, and the id after which the consumer's history is read; None for new entries."""
     stream = db.read_as(key, Stream)
     assert options.group is not None
     group = None if stream is None else stream.groups.get(options.group)
     if stream is None or group is None:
         raise ErrorReply(
-            f"NOGROUP No such key '{shown(key)}' or consumer group '{shown(options.group)}' in XREADGROUP with GROUP "
-            "option"
+            f"NOGROUP No such key '{to_text(key)}' or consumer group '{to_text(options.group)}' in XREADGROUP with "
+            "GROUP option"
         )
     delivery = GroupDelivery(db, key, stream, group)
     if raw == b"$":
@@ -225,7 +225,7 @@ def _wait(db: Database, options: ReadOptions) -> Block:
             return None
         consumer = consumer_of(db, key, group, options.consumer)
         delivery = GroupDelivery(db, key, stream, group)
-        return Pairs([[key, delivery.new(consumer, options.count or BLOCKED_COUNT, no_ack=options.no_ack)]])
+        return Pairs([[key, delivery.new(consumer, options.count or MAX_ENTRIES_AFTER_BLOCK, no_ack=options.no_ack)]])
 
     keys = [key for key, _ in options.streams]
     return Block(keys, options.block_ms, serve)
@@ -240,6 +240,6 @@ def xack(session: Session, args: Sequence[bytes]) -> Reply:
         return 0
     released = group.release_all(parse_ids(args[3:]))
     if released:
-        changed_unwatched(db, key, released)
+        modified_without_watch(db, key, released)
         db.engine.record(db, *args)
     return released

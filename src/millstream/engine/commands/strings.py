@@ -1,4 +1,4 @@
-"""Strings: SET and GET with everything around them."""
+"""String commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ = Flag.READONLY | Flag.FAST
 
 
 def _store(db: Database, key: bytes, value: bytes, *, keep_ttl: bool = False) -> None:
-    """SET's heart: whatever was there, of whatever kind, is replaced."""
+    """Stores a string; replaces an existing value of any type."""
     engine = db.engine
     if key in db.values:
         db.values[key] = value
@@ -50,14 +50,14 @@ def set_(session: Session, args: Sequence[bytes]) -> Reply:
     if (options.nx and old is not None) or (options.xx and old is None):
         return old if options.get else None
     _store(db, key, value, keep_ttl=options.keep_ttl)
-    words = [b"SET", key, value]
+    effect = [b"SET", key, value]
     if at_ms is not None:
         db.expire_at(key, at_ms)
         engine.notify(db, GENERIC, b"expire", key)
-        words += (b"PXAT", b"%d" % at_ms)
+        effect += (b"PXAT", b"%d" % at_ms)
     elif options.keep_ttl:
-        words.append(b"KEEPTTL")
-    engine.record(db, *words)
+        effect.append(b"KEEPTTL")
+    engine.record(db, *effect)
     return old if options.get else OK
 
 
@@ -131,8 +131,8 @@ def getex(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("MGET", arity=-2, flags=_READ, keys=(1, -1, 1))
 def mget(session: Session, args: Sequence[bytes]) -> Reply:
-    found = (session.db.read(key) for key in args[1:])
-    return [value if type(value) is bytes else None for value in found]
+    values = (session.db.read(key) for key in args[1:])
+    return [value if type(value) is bytes else None for value in values]
 
 
 @command("MSET", arity=-3, flags=_WRITE, keys=(1, -1, 2))
@@ -168,7 +168,7 @@ def strlen(session: Session, args: Sequence[bytes]) -> Reply:
     return len(session.db.read_as(args[1], bytes) or b"")
 
 
-def _add(session: Session, key: bytes, amount: int, words: Sequence[bytes]) -> Reply:
+def _add(session: Session, key: bytes, amount: int, effect: Sequence[bytes]) -> Reply:
     engine, db = session.engine, session.db
     value = db.find_as(key, bytes)
     number = 0 if value is None else parse_int(value)
@@ -179,7 +179,7 @@ def _add(session: Session, key: bytes, amount: int, words: Sequence[bytes]) -> R
         db.add(key, b"%d" % total)
     else:
         db.values[key] = b"%d" % total
-    engine.changed(db, key, STRING, b"incrby", words)
+    engine.changed(db, key, STRING, b"incrby", effect)
     return total
 
 

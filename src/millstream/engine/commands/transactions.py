@@ -1,6 +1,7 @@
-"""Several commands as one step: MULTI and EXEC, with WATCH that makes EXEC conditional; EVAL and EVALSHA.
+"""Transactions and scripts: MULTI, EXEC, WATCH, EVAL, EVALSHA, SCRIPT.
 
-A script that is known by its SHA1 means a Python function, its twin. ``lua`` runs foreign ones, where it can.
+millstream's own scripts are recognised by their SHA1 and run as Python emulations. Other scripts run in ``lua`` if a
+Lua interpreter is installed.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from millstream.engine.registry import Flag, command
 from millstream.engine.session import Session
 from millstream.wire import NIL_ARRAY, OK, ErrorReply, Reply
 
-_FLAGS = Flag.NO_SCRIPT | Flag.FAST | Flag.AT_ONCE
+_FLAGS = Flag.NO_SCRIPT | Flag.FAST | Flag.NOT_QUEUED
 Call = Callable[..., Reply]
-"""``call(*words)`` runs one command as ``redis.call`` would: an error is raised, as ErrorReply."""
+"""``call(*args)`` runs one command like ``redis.call``; an error is raised as ErrorReply."""
 
-Twin = Callable[[Call, list[bytes], list[bytes]], Reply]
-"""What a script means: given ``call``, KEYS and ARGV, it returns what EVALSHA answers."""
+Emulation = Callable[[Call, list[bytes], list[bytes]], Reply]
+"""The Python implementation of a script: receives ``call``, KEYS and ARGV, returns the reply of EVALSHA."""
 
 _NOT_IN_SCRIPTS: Final = int(Flag.NO_SCRIPT)
 
@@ -50,9 +51,9 @@ def discard(session: Session, args: Sequence[bytes]) -> Reply:
     return OK
 
 
-@command("EXEC", arity=1, flags=Flag.NO_SCRIPT | Flag.AT_ONCE)
+@command("EXEC", arity=1, flags=Flag.NO_SCRIPT | Flag.NOT_QUEUED)
 def exec_(session: Session, args: Sequence[bytes]) -> Reply:
-    """All of it is one step: nothing of anybody else's comes in between, and its effects are one unit."""
+    """Runs the queued commands without commands of other sessions in between; their effects are one unit."""
     if session.queue is None:
         raise ErrorReply("ERR EXEC without MULTI")
     queue, failed = session.queue, session.queue_failed
@@ -64,19 +65,19 @@ def exec_(session: Session, args: Sequence[bytes]) -> Reply:
         return NIL_ARRAY
     engine = session.engine
     replies = []
-    session.starved = engine.memory.exceeded()
-    for spec, words in queue:
+    session.memory_exceeded = engine.memory.exceeded()
+    for spec, queued_args in queue:
         if engine.monitors:
-            feed_monitors(session, spec, words)
-        replies.append(engine.call(session, spec, words))
-    session.starved = None
+            feed_monitors(session, spec, queued_args)
+        replies.append(engine.call(session, spec, queued_args))
+    session.memory_exceeded = None
     if engine.monitors and session.last is not None:
         feed_monitors(session, session.last, args)
     return replies
 
 
 def _has_expired_watch(session: Session) -> bool:
-    """A watched key whose time is over counts as changed, though nobody has removed it yet."""
+    """Whether a watched key has expired, which counts as a change even before the key is removed."""
     engine = session.engine
     for index, key in session.watched:
         at_ms = engine.databases[index].expires.get(key)
@@ -91,7 +92,7 @@ def watch(session: Session, args: Sequence[bytes]) -> Reply:
         raise ErrorReply("ERR WATCH inside MULTI is not allowed")
     db = session.db
     for key in args[1:]:
-        # A key whose time is over goes now: later its removal would look like a change of what was watched.
+        # Remove the key now if it has expired: a later removal would count as a change after WATCH.
         db.find(key)
         session.watched.add((db.index, key))
         db.watchers.setdefault(key, set()).add(session)
@@ -109,79 +110,79 @@ def sha1_hex(source: bytes) -> bytes:
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
 
 
-def run_twin(session: Session, twin: Twin, keys: list[bytes], argv: list[bytes]) -> Reply:
-    """One atomic step: nothing of anybody else's comes in between, and its effects are one unit.
+def run_emulation(session: Session, emulation: Emulation, keys: list[bytes], argv: list[bytes]) -> Reply:
+    """Runs an emulation without commands of other sessions in between; its effects are one unit.
 
-    Like a script of Redis's it does not roll back what it did before an error.
+    As with Redis's scripts, changes before an error are not rolled back.
     """
     engine = session.engine
     table = engine.table
-    # Asked once, before the first command, as Redis does: what has begun does not run out of memory half-way.
-    starved = engine.memory.exceeded() if session.starved is None else session.starved
+    # Checked once before the first command, as in Redis, so that a script does not run out of memory half-way.
+    memory_exceeded = engine.memory.exceeded() if session.memory_exceeded is None else session.memory_exceeded
 
-    def call(*words: bytes) -> Reply:
-        spec = table.fast.get(words[0])
+    def call(*args: bytes) -> Reply:
+        spec = table.fast.get(args[0])
         if spec is None:
             try:
-                spec = table.look_up(words)
+                spec = table.look_up(args)
             except ErrorReply:
                 raise ErrorReply("ERR Unknown Redis command called from script") from None
-        if not spec.least <= len(words) <= spec.most:
+        if not spec.min_args <= len(args) <= spec.max_args:
             raise ErrorReply("ERR Wrong number of args calling Redis command from script")
         if spec.bits & _NOT_IN_SCRIPTS:
             raise ErrorReply("ERR This Redis command is not allowed from script")
-        if starved and spec.bits & DENY_OOM:
+        if memory_exceeded and spec.bits & DENY_OOM:
             raise ErrorReply(OUT_OF_MEMORY)
         if engine.monitors:
-            feed_monitors(session, spec, words, by_script=True)
-        reply = engine.call(session, spec, words)
+            feed_monitors(session, spec, args, by_script=True)
+        reply = engine.call(session, spec, args)
         if type(reply) is ErrorReply:
             raise reply
         return reply
 
     db = session.db
     try:
-        return twin(call, keys, argv)
+        return emulation(call, keys, argv)
     except ErrorReply:
         raise
     except Exception as error:
-        # Keys or arguments that its script would stumble over: Redis answers with an error of the interpreter's.
-        given = f"{len(keys)} keys and {len(argv)} arguments"
-        raise ErrorReply(f"ERR user_script: {type(error).__name__} when called with {given}") from error
+        # Invalid keys or arguments. Redis would reply with an error of the Lua interpreter.
+        counts = f"{len(keys)} keys and {len(argv)} arguments"
+        raise ErrorReply(f"ERR user_script: {type(error).__name__} when called with {counts}") from error
     finally:
-        session.db = db  # a SELECT inside a script lasts no longer than the script
+        session.db = db  # a SELECT inside a script ends with the script
 
 
 NO_SCRIPT = "NOSCRIPT No matching script. Please use EVAL."
 
-FOREIGN_BYTES: Final = 16 << 20
-"""What foreign scripts may take that are remembered for EVALSHA."""
+MAX_FOREIGN_SCRIPT_BYTES: Final = 16 << 20
+"""Limit on the total size of the users' scripts that are kept for EVALSHA."""
 
 _EVAL = Flag.NO_SCRIPT | Flag.MOVABLE_KEYS
 
 
-def _run(session: Session, twin: Twin | None, args: Sequence[bytes], missing: str) -> Reply:
+def _run(session: Session, emulation: Emulation | None, args: Sequence[bytes], missing: str) -> Reply:
     count = parse_int(args[2])
     if count > len(args) - 3:
         raise ErrorReply("ERR Number of keys can't be greater than number of args")
     if count < 0:
         raise ErrorReply("ERR Number of keys can't be negative")
-    if twin is None:
+    if emulation is None:
         raise ErrorReply(missing)
-    return run_twin(session, twin, list(args[3 : 3 + count]), list(args[3 + count :]))
+    return run_emulation(session, emulation, list(args[3 : 3 + count]), list(args[3 + count :]))
 
 
-def _foreign(session: Session, source: bytes) -> Twin | None:
-    """A script that has no twin here, as something that runs like one; None where there is no Lua."""
+def _lua_runner(session: Session, source: bytes) -> Emulation | None:
+    """A function with the signature of an emulation that runs a script in Lua; None without a Lua interpreter."""
     return partial(lua.run, source, session.engine.elapsed_ms) if lua.available() else None
 
 
-def _remember(session: Session, sha: bytes, source: bytes) -> None:
+def _store_script(session: Session, sha: bytes, source: bytes) -> None:
     engine = session.engine
     if sha in engine.scripts:
         engine.loaded_scripts.add(sha)
     elif sha not in engine.foreign_scripts:
-        if sum(map(len, engine.foreign_scripts.values())) + len(source) > FOREIGN_BYTES:
+        if sum(map(len, engine.foreign_scripts.values())) + len(source) > MAX_FOREIGN_SCRIPT_BYTES:
             raise ErrorReply("ERR too many scripts are loaded. Use SCRIPT FLUSH.")
         engine.foreign_scripts[sha] = source
 
@@ -189,10 +190,10 @@ def _remember(session: Session, sha: bytes, source: bytes) -> None:
 @command("EVAL", arity=-3, flags=_EVAL)
 def eval_(session: Session, args: Sequence[bytes]) -> Reply:
     sha = sha1_hex(args[1])
-    twin = session.engine.scripts.get(sha) or _foreign(session, args[1])
-    if twin is not None:
-        _remember(session, sha, args[1])
-    return _run(session, twin, args, FOREIGN)
+    emulation = session.engine.scripts.get(sha) or _lua_runner(session, args[1])
+    if emulation is not None:
+        _store_script(session, sha, args[1])
+    return _run(session, emulation, args, FOREIGN)
 
 
 @command("EVALSHA", arity=-3, flags=_EVAL)
@@ -201,10 +202,10 @@ def evalsha(session: Session, args: Sequence[bytes]) -> Reply:
     sha = args[1].lower()
     if len(sha) != 40:
         raise ErrorReply(NO_SCRIPT)
-    twin = engine.scripts.get(sha) if sha in engine.loaded_scripts else None
-    if twin is None and (source := engine.foreign_scripts.get(sha)) is not None:
-        twin = _foreign(session, source)
-    return _run(session, twin, args, NO_SCRIPT)
+    emulation = engine.scripts.get(sha) if sha in engine.loaded_scripts else None
+    if emulation is None and (source := engine.foreign_scripts.get(sha)) is not None:
+        emulation = _lua_runner(session, source)
+    return _run(session, emulation, args, NO_SCRIPT)
 
 
 @command("SCRIPT|LOAD", arity=3, flags=Flag.NO_SCRIPT)
@@ -213,10 +214,10 @@ def script_load(session: Session, args: Sequence[bytes]) -> Reply:
     if sha not in session.engine.scripts:
         if not lua.available():
             raise ErrorReply(FOREIGN)
-        wrong = lua.compile_error(args[2])
-        if wrong is not None:
-            raise ErrorReply(f"ERR Error compiling script (new function): {wrong}")
-    _remember(session, sha, args[2])
+        message = lua.compile_error(args[2])
+        if message is not None:
+            raise ErrorReply(f"ERR Error compiling script (new function): {message}")
+    _store_script(session, sha, args[2])
     return sha
 
 
@@ -237,7 +238,7 @@ def script_flush(session: Session, args: Sequence[bytes]) -> Reply:
 
 @command("FUNCTION|FLUSH", arity=-2, flags=Flag.NO_SCRIPT | Flag.WRITE)
 def function_flush(session: Session, args: Sequence[bytes]) -> Reply:
-    """There are no functions, so there is nothing to do."""
+    """Does nothing: the engine has no functions."""
     if len(args) > 3 or (len(args) == 3 and args[2].upper() not in (b"SYNC", b"ASYNC")):
         raise ErrorReply("ERR FUNCTION FLUSH only supports SYNC|ASYNC option")
     return OK

@@ -1,1 +1,1 @@
-"""The append-only file: its frames, what it asks of a file system, and how it is rewritten."""
+"""The append-only journal: its frames, its interface to the file system, and its rewrite."""

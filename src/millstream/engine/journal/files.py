@@ -1,4 +1,4 @@
-"""What the journal asks of a file system, behind a seam: tests record it, break it, and cut the power."""
+"""The journal's interface to the file system. Tests replace it to record calls, inject errors and simulate crashes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LOCK_NAME = "lock"
 
 class AppendFile(Protocol):
     def write(self, data: bytes) -> int:
-        """Appends; returns how much of it was taken, which may be less than all."""
+        """Appends data; returns the number of bytes written, which may be fewer than all."""
 
     def sync(self) -> None:
-        """Returns when everything that was written is on the disk."""
+        """Returns when all written data is on the disk."""
 
     def is_at(self, path: Path, size: int) -> bool:
-        """Whether this file, and no other, is to be found under ``path``, with at least so many bytes."""
+        """Whether ``path`` is this file and not another one, with at least ``size`` bytes."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -30,27 +30,27 @@ class AppendFile(Protocol):
 
 class Files(Protocol):
     def append_to(self, path: Path) -> AppendFile:
-        """Opens for appending, and creates if need be."""
+        """Opens a file for appending; creates it if it does not exist."""
 
     def read(self, path: Path) -> IO[bytes]: ...
 
     def size(self, path: Path) -> int:
-        """0 where there is no such file."""
+        """The size in bytes; 0 if the file does not exist."""
 
     def replace(self, source: Path, target: Path) -> None:
-        """Atomic. On the disk after ``sync_directory``."""
+        """Renames atomically. Durable after ``sync_directory``."""
 
     def remove(self, path: Path) -> None:
-        """No error if it is not there."""
+        """Removes a file; no error if it does not exist."""
 
     def sync_directory(self, path: Path) -> None: ...
 
 
-def took_some(taken: int) -> int:
-    """A file that takes nothing and says nothing would be asked for ever."""
-    if taken <= 0:
+def require_progress(written: int) -> int:
+    """Raises OSError for a write that wrote nothing and reported no error, so that it is not retried endlessly."""
+    if written <= 0:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-    return taken
+    return written
 
 
 class DiskFile:
@@ -65,10 +65,10 @@ class DiskFile:
 
     def is_at(self, path: Path, size: int) -> bool:
         try:
-            found, own = path.stat(), os.fstat(self._fd)
+            at_path, own = path.stat(), os.fstat(self._fd)
         except FileNotFoundError:
             return False
-        return os.path.samestat(found, own) and own.st_size >= size
+        return os.path.samestat(at_path, own) and own.st_size >= size
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -80,7 +80,7 @@ class DiskFile:
 
 
 class DiskFiles:
-    """The real thing."""
+    """The real file system."""
 
     def append_to(self, path: Path) -> AppendFile:
         return DiskFile(path)
@@ -109,10 +109,10 @@ class DiskFiles:
 
 
 class DirectoryLock:
-    """Held from ``take`` to ``release``, or until the process ends in whatever way: the kernel lets go of it then.
+    """A lock on a data directory, held from ``take`` to ``release`` or until the process ends (the kernel releases it).
 
-    The directory itself is locked, since a file in it can be deleted, and a second process would lock a new one. The
-    file is locked too: it names the holder, and it is all that version 0.1 looks at.
+    The directory itself is locked, because a lock file can be deleted, and a second process would then lock a new file.
+    The lock file is locked too: it contains the process id of the owner, and version 0.1 checks only this file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -120,16 +120,16 @@ class DirectoryLock:
         self._fds: list[int] = []
 
     def take(self) -> None:
-        """Creates the directory (0700) if need be. DirectoryLocked names the process that holds it."""
+        """Locks the directory; creates it (mode 0700) if missing. DirectoryLocked names the process that owns it."""
         try:
-            self._take()
-            self._sign()
+            self._lock_files()
+            self._write_pid()
         except BlockingIOError:
             pid = _read_pid(self._fds[1])
             self.release()
             raise DirectoryLocked(
                 f"the data directory {self._directory} is open in {f'process {pid}' if pid else 'another process'}. "
-                "Stop it, or let it serve: `millstream serve` opens a directory to many processes.",
+                "Stop that process, or share the directory between processes with `millstream serve`.",
                 path=str(self._directory),
                 pid=pid,
             ) from None
@@ -137,28 +137,28 @@ class DirectoryLock:
             self.release()
             raise MillstreamError(
                 f"the data directory {self._directory} cannot be used: {error.strerror}. "
-                "Choose another directory, or give this user the right to write there."
+                "Choose another directory, or give this user write permission."
             ) from error
-        except BaseException:  # interrupted: nobody has it, so nobody may be kept out
+        except BaseException:  # interrupted: the caller does not own the lock, so it must not stay locked
             self.release()
             raise
 
-    def _take(self) -> None:
+    def _lock_files(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._fds.append(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         self._fds.append(os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         for fd in self._fds:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _sign(self) -> None:
+    def _write_pid(self) -> None:
         try:
             os.ftruncate(self._fds[1], 0)
             os.pwrite(self._fds[1], b"%d\n" % os.getpid(), 0)
         except OSError:
-            pass  # the number is for people; on a full disk they are told of "another process"
+            pass  # only for the error message, which says "another process" without it (the disk may be full)
 
     def holds(self) -> bool:
-        """Whether what is found under the directory's name is still the directory that was locked."""
+        """Whether the path still is the directory that was locked."""
         try:
             return bool(self._fds) and os.path.samestat(self._directory.stat(), os.fstat(self._fds[0]))
         except FileNotFoundError:

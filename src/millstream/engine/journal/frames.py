@@ -1,8 +1,9 @@
-"""How the journal's bytes are guarded, and loaded. A frame is what was written in one go: a seal, then commands.
+"""The frames of the journal, with checksums, and loading. One write appends one frame: a seal, then commands.
 
-The seal is a PING whose argument is three numbers of eight hexadecimal digits: how many bytes of commands follow, their
-CRC-32 (begun with the CRC of the frame before, so that a frame that is missing is found too), and the CRC of these two.
-A real Redis that is fed with the file answers the PINGs and takes the commands. See docs/decisions, number 5.
+The seal is a PING whose argument is three numbers of eight hexadecimal digits: the length of the commands in bytes,
+their CRC-32, and the CRC-32 of these two numbers. Each CRC continues the CRC of the previous frame, so that a missing
+frame is detected too. The file is also valid input for a real Redis, which answers the PINGs and executes the commands.
+See docs/decisions, number 5.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _EXEC: Final = pack((b"EXEC",))
 
 
 class Packer:
-    """Remembers which database the bytes so far have selected."""
+    """Encodes effects as commands, with a SELECT wherever the database changes."""
 
     __slots__ = ("database",)
 
@@ -42,16 +43,16 @@ class Packer:
         add = pieces.append
         for unit in units:
             if len(unit) == 1:
-                ((database, words),) = unit
+                ((database, args),) = unit
                 if database != self.database:
                     add(self._select(database))
-                add(pack(words))
+                add(pack(args))
                 continue
             add(_MULTI)
-            for database, words in unit:
+            for database, args in unit:
                 if database != self.database:
                     add(self._select(database))
-                add(pack(words))
+                add(pack(args))
             add(_EXEC)
         return b"".join(pieces)
 
@@ -61,7 +62,7 @@ class Packer:
 
 
 HEAD: Final = pack((b"PING", b"millstream-journal-1"))
-"""The first bytes of every journal: what it is, and in which version."""
+"""The first bytes of every journal: the format and its version."""
 FIRST_CHAIN: Final = crc32(HEAD)
 MAX_PAYLOAD: Final = 0xFFFF_FFFF
 
@@ -70,14 +71,14 @@ SEAL_SIZE: Final = len(_SEAL_START) + 24 + 2
 
 
 def seal(payload: bytes, chain: int) -> tuple[bytes, int]:
-    """The seal to be written before ``payload``, and the chain's next value."""
+    """Returns the seal to write before ``payload``, and the next value of the CRC chain."""
     crc = crc32(payload, chain)
     numbers = b"%08x%08x" % (len(payload), crc)
     return b"%b%b%08x\r\n" % (_SEAL_START, numbers, crc32(numbers, chain)), crc
 
 
-def _open_seal(raw: bytes, chain: int) -> tuple[int, int] | None:
-    """The payload's length and CRC; None if these bytes are not a seal at this place of the chain."""
+def _parse_seal(raw: bytes, chain: int) -> tuple[int, int] | None:
+    """Returns the payload's length and CRC; None if the bytes are not a valid seal for this value of the chain."""
     numbers = raw[len(_SEAL_START) : -10]
     if raw != b"%b%b%08x\r\n" % (_SEAL_START, numbers, crc32(numbers, chain)):
         return None
@@ -87,7 +88,7 @@ def _open_seal(raw: bytes, chain: int) -> tuple[int, int] | None:
         return None
 
 
-def _begins_a_seal(written: bytes) -> bool:
+def _is_seal_prefix(written: bytes) -> bool:
     start, digits = written[: len(_SEAL_START)], written[len(_SEAL_START) :]
     if len(written) == SEAL_SIZE - 1:
         digits = digits.removesuffix(b"\r")
@@ -95,11 +96,13 @@ def _begins_a_seal(written: bytes) -> bool:
 
 
 class FrameReader:
-    """Goes through a journal once. Afterwards ``end`` is the byte after the last whole frame, ``chain`` its CRC, and
-    ``torn`` says whether something follows that a crash cut off in mid-write.
+    """Reads the frames of a journal once.
 
-    A torn tail is one that could come from a write that was cut short: less than the seal promises, or nothing but the
-    zeros of blocks that never reached the disk. Whatever else does not fit is JournalCorrupt.
+    After the iteration ``end`` is the byte after the last complete frame, ``chain`` is its CRC, and ``torn`` is true if
+    an incomplete frame follows.
+
+    An incomplete frame is one that an interrupted write can leave: shorter than its seal says, or ending in the zeros
+    of blocks that did not reach the disk. Any other mismatch raises JournalCorrupt.
     """
 
     def __init__(self, file: IO[bytes], path: Path, size: int) -> None:
@@ -112,18 +115,18 @@ class FrameReader:
 
     @classmethod
     def resume(cls, file: IO[bytes], path: Path, size: int, *, end: int, chain: int) -> FrameReader:
-        """Goes on behind a frame that ended at ``end`` with the CRC ``chain``."""
+        """Continues after a frame that ended at ``end`` with the CRC ``chain``."""
         reader = cls(file, path, size)
         reader.end, reader.chain = end, chain
         file.seek(end)
         return reader
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Each frame's offset and its payload."""
-        if self.end == 0 and not self._head():
+        """Yields the offset and the payload of each frame."""
+        if self.end == 0 and not self._read_head():
             return
         while self.end < self._size:
-            payload = self._frame()
+            payload = self._read_frame()
             if payload is None:
                 self.torn = True
                 return
@@ -131,38 +134,40 @@ class FrameReader:
             self.end += SEAL_SIZE + len(payload)
             yield offset, payload
 
-    def _head(self) -> bool:
+    def _read_head(self) -> bool:
         head = self._file.read(min(len(HEAD), self._size))
         if head == HEAD:
             self.end = len(HEAD)
             return True
-        if HEAD.startswith(head.rstrip(b"\0")) and self._cut_short(head, len(HEAD)):
+        if HEAD.startswith(head.rstrip(b"\0")) and self._is_truncated(head, len(HEAD)):
             self.torn = True
             return False
-        raise self.corrupt(0, "it does not begin as a journal of this version does")
+        raise self.corrupt(0, "it does not start with the header of this journal version")
 
-    def _frame(self) -> bytes | None:
+    def _read_frame(self) -> bytes | None:
         left = self._size - self.end
         raw = self._file.read(min(SEAL_SIZE, left))
-        found = _open_seal(raw, self.chain)
-        if found is None:
-            if _begins_a_seal(raw.rstrip(b"\0")) and self._cut_short(raw, SEAL_SIZE):
+        parsed = _parse_seal(raw, self.chain)
+        if parsed is None:
+            if _is_seal_prefix(raw.rstrip(b"\0")) and self._is_truncated(raw, SEAL_SIZE):
                 return None
             raise self.corrupt(self.end, "a frame's seal is damaged")
-        length, crc = found
+        length, crc = parsed
         payload = self._file.read(min(length, left - SEAL_SIZE))
         if len(payload) < length:
             return None
         if crc32(payload, self.chain) != crc:
-            if self._cut_short(payload, length):
+            if self._is_truncated(payload, length):
                 return None
             raise self.corrupt(self.end, "a frame's checksum does not match")
         self.chain = crc
         return payload
 
-    def _cut_short(self, last: bytes, whole: int) -> bool:
-        """Whether the file ends here before it should: too early, or with the zeros of blocks that a power cut kept
-        from the disk. Nothing that we write ends with a zero; one alone is not enough, it may be a changed byte."""
+    def _is_truncated(self, last: bytes, whole: int) -> bool:
+        """Whether the file ends with an incomplete write: too short, or with zeros in place of lost blocks.
+
+        No frame ends with a zero. A single zero is not enough, because it may be one changed byte.
+        """
         zeros = len(last) - len(last.rstrip(b"\0"))
         while more := self._file.read(1 << 20):
             if more.strip(b"\0"):
@@ -170,10 +175,10 @@ class FrameReader:
             zeros += len(more)
         return len(last) < whole or zeros > 1
 
-    def corrupt(self, offset: int, what: str) -> JournalCorrupt:
+    def corrupt(self, offset: int, problem: str) -> JournalCorrupt:
         return JournalCorrupt(
-            f"the journal {self._path} is damaged at byte {offset}: {what}. Nothing was loaded. Restore the file "
-            f"from a backup, or give up what was written after that byte with `truncate -s {offset} {self._path}`.",
+            f"the journal {self._path} is damaged at byte {offset}: {problem}. Nothing was loaded. Restore the file "
+            f"from a backup, or discard all data after that byte with `truncate -s {offset} {self._path}`.",
             path=str(self._path),
             offset=offset,
         )
@@ -181,26 +186,27 @@ class FrameReader:
 
 logger = logging.getLogger("millstream.journal")
 
-_BRACKETS: Final = (b"MULTI", b"EXEC")
-"""Needless here, since a frame is there as a whole or not at all; a Redis that is fed with the file needs them."""
+_TRANSACTION_COMMANDS: Final = (b"MULTI", b"EXEC")
+"""Skipped when loading, because a frame is complete or ignored. They are in the file for a Redis that reads it."""
 
-_MORSEL: Final = 32 * 1024
-"""The parser moves all that it was fed and has not read yet to the front, again and again: a frame of megabytes, given
-to it as a whole, costs the square of its size."""
+_PARSER_CHUNK_BYTES: Final = 32 * 1024
+"""The parser repeatedly moves its unread input to the front of its buffer. For a frame of megabytes in one chunk, that
+would take quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     end: int
-    """The byte after the last whole frame: where writing goes on."""
+    """The byte after the last complete frame, where writing continues."""
     chain: int
     database: int
 
 
 def load_journal(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to: int | None = None) -> Loaded:
-    """Executes the journal, or its first ``up_to`` bytes, on an engine that must be empty.
+    """Executes the journal, or its first ``up_to`` bytes, on an empty engine.
 
-    A torn tail is left out, with a warning. JournalCorrupt for anything else; the engine is then not to be used.
+    Ignores an incomplete last frame, with a warning. Raises JournalCorrupt for other damage; the engine must then not
+    be used.
     """
     size = files.size(path) if up_to is None else up_to
     if not size:
@@ -211,11 +217,11 @@ def load_journal(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to
         with files.read(path) as file:
             reader = FrameReader(file, path, size)
             for offset, payload in reader:
-                for words in _commands(reader, offset, payload):
-                    reply = engine.execute(session, words, now_ms)
+                for args in _commands(reader, offset, payload):
+                    reply = engine.execute(session, args, now_ms)
                     if type(reply) is ErrorReply:
-                        shown = b" ".join(words[:3]).decode("utf-8", "backslashreplace")
-                        raise reader.corrupt(offset, f"{shown!r} was refused with {reply.text!r}")
+                        start = b" ".join(args[:3]).decode("utf-8", "backslashreplace")
+                        raise reader.corrupt(offset, f"{start!r} failed with {reply.text!r}")
     finally:
         engine.recording, engine.loading = recording, False
         database = session.db.index
@@ -224,7 +230,7 @@ def load_journal(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to
         engine.take_outbox()
     if reader.torn:
         logger.warning(
-            "the journal %s ends in mid-write: cut off at byte %d, %d bytes dropped.",
+            "the journal %s ends with an incomplete frame: truncated to %d bytes, %d bytes dropped.",
             path,
             reader.end,
             size - reader.end,
@@ -234,12 +240,12 @@ def load_journal(engine: Engine, path: Path, files: Files, *, now_ms: int, up_to
 
 def _commands(reader: FrameReader, offset: int, payload: bytes) -> Iterator[list[bytes]]:
     parser = hiredis.Reader()
-    for start in range(0, len(payload), _MORSEL):
-        parser.feed(payload[start : start + _MORSEL])
-        while (words := parser.gets()) is not False:
-            if type(words) is not list or not words:
-                raise reader.corrupt(offset, "something that is not a command")
-            if words[0] not in _BRACKETS:
-                yield words
+    for start in range(0, len(payload), _PARSER_CHUNK_BYTES):
+        parser.feed(payload[start : start + _PARSER_CHUNK_BYTES])
+        while (args := parser.gets()) is not False:
+            if type(args) is not list or not args:
+                raise reader.corrupt(offset, "a frame contains data that is not a command")
+            if args[0] not in _TRANSACTION_COMMANDS:
+                yield args
     if parser.has_data():
-        raise reader.corrupt(offset, "a command without an end")
+        raise reader.corrupt(offset, "a frame ends inside a command")

@@ -1,8 +1,8 @@
-"""A rewrite of the journal while it is in use: a child makes its beginning short, then what came since is added.
+"""Rewrites the journal while it is in use: a child process compacts the current content, then later frames are copied.
 
-The child is a process of its own (``main``), so that the service neither stops nor shares its interpreter with it. What
-it reads never changes, since a journal is only appended to, and what it writes counts only after ``Journal.switch``. A
-crash at any point leaves the old journal in place, whole. Only ``finish`` must run while nothing is written.
+The child is a separate process (``main``), so that the service is not delayed. The part that it reads does not change,
+because the journal is only appended to. Its output is used only after ``Journal.switch``. A crash at any point leaves
+the old journal intact. Only ``finish`` needs writes to be stopped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from typing import Final
 
 from millstream.engine.effects import Effect, snapshot
 from millstream.engine.engine import Engine
-from millstream.engine.journal.files import DiskFiles, Files, took_some
+from millstream.engine.journal.files import DiskFiles, Files, require_progress
 from millstream.engine.journal.frames import FIRST_CHAIN, HEAD, FrameReader, Packer, load_journal, seal
 from millstream.engine.journal.journal import REWRITE_NAME, Journal, JournalUnwritable
 from millstream.errors import JournalCorrupt
 from millstream.wire import pack
 
-FRAME_BYTES: Final = 1 << 20
+MIN_FRAME_BYTES: Final = 1 << 20
 
 
 class Replacement:
+    """The new journal file of a rewrite."""
+
     def __init__(self, path: Path, files: Files) -> None:
-        """An empty one; what an earlier attempt may have left is thrown away."""
+        """Creates an empty file; removes the file of an earlier attempt."""
         files.remove(path)
         self.path = path
         self.file = files.append_to(path)
@@ -42,7 +44,7 @@ class Replacement:
 
     @classmethod
     def resume(cls, path: Path, files: Files, *, size: int, chain: int, database: int) -> Replacement:
-        """Goes on where another process has ended its part, in the database that what follows was written for."""
+        """Continues the file that the child process wrote. ``database`` is the one that the next frames expect."""
         resumed = cls.__new__(cls)
         resumed.path, resumed.file, resumed.size, resumed.chain = path, files.append_to(path), size, chain
         resumed._packer, resumed._pending, resumed._pending_bytes = Packer(database), [], 0
@@ -51,7 +53,7 @@ class Replacement:
 
     @property
     def database(self) -> int:
-        """What is selected at the end; to be set by whoever adds bytes that change it."""
+        """The database selected at the end of the file. To be set after adding bytes that select another one."""
         return self._packer.database
 
     @database.setter
@@ -63,10 +65,10 @@ class Replacement:
             self.add_bytes(self._packer.pack((unit,)))
 
     def add_bytes(self, commands: bytes) -> None:
-        """Commands that are packed already."""
+        """Adds encoded commands."""
         self._pending.append(commands)
         self._pending_bytes += len(commands)
-        if self._pending_bytes >= FRAME_BYTES:
+        if self._pending_bytes >= MIN_FRAME_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -86,19 +88,20 @@ class Replacement:
         self.file.close()
 
     def _write(self, data: bytes) -> None:
-        taken = 0
-        while taken < len(data):
-            taken += took_some(self.file.write(data[taken:]))
+        written = 0
+        while written < len(data):
+            written += require_progress(self.file.write(data[written:]))
         self.size += len(data)
 
 
 def compact(source: Path, up_to: int, target: Path, files: Files, *, now_ms: int) -> tuple[int, int]:
-    """Writes the state after the first ``up_to`` bytes of ``source`` to ``target``. Returns its size and chain."""
+    """Writes the state after the first ``up_to`` bytes of ``source`` to ``target``. Returns the size and CRC chain."""
     engine = Engine()
     loaded = load_journal(engine, source, files, now_ms=now_ms, up_to=up_to)
     if loaded.end != up_to:
         raise JournalCorrupt(
-            f"the journal {source} ends before byte {up_to}, up to which it was written: somebody has cut it.",
+            f"the journal {source} ends before byte {up_to}, although {up_to} bytes were written: another process "
+            "truncated it.",
             path=str(source),
             offset=loaded.end,
         )
@@ -118,18 +121,18 @@ def main() -> None:
     sys.stdout.write(json.dumps({"size": size, "chain": chain}))
 
 
-_LAST_BYTES: Final = 256 * 1024
-"""So little may be left for ``finish``, for which the service has to wait."""
+_MAX_BYTES_IN_FINISH: Final = 256 * 1024
+"""Limit on the bytes that ``finish`` copies, because the service waits for it."""
 _CHILD: Final = "from millstream.engine.journal.rewrite import main; main()"
 _PACKAGES: Final = Path(__file__).resolve().parents[3]
 
 
 class RewriteFailed(Exception):
-    """The old journal goes on; the message says why there is no new one."""
+    """The rewrite failed and the old journal stays in use; the message has the reason."""
 
 
 class Rewrite:
-    """Made while nothing is written; everything that is in the journal then is the child's part."""
+    """A rewrite in progress. Created while no write is running; the child compacts the journal's content of then."""
 
     def __init__(self, journal: Journal, files: Files) -> None:
         self._journal = journal
@@ -148,23 +151,23 @@ class Rewrite:
         )
 
     def wait(self) -> None:
-        """Until the child has done its part, or failed."""
+        """Waits until the child has finished or failed."""
         self._child.wait()
 
     def catch_up(self) -> bool:
-        """Does what can be done beside the service. False: the child is still at work."""
+        """Copies the frames written meanwhile, while the service runs. False: the child has not finished yet."""
         if self._replacement is None:
             if self._child.poll() is None:
                 return False
-            self._take_over()
+            self._open_child_output()
         assert self._replacement is not None
-        while self._journal.size - self._copied > _LAST_BYTES:
+        while self._journal.size - self._copied > _MAX_BYTES_IN_FINISH:
             self._copy_tail()
             self._replacement.sync()
         return True
 
     def finish(self) -> None:
-        """Adds the last few bytes and makes the new file the journal."""
+        """Copies the last frames and makes the new file the journal."""
         assert self._replacement is not None
         self._copy_tail()
         self._replacement.database = self._journal.database
@@ -172,7 +175,7 @@ class Rewrite:
         try:
             self._journal.switch(self._replacement)
         except JournalUnwritable:
-            self._replacement = None  # it is the journal's now
+            self._replacement = None  # the journal owns the file now
             raise
         self._replacement = None
 
@@ -184,7 +187,7 @@ class Rewrite:
             self._replacement.discard()
         self._files.remove(self._target)
 
-    def _take_over(self) -> None:
+    def _open_child_output(self) -> None:
         out, err = self._child.communicate()
         if self._child.returncode != 0:
             raise RewriteFailed(err.decode(errors="replace").strip()[-1000:] or f"exit code {self._child.returncode}")
@@ -192,10 +195,10 @@ class Rewrite:
             report = json.loads(out)
             size, chain = int(report["size"]), int(report["chain"])
         except (ValueError, KeyError, TypeError) as error:
-            raise RewriteFailed(f"the child did not say what it wrote: {out[:100]!r}") from error
-        found = self._files.size(self._target)
-        if found != size:
-            raise RewriteFailed(f"the new file has {found} bytes, and was reported to have {size}")
+            raise RewriteFailed(f"the child process returned an invalid report: {out[:100]!r}") from error
+        actual = self._files.size(self._target)
+        if actual != size:
+            raise RewriteFailed(f"the new file has {actual} bytes, but the child process reported {size}")
         self._replacement = Replacement.resume(
             self._target, self._files, size=size, chain=chain, database=self._database
         )
@@ -208,5 +211,5 @@ class Rewrite:
             for _, payload in reader:
                 self._replacement.add_bytes(payload)
             if reader.torn:
-                raise RewriteFailed("the journal in use ends before it should")
+                raise RewriteFailed("the current journal ends with an incomplete frame")
             self._copied, self._chain = reader.end, reader.chain

@@ -1,4 +1,4 @@
-"""The data structure behind the stream commands: compact nodes, ordered pending lists, counters as Redis keeps them."""
+"""The data structures of the stream commands: compact nodes, ordered pending lists, and Redis's counters."""
 
 from millstream.engine.stream.group import UNKNOWN_READS, Consumer, Group
 from millstream.engine.stream.stream import Stream

@@ -1,6 +1,6 @@
-"""A stream as the bytes that DUMP gives and RESTORE takes: Redis 7.0's form, and the one that Redis 5 and 6 wrote.
+"""The payload of a stream for DUMP and RESTORE. Reads the formats of Redis 7.0 and of Redis 5 and 6; writes 7.0.
 
-A payload is a type, the value, two bytes of version and a CRC-64. What does not fit is BadPayload; nothing is made.
+A payload consists of a type, the value, a version (2 bytes) and a CRC-64. An invalid payload raises BadPayload.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from millstream.engine.stream.node import StreamNode
 from millstream.engine.stream.stream import NodeLimits, Stream
 
 VERSION: Final = 10
-"""Redis 7.0's; payloads of newer servers are refused, as it refuses them."""
+"""The RDB version of Redis 7.0. Like Redis 7.0, payloads with a higher version are rejected."""
 STREAM: Final = 19
 OLD_STREAM: Final = 15
-"""Before 7.0: without the counters."""
+"""The type previous_id Redis 7.0, without the counters."""
 
 _DELETED: Final = 1
 _SAME_FIELDS: Final = 2
-_MOST: Final = (1 << 64) - 1
+_UINT64_MAX: Final = (1 << 64) - 1
 
 
-def _table() -> list[int]:
-    """CRC-64 of Jones, reflected."""
+def _crc_table() -> list[int]:
+    """The table of the CRC-64 with the Jones polynomial, reflected."""
     table = []
     for number in range(256):
-        rest = number
+        remainder = number
         for _ in range(8):
-            rest = rest >> 1 ^ (0x95AC9329AC4BC9B5 if rest & 1 else 0)
-        table.append(rest)
+            remainder = remainder >> 1 ^ (0x95AC9329AC4BC9B5 if remainder & 1 else 0)
+        table.append(remainder)
     return table
 
 
-_CRC: Final = _table()
+_CRC: Final = _crc_table()
 
 
 def crc64(data: bytes) -> int:
@@ -53,7 +53,7 @@ def crc64(data: bytes) -> int:
     return crc
 
 
-# --- out ------------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------------------------
 
 
 def dump(stream: Stream) -> bytes:
@@ -77,24 +77,24 @@ def _parts(stream: Stream) -> Iterator[bytes]:
 
 def _elements(node: StreamNode, first_id: int) -> list[int | bytes]:
     names = node.names
-    elements: list[int | bytes] = [node.live, node.gone, len(names), *names, 0]
-    for index, words in enumerate(node.words(0, node.total)):
+    elements: list[int | bytes] = [node.live, node.deleted, len(names), *names, 0]
+    for index, fields in enumerate(node.fields(0, node.total)):
         entry_id = node.id_at(index)
         ms = _difference(entry_id >> SEQ_BITS, first_id >> SEQ_BITS)
         seq = _difference(entry_id & SEQ_MAX, first_id & SEQ_MAX)
         flags = 0 if node.is_live(index) else _DELETED
-        fields, values = tuple(words[::2]), words[1::2]
-        if fields == names:
+        entry_names, values = tuple(fields[::2]), fields[1::2]
+        if entry_names == names:
             elements += [flags | _SAME_FIELDS, ms, seq, *values, len(values) + 3]
         else:
-            elements += [flags, ms, seq, len(fields), *words, len(words) + 4]
+            elements += [flags, ms, seq, len(entry_names), *fields, len(fields) + 4]
     return elements
 
 
 def _difference(number: int, base: int) -> int:
-    """Of two unsigned numbers, as the signed one that Redis stores."""
-    found = number - base & _MOST
-    return found - (1 << 64) if found >> 63 else found
+    """The difference of two unsigned numbers, as the signed 64-bit number that Redis stores."""
+    difference = number - base & _UINT64_MAX
+    return difference - (1 << 64) if difference >> 63 else difference
 
 
 def _raw_id(entry_id: int) -> bytes:
@@ -106,7 +106,7 @@ def _id(entry_id: int) -> bytes:
 
 
 def _group(group: Group) -> Iterator[bytes]:
-    yield pack_string(group.name) + _id(group.last_id) + pack_number(group.entries_read & _MOST)
+    yield pack_string(group.name) + _id(group.last_id) + pack_number(group.entries_read & _UINT64_MAX)
     yield pack_number(len(group.pending))
     for entry_id, (_, time_ms, count) in group.pending.items():
         yield _raw_id(entry_id) + time_ms.to_bytes(8, "little", signed=True) + pack_number(count)
@@ -117,18 +117,18 @@ def _group(group: Group) -> Iterator[bytes]:
         yield b"".join(_raw_id(entry_id) for entry_id, _ in consumer.pending.items())
 
 
-# --- in -------------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
-def is_sound(payload: bytes) -> bool:
-    """Whether version and checksum are what they must be."""
+def is_valid(payload: bytes) -> bool:
+    """Whether the version is supported and the checksum is correct."""
     if len(payload) < 10 or int.from_bytes(payload[-10:-8], "little") > VERSION:
         return False
     return crc64(payload[:-8]) == int.from_bytes(payload[-8:], "little")
 
 
 def restore(payload: bytes, limits: NodeLimits) -> Stream:
-    """The stream of a sound payload. BadPayload where it holds something else, or does not hold together."""
+    """Reads the stream of a payload that passed ``is_valid``. BadPayload if it is no stream or is inconsistent."""
     if payload[0] not in (STREAM, OLD_STREAM):
         raise BadPayload("not a stream")
     reader = RdbReader(payload[1:-10])
@@ -137,77 +137,77 @@ def restore(payload: bytes, limits: NodeLimits) -> Stream:
     except (ValueError, IndexError, OverflowError) as error:
         raise BadPayload(str(error)) from error
     if not reader.at_end:
-        raise BadPayload("it goes on behind its end")
+        raise BadPayload("there is data after the end of the stream")
     return stream
 
 
 def _read_stream(reader: RdbReader, limits: NodeLimits, *, counted: bool) -> Stream:
     stream = Stream(limits)
-    gone: list[int] = []
-    before = -1
+    deleted_ids: list[int] = []
+    previous_id = -1
     for _ in range(reader.number()):
         first_id = int.from_bytes(_exactly(reader.string(), 16), "big")
         entries: list[tuple[int, int, tuple[bytes, ...]]] = []
-        for ms, seq, words, deleted in _read_node(first_id, list(read_listpack(reader.string()))):
+        for ms, seq, fields, deleted in _read_node(first_id, list(read_listpack(reader.string()))):
             entry_id = ms << SEQ_BITS | seq
-            if entry_id <= before:
-                raise BadPayload("ids that do not ascend")
-            before = entry_id
-            entries.append((ms, seq, words))
+            if entry_id <= previous_id:
+                raise BadPayload("the ids are not in ascending order")
+            previous_id = entry_id
+            entries.append((ms, seq, fields))
             if deleted:
-                gone.append(entry_id)
+                deleted_ids.append(entry_id)
         if not entries:
-            raise BadPayload("a node without entries")
+            raise BadPayload("a node has no entries")
         stream.append_node(entries)
-    for entry_id in gone:
+    for entry_id in deleted_ids:
         stream.delete(entry_id)
     if reader.number() != stream.length:
-        raise BadPayload("another number of entries than it says")
+        raise BadPayload("the number of entries does not match")
     last_id = _read_id(reader)
     if last_id < stream.top_id:
-        raise BadPayload("its last id is behind its entries")
+        raise BadPayload("the last id is smaller than that of the last entry")
     first_id, stream.max_deleted_id, added = stream.first_id, 0, stream.length
     if counted:
         first_id, stream.max_deleted_id, added = _read_id(reader), _read_id(reader), reader.number()
     stream.last_id = last_id
     stream.entries_added = added
     if first_id != stream.first_id:
-        raise BadPayload("its first id is not that of its first entry")
+        raise BadPayload("the first id is not that of the first entry")
     for _ in range(reader.number()):
         group = _read_group(reader, stream, counted=counted)
         if group.name in stream.groups:
-            raise BadPayload("a group twice")
+            raise BadPayload("a group name is not unique")
         stream.groups[group.name] = group
     return stream
 
 
-def _exactly(word: bytes, length: int) -> bytes:
-    if len(word) != length:
-        raise BadPayload("an id of another length")
-    return word
+def _exactly(raw: bytes, length: int) -> bytes:
+    if len(raw) != length:
+        raise BadPayload("an id has the wrong length")
+    return raw
 
 
-def _read_node(first_id: int, words: list[bytes]) -> Iterator[tuple[int, int, tuple[bytes, ...], bool]]:
-    """Its entries, and whether each is deleted: those keep their place until the whole node goes."""
-    fields = int(words[2])
-    names = words[3 : 3 + fields]
-    at = 4 + fields
-    while at < len(words):
-        flags = int(words[at])
-        ms = (first_id >> SEQ_BITS) + int(words[at + 1]) & _MOST
-        seq = (first_id & SEQ_MAX) + int(words[at + 2]) & _MOST
+def _read_node(first_id: int, elements: list[bytes]) -> Iterator[tuple[int, int, tuple[bytes, ...], bool]]:
+    """Yields milliseconds, sequence number, fields and deleted flag of each entry, deleted entries included."""
+    name_count = int(elements[2])
+    names = elements[3 : 3 + name_count]
+    at = 4 + name_count
+    while at < len(elements):
+        flags = int(elements[at])
+        ms = (first_id >> SEQ_BITS) + int(elements[at + 1]) & _UINT64_MAX
+        seq = (first_id & SEQ_MAX) + int(elements[at + 2]) & _UINT64_MAX
         at += 3
         if flags & _SAME_FIELDS:
-            pairs = [word for pair in zip(names, words[at : at + fields], strict=True) for word in pair]
-            at += fields
+            fields = [item for pair in zip(names, elements[at : at + name_count], strict=True) for item in pair]
+            at += name_count
         else:
-            count = int(words[at])
-            pairs = words[at + 1 : at + 1 + 2 * count]
+            count = int(elements[at])
+            fields = elements[at + 1 : at + 1 + 2 * count]
             at += 1 + 2 * count
-        if at >= len(words) or not pairs or len(pairs) % 2:
-            raise BadPayload("an entry that is not whole")
+        if at >= len(elements) or not fields or len(fields) % 2:
+            raise BadPayload("an entry is incomplete")
         at += 1
-        yield ms, seq, tuple(pairs), bool(flags & _DELETED)
+        yield ms, seq, tuple(fields), bool(flags & _DELETED)
 
 
 def _read_id(reader: RdbReader) -> int:
@@ -217,26 +217,26 @@ def _read_id(reader: RdbReader) -> int:
 def _read_group(reader: RdbReader, stream: Stream, *, counted: bool) -> Group:
     name, last_id = reader.string(), _read_id(reader)
     reads = reader.number() if counted else reads_up_to(stream, last_id)
-    group = Group(name, last_id, UNKNOWN_READS if reads == _MOST else reads)
+    group = Group(name, last_id, UNKNOWN_READS if reads == _UINT64_MAX else reads)
     times: dict[int, tuple[int, int]] = {}
     for _ in range(reader.number()):
-        entry_id = int.from_bytes(reader.take(16), "big")
+        entry_id = int.from_bytes(reader.read(16), "big")
         times[entry_id] = reader.milliseconds(), reader.number()
     for _ in range(reader.number()):
         consumer = Consumer(reader.string(), reader.milliseconds())
         if consumer.name in group.consumers:
-            raise BadPayload("a consumer twice")
+            raise BadPayload("a consumer name is not unique")
         group.consumers[consumer.name] = consumer
         for _ in range(reader.number()):
-            entry_id = int.from_bytes(reader.take(16), "big")
+            entry_id = int.from_bytes(reader.read(16), "big")
             if entry_id not in times:
-                raise BadPayload("a consumer holds what is not pending")
-            group.hold(entry_id, (consumer, *times.pop(entry_id)))
+                raise BadPayload("an entry of a consumer is not pending in the group")
+            group.assign(entry_id, (consumer, *times.pop(entry_id)))
     if times:
-        raise BadPayload("what is pending is with nobody")
+        raise BadPayload("a pending entry has no consumer")
     return group
 
 
 def duplicate(stream: Stream, limits: NodeLimits) -> Stream:
-    """Another stream that is the same in every respect."""
+    """Returns an independent copy of the stream."""
     return _read_stream(RdbReader(b"".join(_parts(stream))), limits, counted=True)

@@ -1,4 +1,4 @@
-"""A consumer group: its consumers, what is pending, and how far it is behind."""
+"""A consumer group: its consumers, its pending entries, and its lag."""
 
 from __future__ import annotations
 
@@ -12,146 +12,151 @@ from millstream.engine.stream.ids import ID_MAX
 if TYPE_CHECKING:
     from millstream.engine.stream.stream import Stream
 
-CHUNK: Final = 512
+CHUNK_ENTRIES: Final = 512
 _SHRINK_AT: Final = (0, 8, 64)
 
-Holding = tuple["Consumer", int, int]
-"""The consumer, when the entry was last delivered (ms), and how often. Immutable, so that a whole batch shares one."""
+PendingInfo = tuple["Consumer", int, int]
+"""The consumer, the time of the last delivery (ms), and the delivery count. Immutable: a whole batch shares one."""
 
 
 class PendingList:
+    """Pending entries in order of their ids, in chunks of up to ``2 * CHUNK_ENTRIES``."""
+
     __slots__ = ("_chunks", "_count", "_firsts", "_last", "_unsorted")
 
     def __init__(self) -> None:
-        self._chunks: list[dict[int, Holding]] = []
-        """Never an empty one."""
+        self._chunks: list[dict[int, PendingInfo]] = []
+        """No chunk is empty."""
         self._firsts: list[int] = []
-        """For each chunk an id that no id of this chunk is below, and every id of the chunk before it is."""
+        """For each chunk a lower bound of its ids that is greater than every id of the previous chunk."""
         self._unsorted: set[int] = set()
-        """Chunks (by ``id()``) whose dict is not in order."""
+        """Chunks (by ``id()``) whose dict is not sorted."""
         self._last = -1
-        """No id is greater."""
+        """An upper bound of the ids in the list."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def last_ever(self) -> int:
-        """No id in the list is greater than this one; -1 in a list that never held any."""
+    def upper_bound(self) -> int:
+        """No id in the list is greater than this one; -1 for a list that was always empty."""
         return self._last
 
     def _place(self, entry_id: int) -> int:
-        """The number of the chunk that this id is in, if it is anywhere; -1 in an empty list."""
+        """The index of the chunk that holds this id if the list holds it; -1 if the list is empty."""
         firsts = self._firsts
         if not firsts or entry_id >= firsts[-1]:
             return len(firsts) - 1
         return max(bisect_right(firsts, entry_id) - 1, 0)
 
-    def get(self, entry_id: int) -> Holding | None:
+    def get(self, entry_id: int) -> PendingInfo | None:
         if not self._count:
             return None
         return self._chunks[self._place(entry_id)].get(entry_id)
 
-    def add_all(self, ids: Sequence[int], holding: Holding) -> None:
-        """Ids in ascending order, none of which is in the list."""
+    def add_all(self, ids: Sequence[int], info: PendingInfo) -> None:
+        """Adds ids in ascending order, none of which is in the list."""
         if ids[0] > self._last:
-            self._extend(ids, holding)
+            self._extend(ids, info)
         else:
             for entry_id in ids:
-                self.put(entry_id, holding)
+                self.put(entry_id, info)
 
-    def _extend(self, ids: Sequence[int], holding: Holding) -> None:
+    def _extend(self, ids: Sequence[int], info: PendingInfo) -> None:
         self._last = ids[-1]
         self._count += len(ids)
-        if self._chunks and len(self._chunks[-1]) + len(ids) <= CHUNK:
-            self._chunks[-1].update(dict.fromkeys(ids, holding))
+        if self._chunks and len(self._chunks[-1]) + len(ids) <= CHUNK_ENTRIES:
+            self._chunks[-1].update(dict.fromkeys(ids, info))
             return
-        for at in range(0, len(ids), CHUNK):
-            part = ids[at : at + CHUNK]
+        for at in range(0, len(ids), CHUNK_ENTRIES):
+            part = ids[at : at + CHUNK_ENTRIES]
             self._firsts.append(part[0])
-            self._chunks.append(dict.fromkeys(part, holding))
+            self._chunks.append(dict.fromkeys(part, info))
 
-    def put(self, entry_id: int, holding: Holding) -> None:
-        """Adds an id, or replaces what is known of it."""
+    def put(self, entry_id: int, info: PendingInfo) -> None:
+        """Adds an id, or replaces its information."""
         if entry_id > self._last:
-            self._extend((entry_id,), holding)
+            self._extend((entry_id,), info)
             return
-        place = self._place(entry_id)
-        chunk = self._chunks[place]
+        index = self._place(entry_id)
+        chunk = self._chunks[index]
         if entry_id not in chunk:
             self._count += 1
             self._unsorted.add(id(chunk))
-            self._firsts[place] = min(self._firsts[place], entry_id)
-        chunk[entry_id] = holding
-        if len(chunk) > 2 * CHUNK:
-            self._split(place)
+            self._firsts[index] = min(self._firsts[index], entry_id)
+        chunk[entry_id] = info
+        if len(chunk) > 2 * CHUNK_ENTRIES:
+            self._split(index)
 
-    def pop(self, entry_id: int) -> Holding | None:
+    def pop(self, entry_id: int) -> PendingInfo | None:
         if not self._count:
             return None
-        place = self._place(entry_id)
-        chunk = self._chunks[place]
-        holding = chunk.pop(entry_id, None)
-        if holding is not None:
+        index = self._place(entry_id)
+        chunk = self._chunks[index]
+        info = chunk.pop(entry_id, None)
+        if info is not None:
             self._count -= 1
             if len(chunk) in _SHRINK_AT:
-                self._shrink(place)
-        return holding
+                self._shrink(index)
+        return info
 
-    def pop_all(self, ids: Sequence[int]) -> list[Holding]:
-        """Removes those that are there; gives what was known of them."""
-        found: list[Holding] = []
-        place, low, high, before = -1, 1, 0, 0
-        chunk: dict[int, Holding] = {}
+    def pop_all(self, ids: Sequence[int]) -> list[PendingInfo]:
+        """Removes the ids that are in the list; returns their information."""
+        removed: list[PendingInfo] = []
+        index, low, high, before = -1, 1, 0, 0
+        chunk: dict[int, PendingInfo] = {}
         for entry_id in ids:
             if not low <= entry_id < high:
-                self._after_pops(place, before)
+                self._shrink_after_pops(index, before)
                 if not self._chunks:
                     break
-                place = self._place(entry_id)
-                chunk = self._chunks[place]
+                index = self._place(entry_id)
+                chunk = self._chunks[index]
                 before = len(chunk)
-                low = self._firsts[place] if place else 0
-                high = self._firsts[place + 1] if place + 1 < len(self._firsts) else ID_MAX + 1
-            holding = chunk.pop(entry_id, None)
-            if holding is not None:
-                found.append(holding)
+                low = self._firsts[index] if index else 0
+                high = self._firsts[index + 1] if index + 1 < len(self._firsts) else ID_MAX + 1
+            info = chunk.pop(entry_id, None)
+            if info is not None:
+                removed.append(info)
         else:
-            self._after_pops(place, before)
-        self._count -= len(found)
-        return found
+            self._shrink_after_pops(index, before)
+        self._count -= len(removed)
+        return removed
 
-    def _after_pops(self, place: int, before: int) -> None:
-        """``before`` is what the chunk held before some were popped; 0 if there was no chunk."""
+    def _shrink_after_pops(self, index: int, before: int) -> None:
+        """``before`` is the size of the chunk before ids were removed; 0 if there was no chunk."""
         if before:
-            after = len(self._chunks[place])
+            after = len(self._chunks[index])
             if not after or any(after <= mark < before for mark in _SHRINK_AT):
-                self._shrink(place)
+                self._shrink(index)
 
-    def _shrink(self, place: int) -> None:
-        """A dict does not give memory back by itself: without this, one entry that nobody acknowledges would keep the
-        room of all that came with it."""
-        chunk = self._ordered(place)
+    def _shrink(self, index: int) -> None:
+        """Copies or removes a chunk after removals.
+
+        A dict does not release memory when items are removed. Without the copy, one entry that is never acknowledged
+        would keep the memory of a whole chunk.
+        """
+        chunk = self._ordered(index)
         if chunk:
-            self._chunks[place] = dict(chunk.items())
+            self._chunks[index] = dict(chunk.items())
             return
-        del self._chunks[place], self._firsts[place]
+        del self._chunks[index], self._firsts[index]
         if not self._chunks:
             self._last = -1
 
-    def items(self, start: int = 0) -> Iterator[tuple[int, Holding]]:
-        """In order, from ``start`` on. The list must not change meanwhile."""
+    def items(self, start: int = 0) -> Iterator[tuple[int, PendingInfo]]:
+        """Yields the entries from ``start`` on, in order. The list must not change during the iteration."""
         if not self._count:
             return
-        place = self._place(start)
-        for entry_id, holding in self._ordered(place).items():
+        index = self._place(start)
+        for entry_id, info in self._ordered(index).items():
             if entry_id >= start:
-                yield entry_id, holding
-        for later in range(place + 1, len(self._chunks)):
+                yield entry_id, info
+        for later in range(index + 1, len(self._chunks)):
             yield from self._ordered(later).items()
 
-    def page(self, start: int, count: int) -> list[tuple[int, Holding]]:
-        """At most ``count`` of ``items(start)``, to be worked on while the list changes."""
+    def page(self, start: int, count: int) -> list[tuple[int, PendingInfo]]:
+        """The first ``count`` of ``items(start)``, as a copy that stays valid when the list changes."""
         return list(islice(self.items(start), count))
 
     def first(self) -> int | None:
@@ -160,22 +165,22 @@ class PendingList:
     def last(self) -> int | None:
         return next(reversed(self._ordered(len(self._chunks) - 1)), None) if self._count else None
 
-    def _ordered(self, place: int) -> dict[int, Holding]:
-        chunk = self._chunks[place]
+    def _ordered(self, index: int) -> dict[int, PendingInfo]:
+        chunk = self._chunks[index]
         if id(chunk) in self._unsorted:
             self._unsorted.discard(id(chunk))
-            chunk = self._chunks[place] = dict(sorted(chunk.items()))
+            chunk = self._chunks[index] = dict(sorted(chunk.items()))
         return chunk
 
-    def _split(self, place: int) -> None:
-        items = list(self._ordered(place).items())
+    def _split(self, index: int) -> None:
+        items = list(self._ordered(index).items())
         half = len(items) // 2
-        self._chunks[place : place + 1] = [dict(items[:half]), dict(items[half:])]
-        self._firsts.insert(place + 1, items[half][0])
+        self._chunks[index : index + 1] = [dict(items[:half]), dict(items[half:])]
+        self._firsts.insert(index + 1, items[half][0])
 
 
 UNKNOWN_READS: Final = -1
-"""``entries_read`` where nobody can say how many entries the group has read."""
+"""``entries_read`` if the number of entries that the group has read is unknown."""
 
 
 class Consumer:
@@ -184,7 +189,7 @@ class Consumer:
     def __init__(self, name: bytes, now_ms: int) -> None:
         self.name = name
         self.seen_ms = now_ms
-        """When it last spoke."""
+        """The time of its last command."""
         self.pending = PendingList()
 
 
@@ -194,7 +199,7 @@ class Group:
     def __init__(self, name: bytes, last_id: int, entries_read: int) -> None:
         self.name = name
         self.last_id = last_id
-        """The last entry that was delivered to anybody."""
+        """The last entry that was delivered to a consumer of the group."""
         self.entries_read = entries_read
         self.pending = PendingList()
         self.consumers: dict[bytes, Consumer] = {}
@@ -203,40 +208,40 @@ class Group:
         return [self.consumers[name] for name in sorted(self.consumers)]
 
     def deliver(self, ids: Sequence[int], consumer: Consumer, now_ms: int) -> None:
-        """Ids in ascending order are now with ``consumer``, for the first time as it seems to them."""
-        holding = (consumer, now_ms, 1)
-        if ids[0] > self.pending.last_ever():
-            self.pending.add_all(ids, holding)
-            consumer.pending.add_all(ids, holding)
+        """Makes entries (ids ascend) pending for ``consumer``, with a delivery count of 1."""
+        info = (consumer, now_ms, 1)
+        if ids[0] > self.pending.upper_bound():
+            self.pending.add_all(ids, info)
+            consumer.pending.add_all(ids, info)
             return
-        for entry_id in ids:  # the group was set back: some may be pending already, with anybody
-            self.hold(entry_id, holding)
+        for entry_id in ids:  # XGROUP SETID moved the group back: some entries may be pending for other consumers
+            self.assign(entry_id, info)
 
-    def hold(self, entry_id: int, holding: Holding) -> None:
-        """The entry is with the holding's consumer, and with nobody else."""
+    def assign(self, entry_id: int, info: PendingInfo) -> None:
+        """Makes the entry pending for the consumer in ``info``, and for no other consumer."""
         before = self.pending.get(entry_id)
-        if before is not None and before[0] is not holding[0]:
+        if before is not None and before[0] is not info[0]:
             before[0].pending.pop(entry_id)
-        self.pending.put(entry_id, holding)
-        holding[0].pending.put(entry_id, holding)
+        self.pending.put(entry_id, info)
+        info[0].pending.put(entry_id, info)
 
     def release(self, entry_id: int) -> bool:
-        """The entry is pending no longer. False: it was not."""
-        holding = self.pending.pop(entry_id)
-        if holding is None:
+        """Removes the entry from the pending lists. False: it was not pending."""
+        info = self.pending.pop(entry_id)
+        if info is None:
             return False
-        holding[0].pending.pop(entry_id)
+        info[0].pending.pop(entry_id)
         return True
 
     def release_all(self, ids: Sequence[int]) -> int:
-        """Returns how many of them were pending."""
+        """Removes the entries from the pending lists; returns how many were pending."""
         released = self.pending.pop_all(ids)
-        for consumer in {holding[0] for holding in released}:
+        for consumer in {info[0] for info in released}:
             consumer.pending.pop_all(ids)
         return len(released)
 
     def remove_consumer(self, consumer: Consumer) -> int:
-        """With everything that it held. Returns how much that was."""
+        """Removes a consumer and its pending entries; returns the number of those entries."""
         for entry_id, _ in consumer.pending.items():
             self.pending.pop(entry_id)
         del self.consumers[consumer.name]
@@ -244,14 +249,16 @@ class Group:
 
 
 def has_tombstones_from(stream: Stream, entry_id: int) -> bool:
-    """Whether an entry at or behind ``entry_id`` was deleted singly, so that counting is no longer possible. What was
-    deleted before the first entry that is there does not count."""
+    """Whether XDEL removed an entry at or after ``entry_id``, so that reads can no longer be counted.
+
+    Deletions before the first existing entry do not matter.
+    """
     deleted_id = stream.max_deleted_id
     return stream.length > 0 and deleted_id > 0 and entry_id <= deleted_id and stream.first_id <= deleted_id
 
 
 def reads_up_to(stream: Stream, entry_id: int) -> int:
-    """How many entries were ever added up to this one; UNKNOWN_READS where the stream's counters do not tell."""
+    """The number of entries ever added up to this one; UNKNOWN_READS if the stream's counters do not determine it."""
     added = stream.entries_added
     if not added:
         return 0
@@ -271,7 +278,7 @@ def reads_up_to(stream: Stream, entry_id: int) -> int:
 
 
 def lag(stream: Stream, group: Group) -> int | None:
-    """Entries that the group has not read yet; None where nobody can say."""
+    """The number of entries that the group has not read yet; None if unknown."""
     added = stream.entries_added
     if not added:
         return 0
@@ -282,7 +289,7 @@ def lag(stream: Stream, group: Group) -> int | None:
 
 
 def advance(stream: Stream, group: Group, entry_id: int) -> None:
-    """The group is given an entry: it counts on, or starts counting where the stream's counters allow it."""
+    """Records the delivery of one entry: sets the group's last id, and counts the read if the counters allow it."""
     if group.entries_read != UNKNOWN_READS and not has_tombstones_from(stream, entry_id):
         group.entries_read += 1
     elif stream.entries_added:
@@ -291,7 +298,7 @@ def advance(stream: Stream, group: Group, entry_id: int) -> None:
 
 
 def advance_all(stream: Stream, group: Group, ids: list[int]) -> None:
-    """``advance`` for ids in ascending order: at a stroke where the counter is sound from the first of them on."""
+    """``advance`` for ids in ascending order; in one step if the read counter is valid from the first id on."""
     if group.entries_read != UNKNOWN_READS and ids[0] > group.last_id and not has_tombstones_from(stream, ids[0]):
         group.entries_read += len(ids)
         group.last_id = ids[-1]

@@ -1,4 +1,4 @@
-"""Entry ids inside the engine: one int, ``ms << 64 | seq``. Clients' spellings come in here, replies go out."""
+"""Parsing and formatting of entry ids. Inside the engine an id is one int, ``ms << 64 | seq``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
 INVALID_START: Final = "ERR invalid start ID for the interval"
 INVALID_END: Final = "ERR invalid end ID for the interval"
 
-_LONGEST: Final = 127
+MAX_ID_LENGTH: Final = 127
 _SAFE_DIGITS: Final = 19
-"""So many digits always fit 64 bits."""
+"""Numbers with this many digits always fit into 64 bits."""
 _STRTOULL: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _STRICT: Final = re.compile(rb"0|-?[1-9][0-9]*")
 
@@ -28,7 +28,7 @@ def format_id(entry_id: int) -> bytes:
 
 
 def parse_id(raw: bytes, missing_seq: int = 0) -> int:
-    """``ms-seq`` or ``ms``: Redis's strict form, in which ``-`` and ``+`` mean nothing."""
+    """Parses ``ms-seq`` or ``ms`` strictly, as Redis does: ``-`` and ``+`` are invalid."""
     entry_id = plain_id(raw)
     if entry_id is None:
         entry_id = _read(raw, missing_seq)
@@ -38,18 +38,18 @@ def parse_id(raw: bytes, missing_seq: int = 0) -> int:
 
 
 def plain_id(raw: bytes) -> int | None:
-    """An id as servers write it; None for every other word, and for some unusual spellings of ids."""
+    """Fast path for ids as servers write them; None for other arguments and for unusual spellings of ids."""
     ms, _, seq = raw.partition(b"-")
     if seq.isdigit() and ms.isdigit() and len(seq) <= _SAFE_DIGITS and len(ms) <= _SAFE_DIGITS:
         return int(ms) << SEQ_BITS | int(seq)
     return None
 
 
-def parse_ids(words: Sequence[bytes]) -> list[int]:
-    """``parse_id`` for many, most of which usually share their milliseconds."""
+def parse_ids(args: Sequence[bytes]) -> list[int]:
+    """``parse_id`` for many ids; fast if many have the same milliseconds."""
     ids: list[int] = []
     times: dict[bytes, int] = {}
-    for raw in words:
+    for raw in args:
         left, _, right = raw.partition(b"-")
         if not right.isdigit() or len(right) > _SAFE_DIGITS:
             ids.append(parse_id(raw))
@@ -65,25 +65,25 @@ def parse_ids(words: Sequence[bytes]) -> list[int]:
 
 
 def read_id(raw: bytes) -> int | None:
-    """``parse_id`` for where something else than an id may follow (XCLAIM's options)."""
+    """``parse_id`` that returns None for an argument that is not an id (XCLAIM: ids are followed by options)."""
     return _read(raw, 0)
 
 
 def parse_loose_id(raw: bytes, missing_seq: int) -> int:
-    """As ``parse_id``; ``-`` is the smallest and ``+`` the greatest id there is."""
-    word = _as_c_string(raw)
-    if word == b"-":
+    """Like ``parse_id``, but accepts ``-`` (the smallest id) and ``+`` (the greatest id)."""
+    text = _as_c_string(raw)
+    if text == b"-":
         return 0
-    if word == b"+":
+    if text == b"+":
         return ID_MAX
     return parse_id(raw, missing_seq)
 
 
 def parse_new_id(raw: bytes) -> tuple[int, bool]:
-    """XADD's id, and whether it is complete: ``ms-*`` leaves the sequence number to the stream."""
-    word = _as_c_string(raw)
-    if len(raw) <= _LONGEST and word.endswith(b"-*") and word.count(b"-") == 1:
-        ms = _string2ull(word[:-2])
+    """XADD's id, and whether it is complete: for ``ms-*`` the stream chooses the sequence number."""
+    text = _as_c_string(raw)
+    if len(raw) <= MAX_ID_LENGTH and text.endswith(b"-*") and text.count(b"-") == 1:
+        ms = _string2ull(text[:-2])
         if ms is not None:
             return ms << SEQ_BITS, False
     return parse_id(raw), True
@@ -110,7 +110,7 @@ def parse_end(raw: bytes) -> int:
 
 
 def _read(raw: bytes, missing_seq: int) -> int | None:
-    if len(raw) > _LONGEST:
+    if len(raw) > MAX_ID_LENGTH:
         return None
     left, dash, right = _as_c_string(raw).partition(b"-")
     ms = _string2ull(left)
@@ -125,8 +125,11 @@ def _as_c_string(raw: bytes) -> bytes:
 
 
 def _string2ull(text: bytes) -> int | None:
-    """As lenient as Redis, which falls back on ``strtoull``: blanks, a sign and zeros in front pass. A negative number
-    that is written plainly does not; behind a blank it wraps round."""
+    """Parses as leniently as Redis, which falls back to ``strtoull``.
+
+    Leading blanks, a sign and leading zeros are accepted. A negative number in plain form is rejected, but after a
+    blank it wraps around.
+    """
     if _STRICT.fullmatch(text):
         number = int(text)
         if -(1 << 63) <= number < 0:

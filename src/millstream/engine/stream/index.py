@@ -1,4 +1,4 @@
-"""The nodes of a stream, found by id. Dropping from the front costs the same however many there are."""
+"""The nodes of a stream, searchable by id. Removing the first node takes constant time on average."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 
 from millstream.engine.stream.node import StreamNode
 
-_FEW: Final = 64
+_MIN_FREE_BEFORE_CUT: Final = 64
 
 
 class NodeIndex:
-    """Nodes in order of their first ids. ``at`` is a place: it is good until the next change."""
+    """Nodes in order of their first ids. ``at`` is a position, which is valid until the next change."""
 
     __slots__ = ("_firsts", "_head", "_nodes", "version")
 
@@ -20,7 +20,7 @@ class NodeIndex:
         self._firsts: list[int] = []
         self._nodes: list[StreamNode | None] = []
         self._head = 0
-        """Places before it are free: cutting them off each time would move all the others."""
+        """Positions before it are free. They are removed in batches, because each removal moves all other nodes."""
         self.version = 0
         """Changes with the set of first ids."""
 
@@ -32,12 +32,12 @@ class NodeIndex:
 
     @property
     def first(self) -> int:
-        """The first place."""
+        """The first position."""
         return self._head
 
     @property
     def end(self) -> int:
-        """The place behind the last."""
+        """The position after the last node."""
         return len(self._nodes)
 
     def __getitem__(self, at: int) -> StreamNode:
@@ -46,16 +46,19 @@ class NodeIndex:
         return node
 
     def __setitem__(self, at: int, node: StreamNode) -> None:
-        """Another form of the same node."""
+        """Replaces a node by another representation of the same node (open or sealed)."""
         self._nodes[at] = node
 
-    def place(self, entry_id: int) -> int:
-        """The place of the node that would hold this id; the first one for an id before all of them."""
+    def position(self, entry_id: int) -> int:
+        """The position of the node that would contain this id; the first position for an id before all nodes."""
         return max(bisect_right(self._firsts, entry_id, self._head) - 1, self._head)
 
     def append(self, first_id: int, node: StreamNode) -> None:
-        """A node whose entries come after all others. The last one may be known by a greater id, after XSETID has gone
-        back behind its deleted entries: then it is found by where its entries were moved to."""
+        """Adds a node whose entries follow all others.
+
+        After XSETID set a last id before deleted entries, the first id of the last node can be greater than the new
+        one. Then the last node is indexed by the id to which its entries were moved.
+        """
         if len(self) and self._firsts[-1] >= first_id:
             self._firsts[-1] = self[self.end - 1].id_at(0)
         self._firsts.append(first_id)
@@ -69,7 +72,7 @@ class NodeIndex:
             return
         self._nodes[at] = None
         self._head += 1
-        if self._head > _FEW and self._head * 2 > len(self._nodes):
+        if self._head > _MIN_FREE_BEFORE_CUT and self._head * 2 > len(self._nodes):
             del self._firsts[: self._head], self._nodes[: self._head]
             self._head = 0
 
@@ -84,31 +87,31 @@ KEY_BYTES: Final = 16
 
 
 def count_nodes(keys: Sequence[int]) -> int:
-    """How many nodes Redis's radix tree has for these keys: 16-byte numbers in ascending order.
+    """The number of nodes of Redis's radix tree for these keys: 16-byte numbers in ascending order.
 
-    The tree has a leaf for each key, a node wherever keys part, and one for each stretch of bytes between them: a
-    stretch of any length is one node, because Redis compresses it, and a parting takes the byte after it with it.
+    The tree has a leaf for each key, a node for each branch, and a node for each run of bytes between branches. A run
+    of any length is one node, because Redis compresses it. A branch node includes the byte after it.
     """
     if not keys:
         return 1
-    leaves, partings, stretches = len(keys), 0, 0
-    open_partings: list[int] = []  # depths on the way to the last key, ascending
+    leaves, branches, runs = len(keys), 0, 0
+    open_branches: list[int] = []  # depths on the way to the last key, ascending
     previous = keys[0]
     for key in keys[1:]:
         depth = KEY_BYTES - ((previous ^ key).bit_length() + 7) // 8
         below = KEY_BYTES
-        while open_partings and open_partings[-1] > depth:
-            parting = open_partings.pop()
-            stretches += below - parting > 1
-            below = parting
-        stretches += below - depth > 1
-        if not open_partings or open_partings[-1] < depth:
-            open_partings.append(depth)
-            partings += 1
+        while open_branches and open_branches[-1] > depth:
+            branch = open_branches.pop()
+            runs += below - branch > 1
+            below = branch
+        runs += below - depth > 1
+        if not open_branches or open_branches[-1] < depth:
+            open_branches.append(depth)
+            branches += 1
         previous = key
     below = KEY_BYTES
-    while open_partings:
-        parting = open_partings.pop()
-        stretches += below - parting > 1
-        below = parting
-    return leaves + partings + stretches + (below > 0)
+    while open_branches:
+        branch = open_branches.pop()
+        runs += below - branch > 1
+        below = branch
+    return leaves + branches + runs + (below > 0)

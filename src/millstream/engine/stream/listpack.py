@@ -1,8 +1,8 @@
-"""Redis's listpacks: how many bytes they would take, and those bytes, with the numbers and strings of its RDB format.
+"""Sizes and encoding of Redis's listpacks, and of the numbers and strings of its RDB format.
 
-Our nodes end where Redis's would, so sizes count. Nothing here knows what a stream is.
+The sizes are exact, because a stream's nodes must end where Redis's would. This module is independent of streams.
 
-Reading trusts no length: what does not fit raises BadPayload before anything is made of it.
+Reading validates every length: an inconsistent payload raises BadPayload before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-# --- their sizes ------------------------------------------------------------------------------------------------------
+# --- sizes ------------------------------------------------------------------------------------------------------------
 
 EMPTY: Final = 7
-"""Header and end mark."""
+"""The size of an empty listpack: header and end mark."""
 MAX_BYTES: Final = 1 << 30
-"""What Redis takes for ``stream-node-max-bytes 0``, and the most that one entry may have."""
-LONGEST_INTEGER: Final = 20
+"""The limit for ``stream-node-max-bytes 0``, and the maximum size of one entry, as in Redis."""
+MAX_INTEGER_LENGTH: Final = 20
 """A string longer than this is never stored as an integer."""
 
 _ZERO: Final = ord("0")
 
 
 def integer_size(number: int) -> int:
-    """Encoding and back-length."""
+    """The size of an integer element, including its back-length."""
     if 0 <= number <= 127:
         return 2
     if -4096 <= number <= 4095:
@@ -44,7 +44,7 @@ def difference_size(number: int) -> int:
 
 
 SMALL_DIFFERENCES: Final = tuple(map(integer_size, (*range(4096), *range(-4096, 0))))
-"""By the difference itself: a negative one counts from the end."""
+"""Sizes, indexed by the difference; negative differences index from the end."""
 
 
 def _text_size(length: int) -> int:
@@ -59,58 +59,58 @@ def _text_size(length: int) -> int:
 
 
 TEXT_SIZES: Final = tuple(_text_size(length) for length in range(4096))
-"""By length, for texts that are no integers: what the hot path needs."""
+"""Sizes of strings that are not integers, indexed by length, for the hot path."""
 
 
-def element_size(word: bytes) -> int:
-    """A text that reads as a 64-bit integer is stored as one."""
-    number = stored_integer(word)
+def element_size(text: bytes) -> int:
+    """The size of a string element. A string that is a 64-bit integer is stored as one."""
+    number = stored_integer(text)
     if number is not None:
         return integer_size(number)
-    length = len(word)
+    length = len(text)
     return TEXT_SIZES[length] if length < 4096 else _text_size(length)
 
 
-def stored_integer(word: bytes) -> int | None:
-    """The 64-bit integer that a text is stored as; None for a text that stays one."""
-    if len(word) <= LONGEST_INTEGER and _is_integer(word):
-        number = int(word)
+def stored_integer(text: bytes) -> int | None:
+    """The 64-bit integer as which Redis stores the string; None if it is stored as a string."""
+    if len(text) <= MAX_INTEGER_LENGTH and _is_integer(text):
+        number = int(text)
         if -(1 << 63) <= number < 1 << 63:
             return number
     return None
 
 
-def _is_integer(word: bytes) -> bool:
-    """Digits without a zero in front, perhaps with a minus."""
-    if word.isdigit():
-        return word[0] != _ZERO or len(word) == 1
-    return word[:1] == b"-" and word[1:].isdigit() and word[1] != _ZERO
+def _is_integer(text: bytes) -> bool:
+    """Whether the text is a decimal number without leading zeros, with an optional minus sign."""
+    if text.isdigit():
+        return text[0] != _ZERO or len(text) == 1
+    return text[:1] == b"-" and text[1:].isdigit() and text[1] != _ZERO
 
 
-def words_size(words: tuple[bytes, ...]) -> int:
-    return sum(map(element_size, words))
+def elements_size(texts: tuple[bytes, ...]) -> int:
+    return sum(map(element_size, texts))
 
 
-# --- as bytes ---------------------------------------------------------------------------------------------------------
+# --- encoding ---------------------------------------------------------------------------------------------------------
 
 _HEADER: Final = 6
 _END: Final = 0xFF
-_UNCOUNTED: Final = 0xFFFF
-_MOST_EXPANSION: Final = 264
-"""LZF: three bytes of a reference stand for that many at most."""
+_UNKNOWN_COUNT: Final = 0xFFFF
+MAX_LZF_EXPANSION: Final = 264
+"""LZF: a back-reference of three bytes expands to at most this many bytes."""
 
 
 class BadPayload(Exception):
-    """The bytes are not what they claim to be."""
+    """The payload is invalid; the message says why."""
 
 
 # --- listpacks ------------------------------------------------------------------------------------------------------
 
 
 def pack_listpack(elements: list[int | bytes]) -> bytes:
-    """A word that reads as a 64-bit integer is stored as one, as Redis does."""
+    """Encodes elements. Like Redis, stores a string that is a 64-bit integer as an integer."""
     body = b"".join(map(_element, elements))
-    count = min(len(elements), _UNCOUNTED)
+    count = min(len(elements), _UNKNOWN_COUNT)
     return b"%b%b%b\xff" % ((_HEADER + len(body) + 1).to_bytes(4, "little"), count.to_bytes(2, "little"), body)
 
 
@@ -144,7 +144,7 @@ def _text_head(length: int) -> bytes:
 
 
 def _back_length(size: int) -> bytes:
-    """The element's size once more, for those who read backwards: seven bits a byte."""
+    """The element's size, which follows the element for reading backwards: seven bits per byte."""
     parts = [size & 127]
     while size >> 7:
         size >>= 7
@@ -153,20 +153,20 @@ def _back_length(size: int) -> bytes:
 
 
 def read_listpack(raw: bytes) -> Iterator[bytes]:
-    """Its elements; integers as the words that they stand for."""
+    """Yields the elements; integers as decimal strings."""
     if len(raw) < _HEADER + 1 or int.from_bytes(raw[:4], "little") != len(raw) or raw[-1] != _END:
-        raise BadPayload("not a listpack")
+        raise BadPayload("the listpack has an invalid header or end")
     at, end = _HEADER, len(raw) - 1
     while at < end:
-        word, size = _read_element(raw, at)
+        text, size = _read_element(raw, at)
         at += size + len(_back_length(size))
         if at > end:
-            raise BadPayload("an element reaches beyond its listpack")
-        yield word
+            raise BadPayload("an element extends past the end of its listpack")
+        yield text
 
 
 def _read_element(raw: bytes, at: int) -> tuple[bytes, int]:
-    """The word, and how many bytes it takes without its back-length."""
+    """The element, and its size without the back-length."""
     head = raw[at]
     if head < 0x80:
         return b"%d" % head, 1
@@ -183,7 +183,7 @@ def _read_element(raw: bytes, at: int) -> tuple[bytes, int]:
         return raw[at + 5 : at + 5 + length], 5 + length
     size = {0xF1: 2, 0xF2: 3, 0xF3: 4, 0xF4: 8}.get(head)
     if size is None:
-        raise BadPayload("an element of an unknown kind")
+        raise BadPayload("an element has an unknown encoding")
     return b"%d" % int.from_bytes(raw[at + 1 : at + 1 + size], "little", signed=True), 1 + size
 
 
@@ -200,17 +200,17 @@ def pack_number(number: int) -> bytes:
     return b"\x81" + number.to_bytes(8, "big")
 
 
-def pack_string(word: bytes) -> bytes:
-    number = stored_integer(word) if len(word) <= 11 else None
+def pack_string(text: bytes) -> bytes:
+    number = stored_integer(text) if len(text) <= 11 else None
     if number is not None:
         for mark, size in ((0xC0, 1), (0xC1, 2), (0xC2, 4)):
             if -(1 << size * 8 - 1) <= number < 1 << size * 8 - 1:
                 return bytes((mark,)) + number.to_bytes(size, "little", signed=True)
-    return pack_number(len(word)) + word
+    return pack_number(len(text)) + text
 
 
 class RdbReader:
-    """Goes through a payload once."""
+    """Reads a payload from start to end."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -220,50 +220,50 @@ class RdbReader:
     def at_end(self) -> bool:
         return self._at == len(self._raw)
 
-    def take(self, count: int) -> bytes:
-        found = self._raw[self._at : self._at + count]
-        if len(found) != count:
-            raise BadPayload("it ends too early")
+    def read(self, count: int) -> bytes:
+        raw = self._raw[self._at : self._at + count]
+        if len(raw) != count:
+            raise BadPayload("the payload ends too early")
         self._at += count
-        return found
+        return raw
 
     def number(self) -> int:
         kind, number = self._length()
         if kind:
-            raise BadPayload("a string where a number belongs")
+            raise BadPayload("a string in place of a number")
         return number
 
     def _length(self) -> tuple[bool, int]:
-        """Whether it is the mark of a string's special form, and the number."""
-        head = self.take(1)[0]
+        """Whether the value marks a special string encoding, and the number."""
+        head = self.read(1)[0]
         if head >> 6 == 0:
             return False, head
         if head >> 6 == 1:
-            return False, (head & 63) << 8 | self.take(1)[0]
+            return False, (head & 63) << 8 | self.read(1)[0]
         if head >> 6 == 3:
             return True, head & 63
         if head not in (0x80, 0x81):
-            raise BadPayload("a number of an unknown kind")
-        return False, int.from_bytes(self.take(4 if head == 0x80 else 8), "big")
+            raise BadPayload("a number has an unknown encoding")
+        return False, int.from_bytes(self.read(4 if head == 0x80 else 8), "big")
 
     def string(self) -> bytes:
         special, number = self._length()
         if not special:
-            return self.take(number)
+            return self.read(number)
         if number < 3:
-            return b"%d" % int.from_bytes(self.take(1 << number), "little", signed=True)
+            return b"%d" % int.from_bytes(self.read(1 << number), "little", signed=True)
         if number > 3:
-            raise BadPayload("a string of an unknown kind")
-        packed, whole = self.number(), self.number()
-        if whole > packed * _MOST_EXPANSION:
-            raise BadPayload("a string that cannot become so long")
-        return _unpack_lzf(self.take(packed), whole)
+            raise BadPayload("a string has an unknown encoding")
+        packed, length_unpacked = self.number(), self.number()
+        if length_unpacked > packed * MAX_LZF_EXPANSION:
+            raise BadPayload("the length of a compressed string is not possible")
+        return _unpack_lzf(self.read(packed), length_unpacked)
 
     def milliseconds(self) -> int:
-        return int.from_bytes(self.take(8), "little", signed=True)
+        return int.from_bytes(self.read(8), "little", signed=True)
 
 
-def _unpack_lzf(packed: bytes, whole: int) -> bytes:
+def _unpack_lzf(packed: bytes, length_unpacked: int) -> bytes:
     out = bytearray()
     at = 0
     try:
@@ -280,14 +280,14 @@ def _unpack_lzf(packed: bytes, whole: int) -> bytes:
                 at += 1
             start = len(out) - ((head & 31) << 8) - packed[at] - 1
             at += 1
-            if start < 0 or len(out) + length + 2 > whole:
-                raise BadPayload("a compressed string that refers to nothing")
+            if start < 0 or len(out) + length + 2 > length_unpacked:
+                raise BadPayload("a compressed string has an invalid reference")
             repeated = out[start : start + length + 2]
             while len(repeated) < length + 2:
                 repeated += repeated[: length + 2 - len(repeated)]
             out += repeated
     except IndexError:
-        raise BadPayload("a compressed string that ends too early") from None
-    if len(out) != whole:
-        raise BadPayload("a compressed string of another length")
+        raise BadPayload("a compressed string ends too early") from None
+    if len(out) != length_unpacked:
+        raise BadPayload("a compressed string has the wrong length")
     return bytes(out)

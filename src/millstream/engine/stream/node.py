@@ -1,11 +1,12 @@
-"""A run of entries, as long as one of Redis's nodes would be: open at the stream's end, sealed everywhere else.
+"""A node: a run of entries, exactly as long as Redis's node would be. The last node is open, the others are sealed.
 
-Deleted entries keep their place until the whole node goes, as in Redis: ``skip`` counts those at the front, ``dead``
-names the others. An *index* is an entry's place in the node, deleted entries included.
+As in Redis, deleted entries stay in the node until the whole node is removed: ``skip`` counts those at the front,
+``dead`` contains the indexes of the others. An *index* is the position of an entry in the node, deleted ones included.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import add
@@ -14,60 +15,61 @@ from typing import Any, Final
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
 from millstream.engine.stream.listpack import (
     EMPTY,
-    LONGEST_INTEGER,
+    MAX_INTEGER_LENGTH,
     SMALL_DIFFERENCES,
     TEXT_SIZES,
     difference_size,
     element_size,
+    elements_size,
     integer_size,
-    words_size,
 )
 
-Words = tuple[bytes, ...]
+Fields = tuple[bytes, ...]
+"""Names and values of an entry, alternating."""
 EntryReply = list[Any]
 """``[id, [field, value, ...]]``"""
 
 SMALL_NUMBERS: Final = tuple(b"%d" % number for number in range(1000))
-"""Sequence numbers are mostly small, and looking one up is faster than printing it."""
+"""Formatted numbers. Sequence numbers are usually small, and a lookup is faster than formatting."""
 
 FLAGS_SIZE: Final = 2
-MOST_SPARE: Final = 35
-"""What an entry with one field takes at most in a listpack beside its value: flags and count 4, the value's head and
-tail 10, both parts of the id 20, and 1 where a counter grows."""
+MAX_ENTRY_OVERHEAD: Final = 35
+"""The maximum size in a listpack of an entry with one field, without its value: flags and count 4, the value's header
+and back-length 10, both parts of the id 20, and 1 if a counter grows."""
 
 
-class StreamNode:
-    """What both kinds share."""
+class StreamNode(ABC):
+    """The common part of open and sealed nodes."""
 
-    __slots__ = ("dead", "gone", "moved", "names", "skip")
+    __slots__ = ("dead", "deleted", "moved", "names", "skip")
 
-    names: Words
-    """The field names of the node's first entry: an entry that has the same does not pay for them."""
-    gone: int
-    """How many entries are deleted."""
+    names: Fields
+    """The field names of the node's first entry. Entries with the same names do not store them."""
+    deleted: int
+    """The number of deleted entries."""
     skip: int
     dead: set[int] | None
     moved: tuple[int, int] | None
-    """After XSETID went back behind deleted entries: how many there were, and the id that the last one really had."""
+    """If XSETID set a last id before deleted entries: ``total`` at that time, and the original id of the last entry."""
 
     @property
+    @abstractmethod
     def total(self) -> int:
-        """How many entries there are, deleted ones included."""
-        raise AssertionError("a node is open or sealed")
+        """The number of entries, including deleted ones."""
 
     @property
     def live(self) -> int:
-        return self.total - self.gone
+        return self.total - self.deleted
 
+    @abstractmethod
     def columns(self) -> tuple[int, Sequence[int], Sequence[int]]:
-        """A base, and for each index the milliseconds above that base and the sequence number."""
-        raise AssertionError("a node is open or sealed")
+        """A base, and for each index the milliseconds relative to it, and the sequence number."""
 
-    def words(self, start: int, stop: int) -> list[list[bytes]]:
-        """Fields and values of the entries from ``start`` up to ``stop``, deleted ones included."""
-        raise AssertionError("a node is open or sealed")
+    @abstractmethod
+    def fields(self, start: int, stop: int) -> list[list[bytes]]:
+        """Names and values of the entries from ``start`` up to ``stop``, including deleted entries."""
 
-    # --- places -----------------------------------------------------------------------------------------------------
+    # --- searching --------------------------------------------------------------------------------------------------
 
     def locate(self, entry_id: int) -> int:
         """The index of the first entry that is not smaller than ``entry_id``."""
@@ -81,7 +83,7 @@ class StreamNode:
         return bisect_left(seqs, seq, low, bisect_right(times, ms, low))
 
     def find(self, entry_id: int) -> int | None:
-        """The index of this very entry; None if it is not here or deleted."""
+        """The index of the entry with this id; None if it is not in the node or is deleted."""
         index = self.locate(entry_id)
         if index >= self.total or not self.is_live(index) or self.id_at(index) != entry_id:
             return None
@@ -92,7 +94,7 @@ class StreamNode:
         return base + times[index] << SEQ_BITS | seqs[index]
 
     def last_id(self) -> int:
-        """Of the last entry that was added, even if it is deleted."""
+        """The id of the last entry that was added, even if it is deleted."""
         if self.moved is not None and self.moved[0] == self.total:
             return self.moved[1]
         return self.id_at(self.total - 1)
@@ -101,7 +103,7 @@ class StreamNode:
         return index >= self.skip and (self.dead is None or index not in self.dead)
 
     def after(self, start: int, count: int) -> int:
-        """Where a run that begins at ``start`` (not before ``skip``) and holds ``count`` live entries stops."""
+        """The stop index of a run of ``count`` live entries that starts at ``start`` (not before ``skip``)."""
         if self.dead is None:
             return min(self.total, start + count)
         while start < self.total and count:
@@ -110,7 +112,7 @@ class StreamNode:
         return start
 
     def before(self, stop: int, count: int) -> int:
-        """Where a run that stops at ``stop`` and holds ``count`` live entries begins."""
+        """The start index of a run of ``count`` live entries that stops at ``stop``."""
         if self.dead is None:
             return max(self.skip, stop - count)
         while stop > self.skip and count:
@@ -128,43 +130,43 @@ class StreamNode:
             ids = [first + seq for seq in seqs[start:stop]]
         else:
             ids = [base + ms << SEQ_BITS | seq for ms, seq in zip(times[start:stop], seqs[start:stop], strict=True)]
-        return self._living(ids, start) if self.dead else ids
+        return self._without_dead(ids, start) if self.dead else ids
 
     def entries(self, start: int, stop: int) -> list[EntryReply]:
         """The live entries from ``start`` (not before ``skip``) up to ``stop``, as replies."""
-        entries = list(map(list, zip(self._formatted_ids(start, stop), self.words(start, stop), strict=True)))
-        return self._living(entries, start) if self.dead else entries
+        entries = list(map(list, zip(self._formatted_ids(start, stop), self.fields(start, stop), strict=True)))
+        return self._without_dead(entries, start) if self.dead else entries
 
     def _formatted_ids(self, start: int, stop: int) -> list[bytes]:
         base, times, seqs = self.columns()
         times, seqs = times[start:stop], seqs[start:stop]
         if max(seqs, default=0) >= len(SMALL_NUMBERS):
             return [b"%d-%d" % (base + ms, seq) for ms, seq in zip(times, seqs, strict=True)]
-        # Many share their milliseconds: each such text is made once, and put before its number without steps of Python.
-        before = {ms: b"%d-" % (base + ms) for ms in set(times)}
-        return list(map(add, map(before.__getitem__, times), map(SMALL_NUMBERS.__getitem__, seqs)))
+        # Many ids share their milliseconds: format each prefix once, and combine without a Python loop.
+        prefixes = {ms: b"%d-" % (base + ms) for ms in set(times)}
+        return list(map(add, map(prefixes.__getitem__, times), map(SMALL_NUMBERS.__getitem__, seqs)))
 
-    def _living(self, items: list[Any], start: int) -> list[Any]:
+    def _without_dead(self, items: list[Any], start: int) -> list[Any]:
         dead = self.dead or ()
         return [item for index, item in enumerate(items, start) if index not in dead]
 
     # --- deletion ---------------------------------------------------------------------------------------------------
 
     def kill(self, index: int) -> None:
-        """One entry, which is live, is deleted."""
-        self.gone += 1
+        """Deletes one live entry."""
+        self.deleted += 1
         if self.dead is None:
             self.dead = set()
         self.dead.add(index)
-        self._tidy()
+        self._normalize_dead()
 
     def kill_first(self, count: int) -> None:
-        """The first ``count`` live entries are deleted."""
+        """Deletes the first ``count`` live entries."""
         self.skip = self.after(self.skip, count)
-        self.gone += count
-        self._tidy()
+        self.deleted += count
+        self._normalize_dead()
 
-    def _tidy(self) -> None:
+    def _normalize_dead(self) -> None:
         dead = self.dead
         if dead is None:
             return
@@ -178,33 +180,43 @@ class StreamNode:
 
 
 class OpenNode(StreamNode):
-    """The node that entries are added to: plain lists, which the stream adds to by itself where it is in a hurry."""
+    """The node to which entries are added. Its lists are public, because the fast path of XADD appends to them."""
 
     __slots__ = (
-        *("_first_ms", "_first_seq", "_measured", "_size", "is_mixed", "name"),
-        *("rows", "seqs", "spare", "times", "until_ms", "used"),
+        "_first_ms",
+        "_first_seq",
+        "_measured",
+        "_size",
+        "entry_overhead",
+        "is_mixed",
+        "name",
+        "rows",
+        "seqs",
+        "times",
+        "until_ms",
+        "used",
     )
 
-    def __init__(self, ms: int, seq: int, words: Words) -> None:
-        self.names = words[::2]
+    def __init__(self, ms: int, seq: int, fields: Fields) -> None:
+        self.names = fields[::2]
         self.name = self.names[0] if len(self.names) == 1 else None
-        """The one field name, if it is only one."""
+        """The field name of the first entry, if it has only one."""
         self.is_mixed = False
-        """Whether an entry has other names than the first."""
-        self.gone = self.skip = 0
+        """Whether an entry has names that differ from those of the first entry."""
+        self.deleted = self.skip = 0
         self.dead = self.moved = None
         self._first_ms, self._first_seq = ms, seq
         self.times = [ms]
         self.seqs = [seq]
-        self.rows = [words]
-        self._size = EMPTY + integer_size(len(self.names)) + words_size(self.names) + 2
+        self.rows = [fields]
+        self._size = EMPTY + integer_size(len(self.names)) + elements_size(self.names) + 2
         self._measured = 0
-        self.used = self._size + MOST_SPARE + 10 * len(words) + sum(map(len, words)) + len(self.name or b"")
-        """No less than the bytes of Redis's listpack and of ``name``; they are counted only when it comes to that."""
-        self.spare = MOST_SPARE
-        """What an entry with one field, the same as in the first, takes at most beside its value..."""
+        self.used = self._size + MAX_ENTRY_OVERHEAD + 10 * len(fields) + sum(map(len, fields)) + len(self.name or b"")
+        """An upper bound of the size of Redis's listpack plus ``name``. The exact size is computed only if needed."""
+        self.entry_overhead = MAX_ENTRY_OVERHEAD
+        """The maximum size of an entry with the single field ``name``, without its value, if it is added before
+        ``until_ms``."""
         self.until_ms = 1 << 64
-        """...if it comes before this time."""
         if seq < 1 << 20:
             self._expect_small_differences()
 
@@ -213,24 +225,24 @@ class OpenNode(StreamNode):
         return len(self.rows)
 
     def has_room_for(self, length: int, max_bytes: int, max_entries: int) -> bool:
-        """Whether Redis would add words of this length to this node. The limits may change from call to call."""
+        """Whether Redis would add an entry of this length to this node. The limits may change between calls."""
         if max_entries and len(self.rows) >= max_entries:
             return False
         if self.used + length < max_bytes:
             return True
         return self.redis_bytes() + length < max_bytes
 
-    def add(self, ms: int, seq: int, words: Words, length: int) -> None:
-        """``length`` is that of all words together."""
+    def add(self, ms: int, seq: int, fields: Fields, length: int) -> None:
+        """Adds an entry; ``length`` is the total length of its names and values."""
         self.times.append(ms)
         self.seqs.append(seq)
-        self.rows.append(words)
-        if len(words) == 2 and words[0] == self.name and ms < self.until_ms:
-            self.used += len(words[1]) + self.spare
+        self.rows.append(fields)
+        if len(fields) == 2 and fields[0] == self.name and ms < self.until_ms:
+            self.used += len(fields[1]) + self.entry_overhead
             return
-        if words[::2] != self.names:
+        if fields[::2] != self.names:
             self.is_mixed = True
-        self.used += length + MOST_SPARE + 10 * len(words)
+        self.used += length + MAX_ENTRY_OVERHEAD + 10 * len(fields)
 
     def kill(self, index: int) -> None:
         super().kill(index)
@@ -241,24 +253,25 @@ class OpenNode(StreamNode):
         self.used += 2
 
     def redis_bytes(self) -> int:
-        """The size of Redis's listpack."""
+        """The exact size of Redis's listpack."""
         if self._measured < len(self.rows):
             self._measure()
-        size = self._size + integer_size(self.live) + integer_size(self.gone)
+        size = self._size + integer_size(self.live) + integer_size(self.deleted)
         self.used = size + len(self.name or b"")
         since, beyond = self.times[-1] - self._first_ms, self.seqs[-1] - self._first_seq
         if 0 <= since < 64 and 0 <= beyond < 1 << 20 and self._first_seq < 1 << 20:
             self._expect_small_differences()
         else:
-            self.spare, self.until_ms = MOST_SPARE, 1 << 64
+            self.entry_overhead, self.until_ms = MAX_ENTRY_OVERHEAD, 1 << 64
         return size
 
     def _expect_small_differences(self) -> None:
-        """Entries of the same fraction of a second: their times differ by one byte, their numbers by four at most."""
-        self.spare, self.until_ms = MOST_SPARE - 13, self._first_ms + 128
+        """Reduces ``entry_overhead`` for entries within 128 ms: their time differences take one byte, their sequence
+        differences at most four."""
+        self.entry_overhead, self.until_ms = MAX_ENTRY_OVERHEAD - 13, self._first_ms + 128
 
     def _measure(self) -> None:
-        """Adds the sizes of the entries that came since last time."""
+        """Adds the sizes of the entries that were added since the last call."""
         start, self._measured = self._measured, len(self.rows)
         self._size += self._size_of_ids(start)
         rows = self.rows[start:]
@@ -266,15 +279,15 @@ class OpenNode(StreamNode):
             self._size += sum(map(self._size_of_entry, rows))
             return
         count = len(rows)
-        lengths = [len(words[1]) for words in rows]
+        lengths = [len(fields[1]) for fields in rows]
         length = lengths[0]
         self._size += (FLAGS_SIZE + 2) * count
-        if LONGEST_INTEGER < length < len(TEXT_SIZES) and lengths.count(length) == count:
+        if MAX_INTEGER_LENGTH < length < len(TEXT_SIZES) and lengths.count(length) == count:
             self._size += TEXT_SIZES[length] * count
-        elif min(lengths) > LONGEST_INTEGER and max(lengths) < len(TEXT_SIZES):
+        elif min(lengths) > MAX_INTEGER_LENGTH and max(lengths) < len(TEXT_SIZES):
             self._size += sum(map(TEXT_SIZES.__getitem__, lengths))
         else:
-            self._size += sum(element_size(words[1]) for words in rows)
+            self._size += sum(element_size(fields[1]) for fields in rows)
 
     def _size_of_ids(self, start: int) -> int:
         times, seqs = self.times, self.seqs
@@ -282,7 +295,7 @@ class OpenNode(StreamNode):
         count = len(times) - start
         near, far = seqs[start] - first_seq, seqs[-1] - first_seq
         size = 2 * count if times[-1] - first_ms < 128 else sum(difference_size(ms - first_ms) for ms in times[start:])
-        if times[start] == times[-1] and far - near == count - 1:  # they count up, as in a busy millisecond
+        if times[start] == times[-1] and far - near == count - 1:  # consecutive numbers, as within one millisecond
             if near >= 0 and far < 128:
                 return size + 2 * count
             if (near >= 128 and far < 4096) or (near >= -4096 and far < 0):
@@ -292,20 +305,20 @@ class OpenNode(StreamNode):
             return size + sum(map(SMALL_DIFFERENCES.__getitem__, differences))
         return size + sum(map(difference_size, differences))
 
-    def _size_of_entry(self, words: Words) -> int:
-        names = words[::2]
+    def _size_of_entry(self, fields: Fields) -> int:
+        names = fields[::2]
         if names == self.names:
-            return FLAGS_SIZE + words_size(words[1::2]) + integer_size(len(names) + 3)
-        return FLAGS_SIZE + integer_size(len(names)) + words_size(words) + integer_size(2 * len(names) + 4)
+            return FLAGS_SIZE + elements_size(fields[1::2]) + integer_size(len(names) + 3)
+        return FLAGS_SIZE + integer_size(len(names)) + elements_size(fields) + integer_size(2 * len(names) + 4)
 
     def columns(self) -> tuple[int, Sequence[int], Sequence[int]]:
         return 0, self.times, self.seqs
 
-    def words(self, start: int, stop: int) -> list[list[bytes]]:
-        return [list(words) for words in self.rows[start:stop]]
+    def fields(self, start: int, stop: int) -> list[list[bytes]]:
+        return [list(fields) for fields in self.rows[start:stop]]
 
     def clamp(self, last_id: int) -> None:
-        """Deleted entries behind ``last_id`` take its place, so that ids stay in order whatever comes next."""
+        """Sets the ids of deleted entries after ``last_id`` to ``last_id``, so that new entries stay in order."""
         self.redis_bytes()
         self.moved = self.total, self.last_id()
         ms, seq = last_id >> SEQ_BITS, last_id & SEQ_MAX
@@ -314,14 +327,14 @@ class OpenNode(StreamNode):
 
     @classmethod
     def reopened(cls, node: StreamNode, first_id: int) -> OpenNode:
-        """The same node, ready for more entries. ``first_id`` is the one under which it is found."""
+        """Returns an open node with the entries of ``node``. ``first_id`` is the id by which it is indexed."""
         base, times, seqs = node.columns()
-        rows = [tuple(words) for words in node.words(0, node.total)]
+        rows = [tuple(fields) for fields in node.fields(0, node.total)]
         opened = cls(first_id >> SEQ_BITS, first_id & SEQ_MAX, rows[0])
         opened.times = [base + ms for ms in times]
         opened.seqs = list(seqs)
         opened.rows = rows
-        opened.is_mixed = any(words[::2] != node.names for words in rows)
-        opened.gone, opened.skip, opened.dead, opened.moved = node.gone, node.skip, node.dead, node.moved
+        opened.is_mixed = any(fields[::2] != node.names for fields in rows)
+        opened.deleted, opened.skip, opened.dead, opened.moved = node.deleted, node.skip, node.dead, node.moved
         opened.redis_bytes()
         return opened

@@ -1,7 +1,6 @@
-"""Reading: the words of XREAD and XREADGROUP, runs of entries, forwards and backwards, from node to node; and how
-commands find a group and a consumer, and hand entries over.
+"""Reading from streams: the options of XREAD and XREADGROUP, ranges of entries, and deliveries to consumers.
 
-What is to be remembered and recorded of a delivery is done here.
+A delivery updates the pending lists and the group's position, and records the effects.
 """
 
 from __future__ import annotations
@@ -24,18 +23,20 @@ if TYPE_CHECKING:
     from millstream.engine.session import Session
     from millstream.engine.stream.stream import Stream
 
-BLOCKED_COUNT: Final = 1000
-"""What a reader that has waited gets at most where it set no COUNT, as in Redis: its id may lie far back."""
+MAX_ENTRIES_AFTER_BLOCK: Final = 1000
+"""Limit on the entries of one reply to a blocked reader without COUNT, as in Redis: its id may be far back."""
 
 
 @dataclass(slots=True)
 class ReadOptions:
+    """The options of XREAD and XREADGROUP."""
+
     streams: list[tuple[bytes, bytes]]
-    """Keys, each with the id as it was written."""
+    """Keys, each with its unparsed id."""
     count: int = 0
-    """0 is all."""
+    """0 means no limit."""
     block_ms: int | None = None
-    """None: do not wait; 0: for ever."""
+    """None: do not block; 0: block without timeout."""
     group: bytes | None = None
     consumer: bytes = b""
     no_ack: bool = False
@@ -86,120 +87,120 @@ def _timeout(raw: bytes) -> int:
     return timeout
 
 
-def _pairs(words: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    if len(words) % 2:
+def _pairs(args: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    if len(args) % 2:
         raise ErrorReply("ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified.")
-    half = len(words) // 2
-    return list(zip(words[:half], words[half:], strict=True))
+    half = len(args) // 2
+    return list(zip(args[:half], args[half:], strict=True))
 
 
 Run = tuple[StreamNode, int, int]
-"""Part of a node, from an index up to another one."""
+"""A node, a start index and a stop index (not included)."""
 
 
 def runs(stream: Stream, first: int, last: int, count: int) -> Iterator[Run]:
-    """The entries from ``first`` to ``last``, both included; at most ``count`` of them, 0 meaning all."""
+    """Yields runs with the entries from ``first`` to ``last``, both included; at most ``count``, 0 means no limit."""
     nodes = stream.nodes
     if first > last or not stream.length:
         return
-    at = nodes.place(first)
-    left = count or stream.length
+    at = nodes.position(first)
+    remaining = count or stream.length
     start = nodes[at].locate(first)
-    while left:
+    while remaining:
         node = nodes[at]
         start = max(start, node.skip)
-        stop = node.after(start, left)
-        whole = last == ID_MAX or stop == start or node.id_at(stop - 1) <= last
-        if not whole:
+        stop = node.after(start, remaining)
+        complete = last == ID_MAX or stop == start or node.id_at(stop - 1) <= last
+        if not complete:
             stop = max(node.locate(last + 1), start)
         if stop > start:
             yield node, start, stop
-            left -= _live(node, start, stop)
+            remaining -= _count_live(node, start, stop)
         at += 1
-        if not whole or at == nodes.end:
+        if not complete or at == nodes.end:
             return
         start = 0
 
 
 def runs_back(stream: Stream, first: int, last: int, count: int) -> Iterator[Run]:
-    """As ``runs``, from the end: the last run comes first."""
+    """Like ``runs``, but from the end: the last run comes first."""
     nodes = stream.nodes
     if first > last or not stream.length:
         return
-    at = nodes.place(last)
-    left = count or stream.length
+    at = nodes.position(last)
+    remaining = count or stream.length
     stop = nodes[at].total if last == ID_MAX else nodes[at].locate(last + 1)
-    while left:
+    while remaining:
         node = nodes[at]
-        start = node.before(stop, left) if stop > node.skip else stop
-        whole = start == stop or node.id_at(start) >= first
-        if not whole:
+        start = node.before(stop, remaining) if stop > node.skip else stop
+        complete = start == stop or node.id_at(start) >= first
+        if not complete:
             start = node.locate(first)
         if stop > start:
             yield node, start, stop
-            left -= _live(node, start, stop)
+            remaining -= _count_live(node, start, stop)
         at -= 1
-        if not whole or at < nodes.first:
+        if not complete or at < nodes.first:
             return
         stop = nodes[at].total
 
 
-def _live(node: StreamNode, start: int, stop: int) -> int:
+def _count_live(node: StreamNode, start: int, stop: int) -> int:
     if node.dead is None:
         return stop - start
     return sum(index not in node.dead for index in range(start, stop))
 
 
 def entries(stream: Stream, first: int, last: int, count: int = 0) -> list[EntryReply]:
-    found: list[EntryReply] = []
+    replies: list[EntryReply] = []
     for node, start, stop in runs(stream, first, last, count):
-        found += node.entries(start, stop)
-    return found
+        replies += node.entries(start, stop)
+    return replies
 
 
 def entries_back(stream: Stream, first: int, last: int, count: int = 0) -> list[EntryReply]:
-    """The greatest id first."""
-    found: list[EntryReply] = []
+    """Like ``entries``, in descending order."""
+    replies: list[EntryReply] = []
     for node, start, stop in runs_back(stream, first, last, count):
-        found += reversed(node.entries(start, stop))
-    return found
+        replies += reversed(node.entries(start, stop))
+    return replies
 
 
 def entries_and_ids(stream: Stream, first: int, count: int) -> tuple[list[EntryReply], list[int]]:
-    """From ``first`` to the end, with the ids as numbers for the pending list."""
-    found: list[EntryReply] = []
+    """The entries from ``first`` to the end, with their ids as ints for the pending list."""
+    replies: list[EntryReply] = []
     ids: list[int] = []
     for node, start, stop in runs(stream, first, ID_MAX, count):
-        found += node.entries(start, stop)
+        replies += node.entries(start, stop)
         ids += node.ids(start, stop)
-    return found, ids
+    return replies, ids
 
 
-def entry(stream: Stream, entry_id: int) -> EntryReply | None:
-    """This very entry; None if it is not there."""
+def entry_reply(stream: Stream, entry_id: int) -> EntryReply | None:
+    """The entry with this id; None if it does not exist."""
     if not stream.length:
         return None
-    node = stream.nodes[stream.nodes.place(entry_id)]
+    node = stream.nodes[stream.nodes.position(entry_id)]
     index = node.find(entry_id)
     return None if index is None else node.entries(index, index + 1)[0]
 
 
-def shown(word: bytes) -> str:
-    """A word inside an error, as C prints it: up to its first zero byte."""
-    return word.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+def to_text(arg: bytes) -> str:
+    """An argument in an error text, as C prints it: up to its first zero byte."""
+    return arg.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
 def group_of(session: Session, key: bytes, name: bytes) -> tuple[Stream, Group]:
-    """A group that must be there."""
+    """Returns the stream and the group; raises NOGROUP if one does not exist."""
     stream = session.db.read_as(key, Stream)
     group = None if stream is None else stream.groups.get(name)
     if stream is None or group is None:
-        raise ErrorReply(f"NOGROUP No such key '{shown(key)}' or consumer group '{shown(name)}'")
+        raise ErrorReply(f"NOGROUP No such key '{to_text(key)}' or consumer group '{to_text(name)}'")
     return stream, group
 
 
 def consumer_of(db: Database, key: bytes, group: Group, name: bytes) -> Consumer:
-    """The consumer, made if need be; it has been seen now."""
+    """Returns the consumer, created if necessary, and updates its seen-time."""
     engine = db.engine
     consumer = group.consumers.get(name)
     if consumer is None:
@@ -213,16 +214,18 @@ def consumer_of(db: Database, key: bytes, group: Group, name: bytes) -> Consumer
     return consumer
 
 
-def modified_quietly(db: Database, key: bytes, changes: int = 1) -> None:
-    """The stream's value changed, but not in a way that somebody could wait for: who watches the key is told, who waits
-    for it goes on waiting, as in Redis, where XADD alone wakes readers."""
+def modified_without_wake(db: Database, key: bytes, changes: int = 1) -> None:
+    """Marks the stream as changed for sessions that watch it, but does not serve blocked readers.
+
+    As in Redis, only XADD wakes readers.
+    """
     for session in db.watchers.get(key, ()):
         session.dirty = True
-    changed_unwatched(db, key, changes)
+    modified_without_watch(db, key, changes)
 
 
-def changed_unwatched(db: Database, key: bytes, changes: int = 1) -> None:
-    """A group changed, or a counter: who watches the key is not told, as in Redis. The account of memory is."""
+def modified_without_watch(db: Database, key: bytes, changes: int = 1) -> None:
+    """Counts changes of a group or a counter, and updates the memory account. As in Redis, WATCH ignores them."""
     engine = db.engine
     engine.dirty += changes
     if engine.memory.limit:
@@ -230,7 +233,7 @@ def changed_unwatched(db: Database, key: bytes, changes: int = 1) -> None:
 
 
 class GroupDelivery(NamedTuple):
-    """One stream and one group of it, while a command reads from them."""
+    """Delivers entries of one stream to a consumer of one group, during one command."""
 
     db: Database
     key: bytes
@@ -242,43 +245,45 @@ class GroupDelivery(NamedTuple):
         return self.stream.length > 0 and self.stream.top_id > self.group.last_id
 
     def new(self, consumer: Consumer, count: int, *, no_ack: bool) -> list[EntryReply]:
-        """What nobody in the group was given yet."""
+        """Delivers entries that were not yet delivered to the group."""
         db, key, stream, group = self
         engine = db.engine
         entries, ids = entries_and_ids(stream, group.last_id + 1, count)
-        changed_unwatched(db, key)
+        modified_without_watch(db, key)
         if not ids:
             return entries
         advance_all(stream, group, ids)
         if not no_ack:
             group.deliver(ids, consumer, engine.now_ms)
             if engine.recording:
-                holding = (consumer, engine.now_ms, 1)
-                for words in claims(key, group.name, ids, holding):
-                    engine.record(db, *words)
+                info = (consumer, engine.now_ms, 1)
+                for args in claims(key, group.name, ids, info):
+                    engine.record(db, *args)
         if engine.recording:
             record_position(db, key, group)
         return entries
 
     def history(self, consumer: Consumer, after: int, count: int) -> list[EntryReply]:
-        """What the consumer holds already. An entry that is there counts as delivered once more; one that is gone is
-        shown by its id alone."""
+        """Returns the consumer's pending entries after ``after``.
+
+        Increments the delivery count of each existing entry. A deleted entry is returned as an id without fields.
+        """
         db, key, stream, group = self
         engine = db.engine
-        changed_unwatched(db, key)
-        found: list[EntryReply] = []
+        modified_without_watch(db, key)
+        replies: list[EntryReply] = []
         for entry_id, (_, _, deliveries) in consumer.pending.page(after + 1, count or len(consumer.pending)):
-            still_there = entry(stream, entry_id)
-            if still_there is None:
-                found.append([format_id(entry_id), NIL_ARRAY])
+            reply = entry_reply(stream, entry_id)
+            if reply is None:
+                replies.append([format_id(entry_id), NIL_ARRAY])
                 continue
-            found.append(still_there)
-            holding = (consumer, engine.now_ms, deliveries + 1)
-            group.hold(entry_id, holding)
+            replies.append(reply)
+            info = (consumer, engine.now_ms, deliveries + 1)
+            group.assign(entry_id, info)
             if engine.recording:
-                for words in claims(key, group.name, [entry_id], holding):
-                    engine.record(db, *words)
-        return found
+                for args in claims(key, group.name, [entry_id], info):
+                    engine.record(db, *args)
+        return replies
 
 
 def record_position(db: Database, key: bytes, group: Group) -> None:

@@ -1,6 +1,6 @@
-"""A stream: entries in nodes, counters, groups. What it is told to do is already decided: ids are new and in order.
+"""A stream: entries in nodes, counters, groups. Callers have validated the arguments: ids are new and ascending.
 
-Nodes begin and end exactly where Redis's do, because approximate trimming drops whole nodes and clients see the result.
+Nodes begin and end exactly where Redis's do, because approximate trimming drops whole nodes, which clients can observe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from millstream.engine.stream.group import Group
 from millstream.engine.stream.ids import SEQ_BITS, SEQ_MAX
 from millstream.engine.stream.index import NodeIndex, count_nodes
 from millstream.engine.stream.listpack import MAX_BYTES
-from millstream.engine.stream.node import SMALL_NUMBERS, OpenNode, Words
+from millstream.engine.stream.node import SMALL_NUMBERS, Fields, OpenNode
 from millstream.engine.stream.sealed import SealedNode
 from millstream.wire import ErrorReply
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Trim:
-    """What a command asked for: at most ``max_len`` entries, or none before ``min_id``."""
+    """Trimming options of a command: keep at most ``max_len`` entries, or no entries before ``min_id``."""
 
     max_len: int | None = None
     min_id: int | None = None
     approximate: bool = False
     limit: int = 0
-    """At most so many entries go; 0 is no limit."""
+    """The maximum number of entries to remove; 0 means no limit."""
 
     def apply(self, stream: Stream) -> int:
-        """Returns how many entries went."""
+        """Trims the stream; returns the number of removed entries."""
         deleted = 0
         nodes = stream.nodes
         max_len = self.max_len
@@ -45,13 +45,13 @@ class Trim:
                 break
             if self._is_too_old(node) if max_len is None else stream.length - live >= max_len:
                 stream.remove_node(at)
-                stream.count_gone(live)
+                stream.count_removed(live)
                 deleted += live
                 continue
             if not self.approximate:
-                part = self._part_of(stream, node)
+                part = self._count_in_part(stream, node)
                 node.kill_first(part)
-                stream.count_gone(part)
+                stream.count_removed(part)
                 deleted += part
             break
         return deleted
@@ -60,8 +60,8 @@ class Trim:
         assert self.min_id is not None
         return node.last_id() < self.min_id
 
-    def _part_of(self, stream: Stream, node: StreamNode) -> int:
-        """How many live entries of this node go, where not all of its places do."""
+    def _count_in_part(self, stream: Stream, node: StreamNode) -> int:
+        """The number of live entries to remove from a node that is trimmed in part."""
         if self.max_len is not None:
             return stream.length - self.max_len
         assert self.min_id is not None
@@ -77,18 +77,20 @@ _PENDING_BYTES: Final = 260
 
 
 class NodeLimits(Protocol):
-    """Where a node ends; the engine's configuration."""
+    """The limits of a node's size, from the engine's configuration."""
 
     stream_node_max_bytes: int
     stream_node_max_entries: int
 
 
 class Stream:
+    """Entries, counters and consumer groups of one key."""
+
     __slots__ = (
-        "_gone",
         "_limits",
         "_prefix",
         "_radix",
+        "_removed",
         "_sealed_bytes",
         "_tail",
         "groups",
@@ -104,17 +106,17 @@ class Stream:
         self.length = 0
         self.last_ms = 0
         self.last_seq = 0
-        """Together the id of the last entry that was ever added, or what XSETID said."""
+        """With ``last_ms`` the id of the last entry ever added, or the id set by XSETID."""
         self.max_deleted_id = 0
-        """The greatest id that was ever deleted singly (XDEL); trimming leaves no holes, so it does not count."""
+        """The greatest id that XDEL ever deleted. Trimming does not change it, because it leaves no gaps."""
         self.groups: dict[bytes, Group] = {}
         self.nodes = NodeIndex()
         self._tail: OpenNode | None = None
         """The last node, if it is open."""
         self._prefix = b"0-"
-        """What the last entry's id begins with."""
-        self._gone = 0
-        """How many entries were added and are no longer there."""
+        """The formatted milliseconds of the last id, with the dash."""
+        self._removed = 0
+        """The number of entries that were added and removed."""
         self._sealed_bytes = 0
         self._radix = (-1, 0)
 
@@ -128,21 +130,21 @@ class Stream:
     def last_id(self, entry_id: int) -> None:
         self.last_ms, self.last_seq = entry_id >> SEQ_BITS, entry_id & SEQ_MAX
         self._prefix = b"%d-" % self.last_ms
-        self._forget_later_places(entry_id)
-        self._heed_last_number()
+        self._clamp_deleted_ids(entry_id)
+        self._force_slow_append_near_limit()
 
     @property
     def entries_added(self) -> int:
-        """How many entries were ever added, or what XSETID said."""
-        return self.length + self._gone
+        """The number of entries ever added, or the number set by XSETID."""
+        return self.length + self._removed
 
     @entries_added.setter
     def entries_added(self, count: int) -> None:
-        self._gone = count - self.length
+        self._removed = count - self.length
 
     @property
     def first_id(self) -> int:
-        """Of the first entry that is there; 0 in an empty stream."""
+        """The id of the first existing entry; 0 in an empty stream."""
         for node in self.nodes:
             if node.live:
                 return node.id_at(node.skip)
@@ -150,7 +152,7 @@ class Stream:
 
     @property
     def top_id(self) -> int:
-        """Of the last entry that is there; 0 in an empty stream."""
+        """The id of the last existing entry; 0 in an empty stream."""
         for at in range(self.nodes.end - 1, self.nodes.first - 1, -1):
             node = self.nodes[at]
             if node.live:
@@ -159,29 +161,29 @@ class Stream:
 
     @property
     def radix_tree_nodes(self) -> int:
-        """What Redis's radix tree over the first ids of the nodes would have."""
+        """The number of nodes of Redis's radix tree over the first ids of the stream's nodes."""
         if self._radix[0] != self.nodes.version:
             self._radix = self.nodes.version, count_nodes(self.nodes.first_ids())
         return self._radix[1]
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate, kept up to date as entries come and go."""
+        """An estimate of the memory, updated with each change."""
         tail = self._tail
-        if tail is not None and tail.used >= MAX_BYTES:  # no size, but the mark that `_heed_last_number` has put there
+        if tail is not None and tail.used >= MAX_BYTES:  # not a size, but set by _force_slow_append_near_limit
             tail.redis_bytes()
         open_bytes = 0 if tail is None else tail.used + 200 * tail.total
-        self._heed_last_number()
+        self._force_slow_append_near_limit()
         pending = sum(_GROUP_BYTES + _PENDING_BYTES * len(group.pending) for group in self.groups.values())
         return 600 + self._sealed_bytes + open_bytes + pending
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
-    def append_now(self, now_ms: int, words: Words) -> bytes:
-        """Adds an entry with the next id by the clock, which may stand still or go back: ids go on. Returns the id.
+    def append_now(self, now_ms: int, fields: Fields) -> bytes:
+        """Adds an entry with the next id by the clock; ids ascend also if the clock goes back. Returns the id.
 
-        This is where XADD spends its time. An entry with the one field that the node's first entry has, in a node that
-        is sure to have room for it, is added right here.
+        This is the hot path of XADD. It adds the entry itself if the entry has one field, with the name that the first
+        entry of the node has, and certainly fits into the node.
         """
         tail = self._tail
         if now_ms <= self.last_ms:
@@ -190,86 +192,86 @@ class Stream:
             ms, seq = now_ms, 0
             self._prefix = b"%d-" % ms
         else:
-            return self._append_slowly(now_ms, 0, words)
-        if tail is None or words[0] != tail.name or len(words) != 2:
-            return self._append_slowly(ms, seq, words)
+            return self._append_slowly(now_ms, 0, fields)
+        if tail is None or fields[0] != tail.name or len(fields) != 2:
+            return self._append_slowly(ms, seq, fields)
         limits = self._limits
-        used = tail.used + len(words[1])
+        used = tail.used + len(fields[1])
         rows = tail.rows
         if used >= limits.stream_node_max_bytes or len(rows) >= limits.stream_node_max_entries:
-            return self._append_slowly(ms, seq, words)
-        tail.used = used + tail.spare
+            return self._append_slowly(ms, seq, fields)
+        tail.used = used + tail.entry_overhead
         tail.times.append(ms)
         tail.seqs.append(seq)
-        rows.append(words)
+        rows.append(fields)
         self.length += 1
         self.last_ms = ms
         self.last_seq = seq
         return self._prefix + (SMALL_NUMBERS[seq] if seq < 1000 else b"%d" % seq)
 
-    def _append_slowly(self, ms: int, seq: int, words: Words) -> bytes:
+    def _append_slowly(self, ms: int, seq: int, fields: Fields) -> bytes:
         if seq > SEQ_MAX:
             ms, seq = ms + 1, 0
             if ms > SEQ_MAX:
                 raise ErrorReply(EXHAUSTED)
-        self.append(ms, seq, words)
+        self.append(ms, seq, fields)
         return b"%d-%d" % (ms, seq)
 
-    def append(self, ms: int, seq: int, words: Words) -> None:
+    def append(self, ms: int, seq: int, fields: Fields) -> None:
         """Adds an entry with an id that is greater than ``last_id``."""
-        length = sum(map(len, words))
+        length = sum(map(len, fields))
         if length > MAX_BYTES:
             raise ErrorReply(TOO_LARGE)
         tail = self._tail or self._reopen()
         limits = self._limits
         if tail is None:
-            self._start_node(ms, seq, words)
+            self._start_node(ms, seq, fields)
         elif tail.has_room_for(length, limits.stream_node_max_bytes or MAX_BYTES, limits.stream_node_max_entries):
-            tail.add(ms, seq, words, length)
+            tail.add(ms, seq, fields, length)
         else:
             self._seal(tail)
-            self._start_node(ms, seq, words)
+            self._start_node(ms, seq, fields)
         self.length += 1
         self.last_ms = ms
         self.last_seq = seq
         self._prefix = b"%d-" % ms
-        self._heed_last_number()
+        self._force_slow_append_near_limit()
 
-    def append_node(self, entries: list[tuple[int, int, Words]]) -> None:
-        """A whole node, which ends where it ended elsewhere, whatever our own limits are (RESTORE). Ids ascend."""
+    def append_node(self, entries: list[tuple[int, int, Fields]]) -> None:
+        """Adds a complete node with ascending ids (RESTORE). It keeps its boundaries, whatever the node limits are."""
         if self._tail is not None:
             self._seal(self._tail)
-        for ms, seq, words in entries:
+        for ms, seq, fields in entries:
             if self._tail is None:
-                self._start_node(ms, seq, words)
+                self._start_node(ms, seq, fields)
             else:
-                self._tail.add(ms, seq, words, sum(map(len, words)))
+                self._tail.add(ms, seq, fields, sum(map(len, fields)))
             self.length += 1
             self.last_ms, self.last_seq = ms, seq
         self._prefix = b"%d-" % self.last_ms
-        self._heed_last_number()
+        self._force_slow_append_near_limit()
 
-    def _heed_last_number(self) -> None:
-        """Where sequence numbers may run out, every entry goes the slow way, which looks."""
+    def _force_slow_append_near_limit(self) -> None:
+        """Disables the fast path of ``append_now``, which does not check whether sequence numbers are exhausted."""
         if self.last_seq >> 62 and self._tail is not None:
             self._tail.used = MAX_BYTES
 
-    def _start_node(self, ms: int, seq: int, words: Words) -> None:
-        self._tail = OpenNode(ms, seq, words)
-        self.nodes.append(ms << SEQ_BITS | seq, self._tail)  # in order, even where XSETID has gone back
+    def _start_node(self, ms: int, seq: int, fields: Fields) -> None:
+        self._tail = OpenNode(ms, seq, fields)
+        self.nodes.append(ms << SEQ_BITS | seq, self._tail)  # in order, even after XSETID set a smaller last id
 
     def _seal(self, tail: OpenNode) -> None:
         at = self.nodes.end - 1
         names = tail.names
         if at > self.nodes.first and self.nodes[at - 1].names == names:
-            names = self.nodes[at - 1].names  # one tuple for all nodes that have the same
+            names = self.nodes[at - 1].names  # share one tuple between nodes with the same names
         sealed = SealedNode(tail, names)
         self.nodes[at] = sealed
         self._sealed_bytes += sealed.memory_bytes()
         self._tail = None
 
     def _reopen(self) -> OpenNode | None:
-        """After the last node has gone, the one before it takes entries again, as far as it has room."""
+        """After the last node was removed, reopens the node before it, as Redis adds entries to it again."""
         if not len(self.nodes):
             return None
         at = self.nodes.end - 1
@@ -282,13 +284,13 @@ class Stream:
     def has(self, entry_id: int) -> bool:
         if not self.length:
             return False
-        return self.nodes[self.nodes.place(entry_id)].find(entry_id) is not None
+        return self.nodes[self.nodes.position(entry_id)].find(entry_id) is not None
 
     def delete(self, entry_id: int) -> bool:
-        """One entry; False if it is not there."""
+        """Deletes one entry; False if it does not exist."""
         if not self.length:
             return False
-        at = self.nodes.place(entry_id)
+        at = self.nodes.position(entry_id)
         node = self.nodes[at]
         index = node.find(entry_id)
         if index is None:
@@ -297,7 +299,7 @@ class Stream:
             self.remove_node(at)
         else:
             node.kill(index)
-        self.count_gone(1)
+        self.count_removed(1)
         self.max_deleted_id = max(self.max_deleted_id, entry_id)
         return True
 
@@ -309,12 +311,13 @@ class Stream:
             self._sealed_bytes -= node.memory_bytes()
         self.nodes.remove(at)
 
-    def count_gone(self, count: int) -> None:
+    def count_removed(self, count: int) -> None:
         self.length -= count
-        self._gone += count
+        self._removed += count
 
-    def _forget_later_places(self, last_id: int) -> None:
-        """XSETID may go back behind entries that were deleted. New ones must not meet their places."""
+    def _clamp_deleted_ids(self, last_id: int) -> None:
+        """Replaces the ids of deleted entries after ``last_id``, which XSETID may have set back, so that new entries
+        stay in order."""
         tail = self._tail or self._reopen()
         if tail is not None and tail.last_id() > last_id:
             tail.clamp(last_id)
