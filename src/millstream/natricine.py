@@ -1,8 +1,7 @@
-"""natricine's names over this package, for programs that move here: change the imports, and they run.
+"""The names of the natricine library over this package: programs migrate by changing their imports.
 
-The same positional arguments, defaults and wire format, so that old and new processes share streams and groups while a
-fleet is being replaced. What is handled better underneath (claims, retries, dead letters) needs no change; options
-beyond natricine's are those of Publisher and Subscriber.
+Positional arguments, defaults and wire format are natricine's, so that old and new processes can share streams and
+groups during a migration. Further options are those of Publisher and Subscriber.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 from millstream import cqrs
 from millstream.broker import open_broker
 from millstream.cqrs import Depends, Marshaler, PydanticMarshaler
+from millstream.errors import InvalidArgument
 from millstream.messaging import Message, Publisher, Subscriber
 
 __all__ = [
@@ -25,17 +25,19 @@ __all__ = [
 ]
 
 CODEC = "natricine"
+DEFAULT_CLAIM_MIN_IDLE_MS = 60_000
+"""The default of Subscriber."""
 
 
 class RedisStreamPublisher(Publisher):
-    """``RedisStreamPublisher(redis)``: a client of redis-py, or a URL. ``publish(topic, *messages)`` as there."""
+    """``RedisStreamPublisher(redis)`` with a client of redis-py or a URL; ``publish(topic, *messages)``."""
 
     def __init__(self, redis: Any, **options: Any) -> None:
         self._own_broker = open_broker(redis)
         super().__init__(self._own_broker, **{"codec": CODEC, **options})
 
     async def close(self) -> None:
-        """Sends what waits, and closes its connections; the client that it was made from stays open."""
+        """Publishes waiting messages and closes its connections; the client passed to the constructor stays open."""
         await super().close()
         await self._own_broker.close()
 
@@ -43,8 +45,8 @@ class RedisStreamPublisher(Publisher):
 class RedisStreamSubscriber(Subscriber):
     """``RedisStreamSubscriber(redis, "group", "consumer")``, then ``async for message in subscriber.subscribe(topic)``.
 
-    A group that does not exist yet begins with what the stream holds. ``nack()`` brings a message back, and after
-    ``max_deliveries`` it is buried in ``{topic}.dlq``.
+    A new group starts at the beginning of the stream. A message is redelivered after ``nack()``, and moved to the
+    dead-letter stream ``{topic}.dlq`` after ``max_deliveries``.
     """
 
     def __init__(
@@ -59,22 +61,34 @@ class RedisStreamSubscriber(Subscriber):
         self._own_broker = open_broker(redis)
         self.group_name = group_name
         self.consumer_name = consumer_name
+        block_ms = _read_block_ms(block_ms, options.get("claim_min_idle_ms"))
         self.bus_options: dict[str, Any] = {"block_ms": block_ms, "count": count, "codec": CODEC, **options}
-        """What a bus reads with that is made over this subscriber."""
+        """The subscriber options of a bus over this subscriber."""
         named = {"group": group_name, "consumer": consumer_name, "group_start": "0"}
         super().__init__(self._own_broker, **{**named, **self.bus_options})
 
     async def close(self, timeout_ms: int | None = None) -> None:
-        """Ends all subscriptions, hands back what was not handled, and closes its connections."""
+        """Ends all subscriptions, returns entries that were not handled to the group, and closes its connections."""
         await super().close(timeout_ms)
         await self._own_broker.close()
+
+
+def _read_block_ms(block_ms: int, claim_min_idle_ms: object) -> int:
+    """The block time of one read. 0 (no limit) and values over the subscriber's limit are reduced to that limit.
+
+    Callers do not notice, because a subscription reads repeatedly.
+    """
+    if type(block_ms) is not int or block_ms < 0:
+        raise InvalidArgument("block_ms", block_ms, "a whole number of 0 or more")
+    claim_ms = claim_min_idle_ms if type(claim_min_idle_ms) is int else DEFAULT_CLAIM_MIN_IDLE_MS
+    longest = max(1, claim_ms // 3)
+    return min(block_ms or longest, longest)
 
 
 def CommandBus(
     publisher: Publisher, subscriber: RedisStreamSubscriber, marshaler: Marshaler | None = None
 ) -> cqrs.CommandBus:
-    """A command bus over a publisher and a subscriber: commands travel by ``command.<Name>``, in the subscriber's
-    group."""
+    """A command bus over a publisher and a subscriber: topics ``command.<Name>``, in the subscriber's group."""
     return cqrs.CommandBus(
         subscriber._own_broker,
         publisher=publisher,
@@ -88,8 +102,11 @@ def CommandBus(
 def EventBus(
     publisher: Publisher, subscriber: RedisStreamSubscriber, marshaler: Marshaler | None = None
 ) -> cqrs.EventBus:
-    """An event bus over a publisher and a subscriber: events travel by ``event.<Name>``. Each handler has a group of
-    its own, ``<group_name>.<handler>``: on one group, handlers would share the events between them."""
+    """An event bus over a publisher and a subscriber: topics ``event.<Name>``.
+
+    Each handler has its own group, ``<group_name>.<handler>``, because handlers of one group would each receive only a
+    part of the events.
+    """
     return cqrs.EventBus(
         subscriber._own_broker,
         publisher=publisher,

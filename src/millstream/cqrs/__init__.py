@@ -1,7 +1,7 @@
-"""Commands and events as classes: one handler does a command, every handler hears an event, dependencies are given.
+"""Commands and events as classes: a command has one handler, an event any number; handlers declare dependencies.
 
-In: pydantic models and typed handlers, checked when they are registered. Out: routes that a Router runs.
-Never transport: how messages travel is decided in ``messaging``.
+Messages are pydantic models, and typed handlers are checked when they are registered. A bus turns its handlers into
+routes that a Router of ``messaging`` runs.
 """
 
 from millstream.cqrs.bus import CommandBus, EventBus, command_topic, event_topic

@@ -1,6 +1,6 @@
-"""The buses: commands, each done by the one handler that there is for it; events, heard by all handlers that care.
+"""The command bus (one handler per command class) and the event bus (any number of handlers per event class).
 
-Both are handlers that can be run, and a publisher for what is sent.
+Each bus registers and runs handlers, and publishes commands or events.
 """
 
 from __future__ import annotations
@@ -9,52 +9,57 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from millstream.cqrs.handlers import Check, Handlers, Registered, one_group_each, one_handler_each
+from millstream.cqrs.handlers import (
+    Check,
+    Handlers,
+    Registered,
+    check_one_handler_per_command,
+    check_one_handler_per_group,
+)
 from millstream.errors import InvalidArgument
 from millstream.messaging import (
-    BODY_NAME,
-    KEY,
     CannotUnmarshal,
     HandlerRefused,
     Marshaler,
     Message,
     Publisher,
     PydanticMarshaler,
-    Route,
     Router,
-    SubscriberOptions,
-    call,
-    check_topic,
-    correlated,
-    make_subscriber,
-    refuse_shared_groups,
 )
-from millstream.model import Seconds, milliseconds
+from millstream.messaging.calls import call
+from millstream.messaging.marshaler import BODY_NAME
+from millstream.messaging.message import KEY
+from millstream.messaging.middleware import correlated
+from millstream.messaging.route import Route, make_subscriber, refuse_shared_groups
+from millstream.messaging.settings import SubscriberOptions, check_topic
+from millstream.model import milliseconds
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
 
 
 TopicOf = Callable[[str], str]
-"""From a class's name to its topic."""
+"""Maps the name of a class to its topic."""
 
 COMMAND_GROUP = "handlers"
-"""The one group of every command's topic: all instances of the one handler share the work."""
+"""The group of every command topic, which all instances of the handler share."""
 
 
 def command_topic(name: str) -> str:
+    """The topic that carries a command class: ``command.<Name>``."""
     return f"command.{name}"
 
 
 def event_topic(name: str) -> str:
+    """The topic that carries an event class: ``event.<Name>``."""
     return f"event.{name}"
 
 
 class Bus(Handlers, ABC):
-    """Not used by itself: see CommandBus and EventBus.
+    """The common part of CommandBus and EventBus.
 
-    ``options`` are a subscriber's, and hold for every handler that has none of its own. What a handler returns is not
-    used: to put something out, send or publish it.
+    ``options`` are options of the subscriber; a handler's own options override them. A handler's return value is
+    ignored: use ``send`` or ``publish`` for further messages.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Bus(Handlers, ABC):
         options: SubscriberOptions,
     ) -> None:
         super().__init__(self._check_routes)
-        self._rule = check
+        self._check_handlers = check
         self._broker = broker
         self._topic = topic
         self._marshaler = marshaler or PydanticMarshaler()
@@ -79,27 +84,37 @@ class Bus(Handlers, ABC):
         self._options = options
         self._router: Router | None = None
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
-        """Dependencies and what stands in for them, for tests."""
+        """Replacements of dependencies, for tests."""
 
     @property
     def broker(self) -> BrokerProtocol:
-        """The one that it runs on."""
+        """The broker of the bus."""
         return self._broker
 
+    @property
+    def ready(self) -> bool:
+        """True while every handler's topic is being read."""
+        return self._router is not None and self._router.ready
+
+    @property
+    def readiness(self) -> dict[str, bool]:
+        """Each handler and its topic, and whether that is being read; empty while the bus does not run."""
+        return {} if self._router is None else self._router.readiness
+
     def topic_of(self, kind: type) -> str:
-        """Where commands or events of this class travel. Raises InvalidArgument where that would be an empty name."""
+        """The topic of commands or events of this class. Raises InvalidArgument if the name is empty."""
         return check_topic(self._topic(self._marshaler.name(kind)))
 
     def routes(self) -> list[Route]:
-        """What a Router runs: ``router.include(bus)``."""
+        """The routes of all handlers, for ``router.include(bus)``."""
         return [self._route(registered) for registered in self.registered()]
 
     async def run(self, *, handle_signals: bool = True) -> None:
-        """Handles until ``close`` is called or a signal comes. See ``Router.run``."""
+        """Runs the handlers until ``close`` is called or a signal is received. See ``Router.run``."""
         await self._new_router().run(handle_signals=handle_signals)
 
     async def __aenter__(self) -> Self:
-        """Handles in the background, as long as the block lasts; without handlers it only sends."""
+        """Runs the handlers in the background until the end of the block. Without handlers the bus only sends."""
         if self.registered():
             await self._new_router().__aenter__()
         return self
@@ -108,7 +123,7 @@ class Bus(Handlers, ABC):
         await self.close()
 
     async def close(self) -> None:
-        """Idempotent. Waits for what is in flight, and for what was sent."""
+        """Waits for messages in flight and for pending publishes, then closes. Idempotent."""
         if self._router is not None:
             await self._router.close()
         if self._owns_publisher and self._publisher is not None:
@@ -116,16 +131,16 @@ class Bus(Handlers, ABC):
             self._publisher = None
 
     @abstractmethod
-    def _pass_over(self, wanted: str, name: str) -> None:
-        """A message says itself that it is of another type than the handler's."""
+    def _handle_other_type(self, expected: str, name: str) -> None:
+        """Called for a message whose metadata names another type than the handler's."""
 
     @abstractmethod
     def _group(self, registered: Registered) -> tuple[str, str]:
-        """The handler's group, and where it begins if it does not exist yet."""
+        """The handler's group, and its start position if the group does not exist yet."""
 
     def _check_routes(self, registered: Sequence[Registered]) -> None:
-        self._rule(registered)
-        routes = [self._route(each) for each in registered]
+        self._check_handlers(registered)
+        routes = [self._route(registration) for registration in registered]
         refuse_shared_groups(routes)
         for route in routes:
             make_subscriber(None, route)
@@ -147,14 +162,14 @@ class Bus(Handlers, ABC):
         except InvalidArgument as error:
             raise HandlerRefused(registered.place, str(error)) from error
 
-        wanted = self._marshaler.name(body)
+        expected = self._marshaler.name(body)
 
         async def handle(message: Message) -> None:
             name = message.metadata.get(BODY_NAME)
-            # Another type, where the topic is that type's too. On a topic of one type, ``name`` may be anything: a
-            # plain XADD with a field of that name, for example.
-            if name is not None and name != wanted and self._topic(name) == topic:
-                self._pass_over(wanted, name)
+            # Only if the topic is shared with the named type. Otherwise the field may have another meaning, for example
+            # in an entry added by a plain XADD.
+            if name is not None and name != expected and self._topic(name) == topic:
+                self._handle_other_type(expected, name)
                 return
             await call(plan, unmarshal(message, body), message, self.dependency_overrides)
 
@@ -169,7 +184,7 @@ class Bus(Handlers, ABC):
             options=options,
         )
 
-    async def _put(
+    async def _publish_body(
         self, body: object, metadata: dict[str, str] | None, key: str | None, options: dict[str, Any]
     ) -> str:
         message = correlated(self._marshaler.marshal(body))
@@ -188,8 +203,8 @@ class Bus(Handlers, ABC):
 class CommandBus(Bus):
     """``@bus.handler async def create(command: CreateUser): ...`` and ``await bus.send(CreateUser(...))``.
 
-    All instances of a service share the work of a command. Its group begins at the beginning: a command that was sent
-    before the first handler ever ran is still to be done.
+    All instances of a service share the commands. The group starts at the beginning of the stream, so that commands
+    sent before the first start of a handler are handled too.
     """
 
     def __init__(
@@ -202,16 +217,15 @@ class CommandBus(Bus):
         marshaler: Marshaler | None = None,
         publisher: Publisher | None = None,
         close_timeout_ms: int | None = None,
-        close_timeout: Seconds | None = None,
         **options: Unpack[SubscriberOptions],
     ) -> None:
         super().__init__(
             broker,
-            one_handler_each,
+            check_one_handler_per_command,
             topic=topic,
             marshaler=marshaler,
             publisher=publisher,
-            close_timeout_ms=milliseconds("close_timeout", close_timeout_ms, 30_000, close_timeout),
+            close_timeout_ms=milliseconds("close_timeout", close_timeout_ms, 30_000),
             options=options,
         )
         self._group_name = group
@@ -220,15 +234,15 @@ class CommandBus(Bus):
     async def send(
         self, command: object, *, metadata: dict[str, str] | None = None, key: str | None = None, **options: Any
     ) -> str:
-        """Stored when this returns; handled whenever its handler comes to it. Returns the message's uuid.
+        """Sends a command: stored when this returns, handled later. Returns the message's uuid.
 
-        ``key`` is what must stay in order; ``options`` are the publisher's, such as ``delay_ms``.
+        Commands with the same ``key`` stay in order. ``options`` are those of the publisher, such as ``delay_ms``.
         """
-        return await self._put(command, metadata, key, options)
+        return await self._publish_body(command, metadata, key, options)
 
-    def _pass_over(self, wanted: str, name: str) -> None:
-        # Acknowledged, it would never be done: a command's topic has no other group that could.
-        raise CannotUnmarshal(wanted, f"it says that it is a {name}")
+    def _handle_other_type(self, expected: str, name: str) -> None:
+        # Not acknowledged: no other group reads the topic of a command, so the command would be lost.
+        raise CannotUnmarshal(expected, f"its metadata names the type {name}")
 
     def _group(self, registered: Registered) -> tuple[str, str]:
         return self._group_name, self._group_start
@@ -237,11 +251,11 @@ class CommandBus(Bus):
 class EventBus(Bus):
     """``@bus.handler async def welcome(event: UserCreated): ...`` and ``await bus.publish(UserCreated(...))``.
 
-    Every handler has a group of its own, ``<service>.<handler's name>``: it gets every event once, however many
-    instances run. Renaming a handler makes a new group; pass ``name=`` to keep the old one.
+    Each handler has its own group, ``<service>.<handler's name>``, which receives every event once for all instances.
+    Renaming a handler creates a new group; pass ``name=`` to keep the old one.
 
-    ``group_start`` has no default: "$" lets a new handler begin with what happens from now on, "0" with all that the
-    stream still holds.
+    ``group_start`` has no default: with "$" a new handler starts with new events, with "0" at the beginning of the
+    stream.
     """
 
     def __init__(
@@ -254,18 +268,17 @@ class EventBus(Bus):
         marshaler: Marshaler | None = None,
         publisher: Publisher | None = None,
         close_timeout_ms: int | None = None,
-        close_timeout: Seconds | None = None,
         **options: Unpack[SubscriberOptions],
     ) -> None:
         if not service:
             raise InvalidArgument("service", service, "the service's name: handlers of two services are two groups")
         super().__init__(
             broker,
-            one_group_each,
+            check_one_handler_per_group,
             topic=topic,
             marshaler=marshaler,
             publisher=publisher,
-            close_timeout_ms=milliseconds("close_timeout", close_timeout_ms, 30_000, close_timeout),
+            close_timeout_ms=milliseconds("close_timeout", close_timeout_ms, 30_000),
             options=options,
         )
         self._service = service
@@ -274,11 +287,11 @@ class EventBus(Bus):
     async def publish(
         self, event: object, *, metadata: dict[str, str] | None = None, key: str | None = None, **options: Any
     ) -> str:
-        """Stored when this returns. Returns the message's uuid. ``options`` are the publisher's."""
-        return await self._put(event, metadata, key, options)
+        """Publishes an event: stored when this returns. Returns the message's uuid. ``options``: the publisher's."""
+        return await self._publish_body(event, metadata, key, options)
 
-    def _pass_over(self, wanted: str, name: str) -> None:
-        """On a topic that several types of event share, each handler has its own group, and hears of its own type."""
+    def _handle_other_type(self, expected: str, name: str) -> None:
+        """Ignores the event: on a topic shared by several event types, each handler handles only its own."""
 
     def _group(self, registered: Registered) -> tuple[str, str]:
         return f"{self._service}.{registered.name}", self._group_start

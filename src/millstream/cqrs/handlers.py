@@ -1,4 +1,4 @@
-"""Collections of handlers: registered here, run by the bus that includes them."""
+"""Registration of handlers. The bus that includes a collection of handlers runs them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, Unpack, overload
 
 from millstream.errors import MillstreamError
-from millstream.messaging import HandlerOptions, Middleware, Plan, callable_name, callable_place, plan_handler
+from millstream.messaging import Middleware
+from millstream.messaging.changes import type_name
+from millstream.messaging.dependencies import Plan, plan_handler
+from millstream.messaging.handler import callable_name, callable_place
+from millstream.messaging.settings import HandlerOptions
 
 
 class DuplicateHandler(MillstreamError):
-    """Two handlers for one command, or two event handlers that would share one group. ``places`` names both."""
+    """Two handlers for one command, or two event handlers with the same group. ``places`` has the location of both."""
 
     places: tuple[str, str]
 
@@ -24,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One handler and the body that it is for."""
+    """A handler, and the class of the messages that it handles."""
 
     body: type
     plan: Plan
@@ -35,11 +39,11 @@ class Registered:
 
 
 Check = Callable[[Sequence[Registered]], None]
-"""Raises DuplicateHandler for handlers that cannot stand side by side."""
+"""Raises DuplicateHandler for handlers that conflict."""
 
 
 class Handlers:
-    """What command routers and event routers have in common: registering, and being included."""
+    """The common part of command routers, event routers and buses: registering and including handlers."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
@@ -64,8 +68,10 @@ class Handlers:
         middleware: Sequence[Middleware] = (),
         **options: Unpack[HandlerOptions],
     ) -> F | Callable[[F], F]:
-        """Registers a function for the class that its parameter is annotated with: ``@bus.handler``, or with options
-        of the subscriber, ``@bus.handler(max_in_flight=1)``. Raises HandlerRefused and DuplicateHandler.
+        """Registers a function for the class in the annotation of its parameter.
+
+        Use ``@bus.handler``, or with options of the subscriber ``@bus.handler(max_in_flight=1)``. Raises HandlerRefused
+        and DuplicateHandler.
         """
 
         def register(function: F) -> F:
@@ -80,49 +86,52 @@ class Handlers:
         return register if function is None else register(function)
 
     def use(self, *middleware: Middleware) -> None:
-        """Wraps every handler here, included ones too."""
+        """Wraps all handlers of this collection, including those of included collections."""
         self._middleware += middleware
 
     def include(self, *others: Handlers) -> None:
-        """Takes over the handlers of others of its kind, inside of their middleware and its own."""
-        self._check([*self.registered(), *(each for other in others for each in other.registered())])
+        """Adds the handlers of other collections, wrapped in their middleware and then in that of this collection."""
+        self._check([*self.registered(), *(registration for other in others for registration in other.registered())])
         self._included += others
 
     def registered(self) -> list[Registered]:
-        included = [each for other in self._included for each in other.registered()]
-        return [replace(each, middleware=(*self._middleware, *each.middleware)) for each in (*self._own, *included)]
+        included = [registration for other in self._included for registration in other.registered()]
+        return [
+            replace(registration, middleware=(*self._middleware, *registration.middleware))
+            for registration in (*self._own, *included)
+        ]
 
 
 class CommandRouter(Handlers):
     """Handlers of commands, to be included in a CommandBus."""
 
     def __init__(self) -> None:
-        super().__init__(one_handler_each)
+        super().__init__(check_one_handler_per_command)
 
 
 class EventRouter(Handlers):
     """Handlers of events, to be included in an EventBus."""
 
     def __init__(self) -> None:
-        super().__init__(one_group_each)
+        super().__init__(check_one_handler_per_group)
 
 
-def one_handler_each(registered: Sequence[Registered]) -> None:
-    """A command has one handler."""
+def check_one_handler_per_command(registered: Sequence[Registered]) -> None:
+    """Raises DuplicateHandler if a command has two handlers."""
     first: dict[str, Registered] = {}
-    for each in registered:
-        known = first.setdefault(each.body.__name__, each)
-        if known is not each:
-            advice = "A command has one handler; publish an event if several must hear of it."
-            raise DuplicateHandler(f"command {each.body.__name__}", known.place, each.place, advice)
+    for registration in registered:
+        earlier = first.setdefault(type_name(registration.body), registration)
+        if earlier is not registration:
+            advice = "A command has one handler; publish an event if several handlers must receive it."
+            raise DuplicateHandler(f"command {type_name(registration.body)}", earlier.place, registration.place, advice)
 
 
-def one_group_each(registered: Sequence[Registered]) -> None:
-    """An event has as many handlers as wanted, each with a group of its own, which is named after it."""
+def check_one_handler_per_group(registered: Sequence[Registered]) -> None:
+    """Raises DuplicateHandler if two handlers of an event have the same name, and so the same group."""
     first: dict[tuple[str, str], Registered] = {}
-    for each in registered:
-        known = first.setdefault((each.body.__name__, each.name), each)
-        if known is not each:
-            advice = "They would share one group, and each get a part of the events: pass name= to one of them."
-            what = f"event {each.body.__name__}, handler name {each.name!r},"
-            raise DuplicateHandler(what, known.place, each.place, advice)
+    for registration in registered:
+        earlier = first.setdefault((type_name(registration.body), registration.name), registration)
+        if earlier is not registration:
+            advice = "They would share a group, so each would receive a part of the events: pass name= to one of them."
+            description = f"event {type_name(registration.body)}, handler name {registration.name!r},"
+            raise DuplicateHandler(description, earlier.place, registration.place, advice)

@@ -1,4 +1,8 @@
-"""One topic's queue of messages to be stored: what gathers while a batch is on its way leaves as the next one."""
+"""The queue of one topic's messages to be stored: the next batch fills while one is in flight.
+
+All publishes of a topic pass through one queue, so they are stored in the order of the calls: plain ones, those with an
+idempotency key, delayed ones, and those with another durability. A batch holds consecutive calls of one kind.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +10,117 @@ import asyncio
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from millstream.broker import BatchWriter, RowsMissing, xrevrange
+from millstream.broker import Appended
+from millstream.broker.drivers import PipelineBatcher
+from millstream.broker.operations.streams import xrevrange
+from millstream.broker.scripts import delayed
+from millstream.broker.scripts.append_once import BatchWriter, RowsMissing
+from millstream.broker.scripts.append_unique import append_unique
 from millstream.errors import BrokerUnavailable, MillstreamError
 from millstream.messaging.supervision import Outage
 from millstream.model import Backoff, Durability, EntryId
+from millstream.wire import Operation
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
 
 FORGET_AFTER_MS = 3_600_000
-"""A publisher that was silent for an hour is forgotten: no retry of its last batch can come that late."""
+"""The marker of a publisher expires so long after the last retry of its last batch can come."""
 BACKOFF = Backoff(initial_ms=20, max_ms=1_000, jitter=0.25)
 TOKEN_BYTES = 16
-"""As long as a digest, in whose place it stands."""
-LEAST = 32
-"""A batch of so many is not halved: a call to the broker has its price too."""
+"""As long as the digest that it replaces."""
+MAX_STORES = 100
+"""Kinds of publishes (durabilities, delays) that one topic's queue remembers."""
+MAX_SEPARATE_APPENDS = 8
+"""Batches of different topics that travel one by one at the same time. Further ones share round trips."""
+MIN_SPLIT_BATCH = 32
+"""A batch of so many is not halved: each call to the broker has a cost."""
 
 Ids = list[EntryId | None]
 R = TypeVar("R")
 
 
 Row = list[bytes]
-"""An entry as words: names and values in turn."""
+"""An entry as arguments: names and values in turn."""
+NamedFields = tuple[str, Mapping[bytes, bytes]]
+"""An entry with its event id or token."""
+S = TypeVar("S", bound="BatchStore")
 
 
 class Retries:
-    """Of one publish, from its first failure on: for how long it is tried again, and with which pauses."""
+    """The retries of one publish: the pauses between them, and when they end."""
 
     def __init__(self, retry_ms: int) -> None:
         self._give_up_at = time.monotonic() + retry_ms / 1000
         self._attempt = 0
-        self._perhaps: BrokerUnavailable | None = None
-        """An earlier try may be stored: then "nothing was stored" is true of the last one alone."""
+        self._ambiguous: BrokerUnavailable | None = None
+        """The error of an earlier attempt that may be stored: then the last error must not claim that nothing is."""
 
     def delay_ms(self, error: MillstreamError) -> int:
-        """Until the next try. Raises the error where that cannot help, or the time is over."""
+        """The pause before the next attempt. Raises the error if it is permanent, or if the time is over."""
         if isinstance(error, BrokerUnavailable) and error.may_have_been_applied:
-            self._perhaps = error
+            self._ambiguous = error
         if not error.retryable:
             raise error
         if time.monotonic() > self._give_up_at:
-            raise self._perhaps or error
+            raise self._ambiguous or error
         self._attempt += 1
         return BACKOFF.delay_ms(self._attempt, random.random())  # noqa: S311 - spreads retries
 
 
+class Appender:
+    """Runs the append operations of all topics of a publisher. A few travel one by one, each on a connection of its
+    own; beyond that, those of the same moment share a round trip.
+
+    On a Cluster all of them travel one by one: a node that is down would delay the topics of the other nodes.
+    """
+
+    def __init__(self, broker: BrokerProtocol) -> None:
+        self._broker = broker
+        self._batcher = PipelineBatcher(broker)
+        # The embedded broker has no round trips.
+        self._can_share = not broker.context.cluster and getattr(broker.transport, "now", None) is None
+        self._separate = 0
+
+    async def run(self, operation: Callable[..., Operation[R]], *args: Any, durability: Durability | None) -> R:
+        # A wait for replicas belongs to one connection: several of them would follow one another.
+        if self._can_share and durability is None and self._separate >= MAX_SEPARATE_APPENDS:
+            return await self._batcher.run(operation(self._broker.context, *args))
+        self._separate += 1
+        try:
+            return await self._broker.run(operation, *args)
+        finally:
+            self._separate -= 1
+
+
+class BatchStore(ABC):
+    """One kind of publish of a topic. Consecutive calls of one kind travel in one batch."""
+
+    can_split = False
+    """Whether a call with more rows than a batch takes travels as several batches."""
+
+    def __init__(self, queue: TopicQueue, durability: Durability | None) -> None:
+        self.queue = queue
+        self.durability = durability
+
+    @abstractmethod
+    async def store(self, rows: Sequence[Any], size: int) -> Ids:
+        """The ids of the rows, once they are stored. Retries until the queue's time is over, then raises."""
+
+
 class QueuedCall(NamedTuple):
-    """What one call publishes: it travels in one batch."""
+    """The messages of one call. They travel in one batch."""
 
     stored: asyncio.Future[Ids]
-    rows: Sequence[Row]
+    rows: Sequence[Any]
     size: int
+    store: BatchStore
 
 
 _new = tuple.__new__
@@ -69,7 +128,7 @@ _new = tuple.__new__
 
 
 class TopicQueue:
-    """Batches leave one at a time, each from the row where the last one ended: sent again, it is stored once."""
+    """Batches leave one at a time, in the order of the calls."""
 
     def __init__(
         self,
@@ -77,63 +136,84 @@ class TopicQueue:
         topic: str,
         *,
         writer: str,
-        durability: Durability | None,
         max_batch: int,
         max_batch_bytes: int,
         retry_ms: int,
         sent: Callable[[int, int], None],
         versions: Iterator[int],
         outage: Outage,
+        on_delayed: Callable[[str, int], None],
+        appender: Appender,
     ) -> None:
-        """``versions`` never gives a number again: a queue that is made anew must not be taken for the old one."""
-        self._broker = broker
-        self._topic = topic
-        self._writer = writer
-        self._durability = durability
-        # Each durability has a queue of its own, and counts its own rows; its time to wait is a part of it.
-        self._partition = f"{durability} {durability.timeout_ms}" if durability is not None else "0"
+        """``versions`` never repeats a number: a queue that replaces a dropped one must not be taken for it.
+        ``on_delayed`` gets the topic and the delay of messages that were stored to be published later."""
+        self.broker = broker
+        self.topic = topic
+        self.writer = writer
+        self.versions = versions
+        self.retry_ms = retry_ms
+        self.on_delayed = on_delayed
+        self.appender = appender
         self._max_batch = max_batch
         self._max_batch_bytes = max_batch_bytes
-        self._retry_ms = retry_ms
         self._sent = sent
         self._calls: deque[QueuedCall] = deque()
         self._rows = 0
         self._bytes = 0
-        """Of what waits in the queue."""
+        """Of the calls in the queue."""
         self._last = 0
-        self._versions = versions
         self._outage = outage
-        self._batches: BatchWriter | None = None
-        """Where the last batch ended. None: nobody knows, so the next one begins a new version."""
+        self._stores: dict[Hashable, BatchStore] = {}
         self._sender: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The sender's, while there is one."""
         self.failing = False
         """The last try to store a batch failed, and it is being tried again."""
 
+    def plain(self, durability: Durability | None) -> PlainStore:
+        return self._store_of(("plain", durability), lambda: PlainStore(self, durability))
+
+    def unique(self, durability: Durability | None, window_ms: int) -> UniqueStore:
+        return self._store_of(("unique", durability, window_ms), lambda: UniqueStore(self, durability, window_ms))
+
+    def later(self, durability: Durability | None, delay_ms: int, window_ms: int | None) -> DelayedStore:
+        """For tokens that sort in the order of the calls: messages that are due together are sorted by token."""
+        key = ("later", durability, delay_ms, window_ms)
+        return self._store_of(key, lambda: DelayedStore(self, durability, delay_ms, window_ms))
+
+    def _store_of(self, key: Hashable, make: Callable[[], S]) -> S:
+        store: Any = self._stores.get(key)
+        if store is None:
+            if len(self._stores) >= MAX_STORES:
+                # Safe with calls in the queue: a new PlainStore has a new version, and its calls come after them.
+                self._stores.clear()
+            store = self._stores[key] = make()
+        return store  # type: ignore[no-any-return]
+
     @property
     def idle(self) -> bool:
         return self._sender is None and not self._calls
 
     def promise(self) -> asyncio.Future[Ids]:
-        """What a call waits for. While somebody sends, the loop is known: to ask for it is a system call each time."""
+        """The future that a call waits for. While a sender runs, the loop is known: getting it costs a system call."""
         return (self._loop or asyncio.get_running_loop()).create_future()
 
-    def add(self, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> None:
-        """Takes them; ``stored`` gets their ids once they are stored."""
-        if len(rows) == 1 or (len(rows) <= self._max_batch and size <= self._max_batch_bytes):
-            self._calls.append(_new(QueuedCall, (stored, rows, size)))
+    def add(self, rows: Sequence[Any], size: int, stored: asyncio.Future[Ids], store: BatchStore) -> None:
+        """Queues rows; ``stored`` gets their ids when they are stored."""
+        fits = len(rows) == 1 or (len(rows) <= self._max_batch and size <= self._max_batch_bytes)
+        if fits or not store.can_split:
+            self._calls.append(_new(QueuedCall, (stored, rows, size, store)))
         else:
-            self._add_in_pieces(rows, stored)
+            self._add_in_pieces(rows, stored, store)
         self._rows += len(rows)
         self._bytes += size
         if self._sender is None:
             self._loop = asyncio.get_running_loop()
-            self._sender = self._loop.create_task(self._send_all(), name=f"millstream publisher to {self._topic}")
+            self._sender = self._loop.create_task(self._send_all(), name=f"millstream publisher to {self.topic}")
             self._sender.add_done_callback(self._ended)
 
-    def _add_in_pieces(self, rows: Sequence[Row], stored: asyncio.Future[Ids]) -> None:
-        """More than a batch takes: half a batch stored could not be told from none, so it travels as several."""
+    def _add_in_pieces(self, rows: Sequence[Row], stored: asyncio.Future[Ids], store: BatchStore) -> None:
+        """Splits a call that is larger than a batch: half a stored batch could not be distinguished from none."""
         pieces: list[asyncio.Future[Ids]] = []
         piece: list[Row] = []
         size = 0
@@ -141,12 +221,12 @@ class TopicQueue:
             weight = sum(map(len, row))
             if piece and (len(piece) == self._max_batch or size + weight > self._max_batch_bytes):
                 pieces.append(stored.get_loop().create_future())
-                self._calls.append(QueuedCall(pieces[-1], piece, size))
+                self._calls.append(QueuedCall(pieces[-1], piece, size, store))
                 piece, size = [], 0
             piece.append(row)
             size += weight
         pieces.append(stored.get_loop().create_future())
-        self._calls.append(QueuedCall(pieces[-1], piece, size))
+        self._calls.append(QueuedCall(pieces[-1], piece, size, store))
 
         def finished(all_of_them: asyncio.Future[list[Ids]]) -> None:
             error = all_of_them.exception()
@@ -160,16 +240,14 @@ class TopicQueue:
         asyncio.gather(*pieces).add_done_callback(finished)
 
     async def _send_all(self) -> None:
-        observer = self._broker.context.observer
         try:
             while self._calls:
                 calls, rows, size = self._next_batch()
-                began = time.perf_counter()
                 try:
-                    ids = await self._store(rows)
+                    ids = await calls[0].store.store(rows, size)
                 except Exception as error:
                     kind = type(error).__name__
-                    observer("messaging.publish_failed", topic=self._topic, messages=len(rows), error_type=kind)
+                    self.emit("messaging.publish_failed", messages=len(rows), error_type=kind)
                     for call in calls:
                         if not call.stored.done():
                             call.stored.set_exception(error)
@@ -177,23 +255,20 @@ class TopicQueue:
                     self._break_off(calls, len(rows), size)
                     raise
                 else:
-                    took = time.perf_counter() - began
-                    observer("messaging.published", topic=self._topic, messages=len(rows), bytes=size, seconds=took)
-                    _tell(calls, ids)
-                self.failing = False
+                    _report_stored(calls, ids)
                 self._sent(len(rows), size)
         finally:
             if self._sender is asyncio.current_task():
                 self._sender = self._loop = None
 
     def _ended(self, sender: asyncio.Task[None]) -> None:
-        """Cancelled before its first step, it could not clear up itself."""
+        """A sender that is cancelled before its first step cannot clean up."""
         if self._sender is sender:
             self._break_off([], 0, 0)
 
     def _break_off(self, calls: list[QueuedCall], messages: int, size: int) -> None:
-        """Cancelled, as all tasks are when a loop ends: nobody sends the rest, and nobody may wait for it. Otherwise
-        closing the publisher would wait for ever, and with it the end of the program."""
+        """The sender was cancelled, as all tasks are when a loop ends. No task sends the remaining messages, so calls
+        that wait for them are cancelled too. Otherwise ``close``, and the end of the program, would never return."""
         self._sender = self._loop = None
         given_up = [*calls, *self._calls]
         messages += self._rows
@@ -204,20 +279,25 @@ class TopicQueue:
             call.stored.cancel()
         self._sent(messages, size)
 
-    def _next_batch(self) -> tuple[list[QueuedCall], list[Row], int]:
-        """Half of what is under way: while the server stores it, the other half prepares its next messages."""
-        limit = min(self._max_batch, max(LEAST, (self._rows + self._last) // 2))
+    def _next_batch(self) -> tuple[list[QueuedCall], list[Any], int]:
+        """Half of the queued rows: while the server stores them, the other half of the tasks prepares its messages."""
+        limit = min(self._max_batch, max(MIN_SPLIT_BATCH, (self._rows + self._last) // 2))
         calls: list[QueuedCall] = []
-        rows: list[Row] = []
+        rows: list[Any] = []
         size = 0
         waiting = self._calls
-        if self._rows <= limit and self._bytes <= self._max_batch_bytes:
+        store = waiting[0].store
+        if (
+            self._rows <= limit
+            and self._bytes <= self._max_batch_bytes
+            and all(call.store is store for call in waiting)
+        ):
             calls += waiting
             rows += chain.from_iterable([call.rows for call in calls])
             size = self._bytes
             waiting.clear()
-        while waiting:
-            _, some, weight = waiting[0]
+        while waiting and waiting[0].store is store:
+            _, some, weight, _ = waiting[0]
             if rows and (len(rows) + len(some) > limit or size + weight > self._max_batch_bytes):
                 break
             calls.append(waiting.popleft())
@@ -228,87 +308,166 @@ class TopicQueue:
         self._last = len(rows)
         return calls, rows, size
 
-    async def _store(self, rows: list[Row]) -> Ids:
-        """The rows' ids, once it is proved that they are stored. Tried again from the same position, under the same
-        token, until the time is over."""
-        token = os.urandom(TOKEN_BYTES).hex().encode()
-        retries: Retries | None = None
-        # Taken away, and put back with evidence only: whatever ends this (an error that nobody has foreseen, the end of
-        # the loop) leaves nobody who knows whether these rows are stored, and what follows must not be taken for them.
-        batches, self._batches = self._batches or self._begin(), None
-        while True:
-            try:
-                appended = await self._broker.run(batches.append, rows, token)
-            except RowsMissing:
-                # The server forgot how far we were: flushed, or silent for an hour. So these rows were not stored.
-                batches = self._begin()
-            except MillstreamError as error:
-                retries = retries or Retries(self._retry_ms)
-                await self._pause(retries.delay_ms(error), error)
-            else:
-                self._batches = batches
-                self._outage.worked(self._topic)
-                return await self._complete(rows, appended.ids) if appended.skipped else appended.ids
-
     async def until_stored(self, store: Callable[[], Awaitable[R]]) -> R:
-        """For what travels in no batch: calls ``store``, which adds nothing the second time, until it returns; for as
-        long as a batch is tried."""
+        """Calls ``store``, which is idempotent, until it returns or ``retry_ms`` are over."""
         retries: Retries | None = None
         try:
             while True:
                 try:
                     stored = await store()
                 except MillstreamError as error:
-                    retries = retries or Retries(self._retry_ms)
+                    retries = retries or Retries(self.retry_ms)
                     await self._pause(retries.delay_ms(error), error)
                 else:
-                    self._outage.worked(self._topic)
+                    self._outage.worked(self.topic)
                     return stored
         finally:
             self.failing = False
 
     async def _pause(self, delay_ms: int, error: MillstreamError) -> None:
         self.failing = True
-        self._outage.failed(self._topic, error)
-        self._broker.context.observer("messaging.publish_retried", topic=self._topic, error=str(error))
+        self._outage.failed(self.topic, error)
+        self.emit("messaging.publish_retried", error=str(error))
         await asyncio.sleep(delay_ms / 1000)
+
+    def emit(self, name: str, **details: Any) -> None:
+        self.broker.context.observer(name, topic=self.topic, **details)
+
+
+class PlainStore(BatchStore):
+    """Appends rows, each batch from the row where the last one ended: a batch that is sent twice is stored once."""
+
+    can_split = True
+
+    def __init__(self, queue: TopicQueue, durability: Durability | None) -> None:
+        super().__init__(queue, durability)
+        # Each durability counts its own rows; its time to wait is a part of it.
+        self._partition = f"{durability} {durability.timeout_ms}" if durability is not None else "0"
+        self._batches: BatchWriter | None = None
+        """Where the last batch ended. None: unknown, so the next batch begins a new version."""
+
+    async def store(self, rows: Sequence[Row], size: int) -> Ids:
+        """Returns the ids of the rows when a reply proves that they are stored. Retries from the same position, with
+        the same batch token, until the time is over."""
+        began = time.perf_counter()
+        token = os.urandom(TOKEN_BYTES).hex().encode()
+        # Restored only after a reply: if this ends otherwise (an unexpected error, the end of the loop), it is unknown
+        # whether these rows are stored, and later rows must not be taken for them.
+        batches, self._batches = self._batches or self._begin(), None
+
+        async def append() -> Appended:
+            nonlocal batches
+            while True:
+                try:
+                    return await self.queue.appender.run(batches.append, rows, token, durability=self.durability)
+                except RowsMissing:
+                    # The marker is gone: the server was flushed, or it expired. So these rows were not stored.
+                    batches = self._begin()
+
+        appended = await self.queue.until_stored(append)
+        self._batches = batches
+        ids = await self._complete(rows, appended.ids) if appended.skipped else appended.ids
+        self.queue.emit("messaging.published", messages=len(rows), bytes=size, seconds=time.perf_counter() - began)
+        return ids
 
     def _begin(self) -> BatchWriter:
         """A new version, from row 0 on."""
         return BatchWriter(
-            self._topic,
-            self._writer,
-            next(self._versions),
+            self.queue.topic,
+            self.queue.writer,
+            next(self.queue.versions),
             partition=self._partition,
-            forget_after_ms=FORGET_AFTER_MS,
-            durability=self._durability,
+            forget_after_ms=FORGET_AFTER_MS + self.queue.retry_ms,
+            durability=self.durability,
         )
 
-    async def _complete(self, rows: list[Row], ids: Ids) -> Ids:
-        """A retry found the batch stored and knows its last id alone. The others lie directly before it, unless entries
-        were deleted since: so an id is told only where the entry is the row, and no other row is the same."""
+    async def _complete(self, rows: Sequence[Row], ids: Ids) -> Ids:
+        """A retry has learned that the batch is stored, and only its last id. The other entries are directly before it,
+        unless some were deleted since: an id is returned only if the entry equals the row and no other row does."""
         if len(ids) == 1:
             return ids
         try:
-            stored = await self._broker.run(xrevrange, self._topic, ids[-1] or "+", count=len(ids))
+            stored = await self.queue.broker.run(xrevrange, self.queue.topic, ids[-1] or "+", count=len(ids))
         except MillstreamError:
             return ids  # the rows are stored, whether their ids can be read or not
-        known: dict[tuple[bytes, ...], EntryId | None] = {}
+        id_of: dict[tuple[bytes, ...], EntryId | None] = {}
         for entry in stored:
-            words = tuple(chain.from_iterable(entry.fields.items()))
-            known[words] = None if words in known else entry.id
-        told = [known.get(tuple(row)) for row in rows]
-        return [*told[:-1], ids[-1]]
+            row_args = tuple(chain.from_iterable(entry.fields.items()))
+            id_of[row_args] = None if row_args in id_of else entry.id
+        return [*(id_of.get(tuple(row)) for row in rows[:-1]), ids[-1]]
 
 
-def _tell(calls: Sequence[QueuedCall], ids: Ids) -> None:
+class UniqueStore(BatchStore):
+    """Appends entries whose idempotency key was not seen within the window."""
+
+    def __init__(self, queue: TopicQueue, durability: Durability | None, window_ms: int) -> None:
+        super().__init__(queue, durability)
+        self._window_ms = window_ms
+
+    async def store(self, rows: Sequence[NamedFields], size: int) -> Ids:
+        queue = self.queue
+        appended = await queue.until_stored(
+            lambda: queue.broker.run(
+                append_unique, queue.topic, rows, window_ms=self._window_ms, durability=self.durability
+            )
+        )
+        queue.emit("messaging.published_unique", messages=appended.added, skipped=appended.skipped)
+        return appended.ids
+
+
+def numbered(key: str, at: int) -> str:
+    """The key of one message of a call: the key of the call and the message's place. The first has its number too:
+    without it, the second message of ``a`` would be taken for the first of a call whose key is ``a#1``.
+
+    The number has a fixed width: a sorted set orders delayed messages of one due time by their text."""
+    return f"{key}#{at:010}"
+
+
+class DelayedStore(BatchStore):
+    """Stores entries next to the stream until they are due. Their ids are not known yet."""
+
+    def __init__(
+        self,
+        queue: TopicQueue,
+        durability: Durability | None,
+        delay_ms: int,
+        window_ms: int | None,
+        place: str | None = None,
+    ) -> None:
+        """``window_ms``: for how long after the due time a token adds nothing. ``place``: of one call among those that
+        are due at the same time; without it, tokens contain their place."""
+        super().__init__(queue, durability)
+        self._delay_ms = delay_ms
+        self._window_ms = window_ms
+        self._place = place
+
+    async def store(self, rows: Sequence[NamedFields], size: int) -> Ids:
+        queue = self.queue
+        sort_keys = None if self._place is None else [numbered(self._place, at) for at in range(len(rows))]
+        await queue.until_stored(
+            lambda: queue.broker.run(
+                delayed.publish_later,
+                queue.topic,
+                rows,
+                delay_ms=self._delay_ms,
+                unique_for_ms=self._window_ms,
+                sort_keys=sort_keys,
+                durability=self.durability,
+            )
+        )
+        queue.on_delayed(queue.topic, self._delay_ms)
+        queue.emit("messaging.published_later", messages=len(rows), delay_ms=self._delay_ms)
+        return [None] * len(rows)
+
+
+def _report_stored(calls: Sequence[QueuedCall], ids: Ids) -> None:
     if len(calls) == len(ids):  # one message a call, as most are
-        for (stored, _, _), entry_id in zip(calls, ids, strict=True):
+        for (stored, _, _, _), entry_id in zip(calls, ids, strict=True):
             if not stored.done():
                 stored.set_result([entry_id])
         return
     at = 0
-    for stored, rows, _ in calls:
+    for stored, rows, _, _ in calls:
         following = at + len(rows)
         if not stored.done():
             stored.set_result(ids[at:following])

@@ -1,66 +1,82 @@
-"""How a handler is called: with a body or dependencies, by the plan that its signature gave (dependencies first, each
-once, then the handler, then the clean-up); or for a batch of messages at once.
+"""Calls handlers with a body and dependencies, according to the plan of their signature (dependencies first, each once,
+then the handler, then the clean-up); and collects messages for batch handlers.
 
-What is sync runs in a thread, so that it never holds the loop. A thread cannot be cancelled: a sync handler that is
-timed out goes on in its thread until it returns, and its result is not used.
+Sync functions run in a thread, so that they never block the event loop. A thread cannot be cancelled: a sync handler
+that timed out continues in its thread until it returns, and its result is not used.
 
-Of a batch each message goes its usual way, through its middleware, up to here; then it waits for others, and all of
-them are given to the handler as one list. What comes of the list comes of each of its messages: so acknowledgements,
-retries, burials and outputs, order of keys and closing are those of single messages, and nothing else knows of batches.
+Each message of a batch passes its middleware separately and then waits here for others. The handler receives all of
+them as one list, and the result of the list is the result of each message. So acknowledgements, retries, dead letters,
+outputs, order of keys and closing work as for single messages, and no other part knows about batches. Only a failure
+differs: one message may have caused it, so each of them is redelivered and handled alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from millstream.errors import InvalidArgument
+from millstream.messaging.changes import type_name
 from millstream.messaging.dependencies import Given, Kind, Plan, plan_batch_handler, plan_dependency, plan_topic_handler
+from millstream.messaging.errors import RetryLater
+from millstream.messaging.failure import text_of, type_of
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,
     Output,
     callable_place,
     current_handler,
+    failure_of,
     in_thread,
+    mark_needs_thread,
     message_handler,
+    note_batch_task,
 )
 from millstream.messaging.marshaler import Marshaler, check_body, is_body
 from millstream.messaging.message import Message
+from millstream.model import EntryId
+
+log = logging.getLogger(__name__)
+
+MAX_REMEMBERED_ENTRIES = 10_000
+"""Entries of failed batches that a batch handler remembers. A forgotten one joins a batch again."""
 
 Overrides = Mapping[Callable[..., Any], Callable[..., Any]]
-"""Dependencies and what stands in for them: for tests."""
+"""Dependencies and their replacements, for tests."""
 BatchCall = Callable[[list[Any], list[Message]], Awaitable[Any]]
-"""From what the handler takes (bodies or messages) and the messages to what it returned."""
+"""Takes the bodies (or the messages) and the messages, and returns the result of the handler."""
 
 
 def topic_handler(function: Callable[..., Any], marshaler: Marshaler, overrides: Overrides) -> Handler:
-    """The function as a handler of a topic's messages: one that takes a Message is called with it, as it is; one with
-    a body gets it unmarshaled, and dependencies are given. Raises HandlerRefused."""
+    """Makes a handler of the function: it is called with the Message or with the unmarshaled body, and with its
+    dependencies. Raises HandlerRefused."""
     planned = plan_topic_handler(function) if callable(function) else None
     if planned is None:
         return message_handler(function)
     body, plan = planned
     if body is not None and (why := check_body(marshaler, body)) is not None:
-        raise HandlerRefused(callable_place(function), f"nothing can be read as a {body.__name__}: {why}")
+        raise HandlerRefused(callable_place(function), f"nothing can be read as a {type_name(body)}: {why}")
 
     async def handle(message: Message) -> Any:
         given = None if body is None else marshaler.unmarshal(message, body)
-        # Those of the router that runs, too: the one that a test has in hand.
+        # Also the overrides of the running router, which a test may set.
         running = getattr(current_handler().owner, "dependency_overrides", None)
         result = await call(plan, given, message, {**overrides, **running} if running else overrides)
         return _as_output(result, marshaler)
 
-    return handle
+    return mark_needs_thread(handle) if has_sync_part(plan) else handle
 
 
 def batch_handler(
     function: Callable[..., Any], marshaler: Marshaler, overrides: Overrides, batch: int, linger_ms: int
 ) -> Handler:
-    """The function as a handler of lists: each message waits for others on its way to it. Raises HandlerRefused.
+    """Makes a handler of a function that takes a list: each message waits for others. Raises HandlerRefused.
 
     Dependencies are made once for a list; a Message that one of them asks for is the list's first.
     """
@@ -69,7 +85,7 @@ def batch_handler(
     item, plan = plan_batch_handler(function)
     typed = item is not Message
     if typed and (why := check_body(marshaler, item)) is not None:
-        raise HandlerRefused(callable_place(function), f"nothing can be read as a {item.__name__}: {why}")
+        raise HandlerRefused(callable_place(function), f"nothing can be read as a {type_name(item)}: {why}")
 
     async def call_batch(bodies: list[Any], messages: list[Message]) -> Any:
         running = getattr(current_handler().owner, "dependency_overrides", None)
@@ -79,14 +95,21 @@ def batch_handler(
     collector = Collector(call_batch, batch, linger_ms)
 
     async def handle(message: Message) -> Output:
-        # What cannot be read fails here, for itself: the others' batch goes on without it.
+        # A message that cannot be unmarshaled fails here, alone: the batch continues without it.
         return await collector.handle(message, marshaler.unmarshal(message, item) if typed else message)
 
-    return handle
+    return mark_needs_thread(handle) if has_sync_part(plan) else handle
+
+
+def has_sync_part(plan: Plan) -> bool:
+    """Whether the function, or a dependency of it, is sync and runs in a thread."""
+    if plan.kind in (Kind.SYNC, Kind.GENERATOR):
+        return True
+    return any(not isinstance(source, Given) and has_sync_part(source) for _, source in plan.arguments)
 
 
 def _as_output(result: Any, marshaler: Marshaler) -> Any:
-    """A handler that takes bodies may return them too. What is neither is left to whoever publishes to complain of."""
+    """A handler that takes bodies may return them too. Publishing refuses any other value."""
     if result is None or isinstance(result, Message):
         return result
     if isinstance(result, (list, tuple)):
@@ -95,24 +118,24 @@ def _as_output(result: Any, marshaler: Marshaler) -> Any:
 
 
 async def call(plan: Plan, body: object, message: Message, overrides: Overrides | None = None) -> Any:
-    """The handler's result, after every clean-up has run. Whatever a clean-up raises counts as the handler's failure,
-    and a dependency that swallows the handler's error does not turn it into a success."""
+    """The handler's result, after all clean-ups have run. An error of a clean-up counts as the handler's failure, and
+    a dependency that suppresses the handler's error does not turn it into a success."""
     failure: BaseException | None = None
     result: Any = None
     async with AsyncExitStack() as stack:
-        one = _OneMessage(body, message, overrides or {}, stack)
+        call_of_message = _CallOfMessage(body, message, overrides or {}, stack)
         try:
-            result = await one.run(plan)
+            result = await call_of_message.run(plan)
         except BaseException as error:
             failure = error
             raise
-    if failure is not None:  # a clean-up swallowed it
+    if failure is not None:  # a clean-up suppressed it
         raise failure
     return result
 
 
-class _OneMessage:
-    """What has been made for this message so far."""
+class _CallOfMessage:
+    """The dependencies that were made for one message."""
 
     def __init__(self, body: object, message: Message, overrides: Overrides, stack: AsyncExitStack) -> None:
         self._given: dict[Given, object] = {Given.BODY: body, Given.MESSAGE: message}
@@ -159,44 +182,67 @@ class _Threaded:
         return await in_thread(self._manager.__exit__, kind, error, traceback)
 
 
+class _Gathering:
+    """The messages that wait for a batch in one event loop."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Message, Any, asyncio.Future[Any]]] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.running: set[asyncio.Task[None]] = set()
+
+
 class Collector:
     """Gathers up to ``batch`` messages, and waits for them no longer than ``linger_ms`` after the first. Belongs to one
-    handler and one event loop. Several batches may be under way: as many as ``max_in_flight`` has room for."""
+    handler. Several batches may run at a time, within ``max_in_flight``.
+
+    A handler of a module outlives an event loop, so timers and futures are kept for each loop.
+    """
 
     def __init__(self, call: BatchCall, batch: int, linger_ms: int) -> None:
         self._call = call
         self._batch = batch
         self._linger_s = linger_ms / 1000
-        self._gathered: list[tuple[Message, Any, asyncio.Future[Any]]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering] = WeakKeyDictionary()
+        self._alone: OrderedDict[tuple[str | None, str | None, EntryId | None], None] = OrderedDict()
+        """Entries of a batch that failed: each of them is handled alone when it is redelivered."""
 
     async def handle(self, message: Message, body: Any) -> Output:
-        """What the handler returned for this message, or what it raised for all of them."""
-        if message.times_delivered > 1:
-            # It failed before, and perhaps took others with it: alone, only the one that is bad is buried.
+        """Returns the handler's result for this message, or raises its error for all of them."""
+        if message.times_delivered > 1 or self._was_in_failed_batch(message):
+            # It failed before, and may have failed the batch: handled alone, only the bad message is dead-lettered.
             alone: Output = _one_each(await self._call([body], [message]), 1)[0]
             return alone
         loop = asyncio.get_running_loop()
+        gathering = self._loops.get(loop)
+        if gathering is None:
+            gathering = self._loops[loop] = _Gathering()
         done: asyncio.Future[Any] = loop.create_future()
-        message.begun = False  # handed back while it waits here, it is not charged
-        self._gathered.append((message, body, done))
-        if len(self._gathered) >= self._batch:
-            self._dispatch()
-        elif self._timer is None:
-            self._timer = loop.call_later(self._linger_s, self._dispatch)
-        return await done  # type: ignore[no-any-return]  # checked by whoever publishes it
+        message.begun = False  # if it is returned while it waits here, the delivery is not counted
+        gathering.items.append((message, body, done))
+        if len(gathering.items) >= self._batch:
+            self._dispatch(gathering)
+        elif gathering.timer is None:
+            gathering.timer = loop.call_later(self._linger_s, self._dispatch, gathering)
+        return await done  # type: ignore[no-any-return]  # checked when it is published
 
-    def _dispatch(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        # Those whose worker has gone meanwhile (the subscription closes) are handed back by it.
-        gathered, self._gathered = [one for one in self._gathered if not one[2].done()], []
+    def _was_in_failed_batch(self, message: Message) -> bool:
+        entry = (message.topic, message.group, message.id)
+        if entry not in self._alone:
+            return False
+        del self._alone[entry]
+        return True
+
+    def _dispatch(self, gathering: _Gathering) -> None:
+        if gathering.timer is not None:
+            gathering.timer.cancel()
+            gathering.timer = None
+        # Messages whose worker has ended meanwhile (the subscription closes) are returned by the subscription.
+        gathered, gathering.items = [item for item in gathering.items if not item[2].done()], []
         if gathered:
             task = asyncio.get_running_loop().create_task(self._run(gathered), name="millstream batch")
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            note_batch_task(task)
+            gathering.running.add(task)
+            task.add_done_callback(gathering.running.discard)
 
     async def _run(self, gathered: Sequence[tuple[Message, Any, asyncio.Future[Any]]]) -> None:
         messages = [message for message, _, _ in gathered]
@@ -204,23 +250,50 @@ class Collector:
             message.begun = True
         task = asyncio.current_task()
         for _, _, done in gathered:
-            # Nobody waits for any of them any more: the closing time is over, or a timeout has struck.
-            done.add_done_callback(lambda _: task.cancel() if task and all(one[2].done() for one in gathered) else None)
+            # If no worker waits for any of them any more (close, or a timeout), the call is cancelled.
+            done.add_done_callback(
+                lambda _: task.cancel() if task and all(item[2].done() for item in gathered) else None
+            )
         try:
             results = _one_each(await self._call([body for _, body, _ in gathered], messages), len(gathered))
         except BaseException as error:
+            failure = failure_of(error, task)
+            if failure is not None:
+                failure = self._failure_for_each(failure, messages)
             for _, _, done in gathered:
                 if not done.done():
-                    if isinstance(error, asyncio.CancelledError):
+                    if failure is None:
                         done.cancel()
                     else:
-                        done.set_exception(error)
-            if not isinstance(error, Exception):
+                        done.set_exception(failure)
+            if failure is None:
                 raise
             return
         for (_, _, done), result in zip(gathered, results, strict=True):
             if not done.done():
                 done.set_result(result)
+
+    def _failure_for_each(self, failure: Exception, messages: Sequence[Message]) -> Exception:
+        """What the failure of a batch means for each of its messages.
+
+        It does not say which message caused it. So no message is dead-lettered for it, and it counts as a delivery of
+        none: each is redelivered and handled alone, and then the outcome is its own.
+        """
+        if len(messages) == 1 or (isinstance(failure, RetryLater) and not failure.charged):
+            return failure
+        for message in messages:
+            if message.settled is None:
+                self._alone[message.topic, message.group, message.id] = None
+        while len(self._alone) > MAX_REMEMBERED_ENTRIES:
+            self._alone.popitem(last=False)
+        log.warning(
+            "batch handler failed on %d messages of topic %r; each is redelivered and handled alone: %s: %s",
+            *(len(messages), messages[0].topic, type_of(failure), text_of(failure)),
+        )
+        delay_ms = failure.delay_ms if isinstance(failure, RetryLater) else None
+        retry = RetryLater(f"a batch of {len(messages)} messages failed", delay_ms=delay_ms, charged=False)
+        retry.__cause__ = failure
+        return retry
 
 
 def _one_each(result: Any, count: int) -> Sequence[Any]:

@@ -1,8 +1,8 @@
-"""Dead letters as a workbench: look at them, group them by error, send them round again, throw them away.
+"""Dead letters: list them, group them by error, replay them, delete them.
 
-A replay appends the entry as it was and then removes the dead letter. The append is unique by the dead letter's id, so
-a replay that was interrupted in between, and is run again, adds nothing twice. A letter leaves only for a place where
-somebody will handle it: a group that is there. Else it stays, and the answer says so.
+A replay appends the original entry and then removes the dead letter. The append is unique by the id of the dead letter,
+so a replay that was interrupted in between adds nothing twice when it is repeated. A dead letter is replayed only if a
+group exists that will handle it. Otherwise it stays, and the result says so.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableSequence,
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from millstream.broker import beside
+from millstream.broker import companion_key
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream
-from millstream.messaging.failure import Burial, marked, original, read_burial
+from millstream.messaging import tracing
+from millstream.messaging.failure import DeadLetterDetails, marked, original, read_details
 from millstream.messaging.middleware.throttle import RateLimit
 from millstream.messaging.settings import check_topic
 from millstream.model import MAX_ID, MIN_ID, Entry, EntryId
@@ -49,7 +50,7 @@ class FailureGroup:
     count: int = 0
     last: EntryId = MIN_ID
     groups: set[str] = field(default_factory=set)
-    """Consumer groups that buried them."""
+    """The consumer groups that dead-lettered them."""
 
     def add(self, id: EntryId, group: str) -> None:
         self.count += 1
@@ -81,36 +82,36 @@ class PipelineFailure:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """``burial`` tells why and where from; None where somebody else wrote the entry, a pipeline for one."""
+    """``details``: the reason and the origin; None if the entry was not written by a subscriber, but by a pipeline."""
 
     id: EntryId
     fields: dict[bytes, bytes]
     """The entry as its producer wrote it."""
-    burial: Burial | None
+    details: DeadLetterDetails | None
 
     @property
     def failure(self) -> PipelineFailure | None:
         """What a pipeline wrote; None in every other letter."""
-        if self.burial is not None or not self.fields.keys() >= {b"pipeline", b"stage", b"id", b"reason"}:
+        if self.details is not None or not self.fields.keys() >= {b"pipeline", b"stage", b"id", b"reason"}:
             return None
         return PipelineFailure(*(to_name(self.fields[name]) for name in (b"pipeline", b"stage", b"id", b"reason")))
 
     @property
     def error_type(self) -> str:
         """The error's type; the stage that failed, in a pipeline's letter."""
-        if self.burial is not None:
-            return self.burial.error_type
+        if self.details is not None:
+            return self.details.error_type
         return self.failure.stage if self.failure is not None else ""
 
     @property
     def error(self) -> str:
-        if self.burial is not None:
-            return self.burial.error
+        if self.details is not None:
+            return self.details.error
         return self.failure.reason if self.failure is not None else ""
 
     @property
     def group(self) -> str:
-        return self.burial.group if self.burial is not None else ""
+        return self.details.group if self.details is not None else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class Selection:
     """A text in the error's message, in any case."""
     group: str | None = None
     signature: str | None = None
-    """What the messages of a group of failures have in common, as ``by_error`` tells it."""
+    """A group of similar failures, as ``by_error`` returns it."""
     after: EntryId | None = None
     before: EntryId | None = None
 
@@ -153,13 +154,13 @@ class Replayed:
     already: int = 0
     left: int = 0
     without_handler: dict[tuple[str, str], int] = field(default_factory=dict)
-    """How many stay because nobody would handle them: by stream, and the group that it lacks ("": it has none)."""
+    """How many stay because no group would handle them: by stream, and the missing group ("": it has none)."""
     streams: dict[str, int] = field(default_factory=dict)
     dry_run: bool = False
 
 
 class DeadLetters:
-    """The dead letters of one stream; ``dlq`` where they lie somewhere else than beside it."""
+    """The dead letters of one stream; ``dlq``: their stream, if it is not the companion key."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class DeadLetters:
         check_topic(stream)
         self._broker = broker
         self._stream = stream
-        self.name = dlq or to_name(beside(stream, "dlq"))
+        self.name = dlq or to_name(companion_key(stream, "dlq"))
         self._sleep = sleep
         self._now = now
 
@@ -223,8 +224,8 @@ class DeadLetters:
     ) -> Replayed:
         """Sends the selected letters to where they came from (or ``to``), oldest first, at most ``rate`` a second.
 
-        Where they came from, only the group that buried a letter handles it again, unless ``every_group``; in another
-        stream every group does. ``for_group`` names the one group instead, such as the new name of one that was
+        Where they came from, only the group that dead-lettered a message handles it again, unless ``every_group``; in
+        another stream every group does. ``for_group`` names the one group instead, such as the new name of one that was
         renamed. A letter for which there is no such group stays (``without_handler``). What fails again during the
         replay is not replayed again. Each letter: appended, then removed; a crash between the two is made good by
         running it again within a day.
@@ -240,9 +241,9 @@ class DeadLetters:
         async for batch in self._batches(selection, 1 if pace is not None else PAGE, limit):
             by_target: dict[tuple[str, str | None], MutableSequence[DeadLetter]] = {}
             for letter in batch:
-                origin = letter.burial.stream if letter.burial is not None else ""
+                origin = letter.details.stream if letter.details is not None else ""
                 if target := to or origin:
-                    failed = letter.burial.group if letter.burial is not None and target == origin else None
+                    failed = letter.details.group if letter.details is not None and target == origin else None
                     chosen = None if every_group else for_group or failed or None
                     by_target.setdefault((target, chosen), []).append(letter)
                 else:
@@ -277,12 +278,15 @@ class DeadLetters:
 
     async def _send(self, target: str, group: str | None, letters: Sequence[DeadLetter], done: Replayed) -> None:
         entries = [(f"replay {self.name} {letter.id}", _renewed(letter, group)) for letter in letters]
+        began_s = time.monotonic()
         appended = await self._broker.append_unique(target, entries)
         # Remove only after the append is certain: the other way round, a crash in between would lose the letter.
         await self._broker.xdel(self.name, [letter.id for letter in letters])
         added = sum(id is not None for id in appended.ids)
         done.added += added
         done.already += len(letters) - added
+        if tracing.active is not None:
+            tracing.active.replayed(target, [letter.fields for letter in letters], began_s)
 
     async def _batches(self, selection: Selection, size: int, limit: int | None) -> AsyncIterator[Sequence[DeadLetter]]:
         batch: MutableSequence[DeadLetter] = []
@@ -314,7 +318,7 @@ class DeadLetters:
             left = None if left is None else left - count
 
     async def _all(self, selection: Selection) -> AsyncIterator[DeadLetter]:
-        """Oldest first, up to what was there at the start: what is buried meanwhile is for the next time."""
+        """Oldest first, up to the last one at the start: later dead letters are left for the next call."""
         newest = await self._broker.xrevrange(self.name, selection.before or MAX_ID, "-", count=1)
         start = f"({selection.after}" if selection.after is not None else "-"
         while newest and (page := await self._broker.xrange(self.name, start, newest[0].id, count=PAGE)):
@@ -326,13 +330,13 @@ class DeadLetters:
 
 
 async def dead_letter_streams(broker: Broker, pattern: str = "*.dlq") -> list[str]:
-    """The dead-letter streams that lie beside streams."""
+    """The dead-letter streams that are companion keys of streams."""
     return sorted(await broker.list_streams(pattern))
 
 
 def _read(entry: Entry) -> DeadLetter:
-    return DeadLetter(entry.id, original(entry.fields), read_burial(entry.fields))
+    return DeadLetter(entry.id, original(entry.fields), read_details(entry.fields))
 
 
 def _renewed(letter: DeadLetter, group: str | None) -> dict[bytes, bytes]:
-    return marked(letter.fields, letter.burial.original_id if letter.burial is not None else None, group)
+    return marked(letter.fields, letter.details.original_id if letter.details is not None else None, group)

@@ -1,4 +1,4 @@
-"""Moves delayed messages into their streams when they are due. Whoever runs does it: publishers, and subscribers."""
+"""Moves delayed messages into their streams when they are due. Every running publisher and subscriber does it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
-from millstream.broker import delayed
+from millstream.broker.scripts import delayed
 from millstream.errors import BrokerClosed, MillstreamError
 from millstream.messaging.failure import text_of
 from millstream.model import Backoff, monotonic_ms
@@ -40,7 +40,7 @@ class DelayedPublisher:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="millstream delayed publisher")
 
     async def close(self) -> None:
-        """What is not due yet stays beside its stream, for others to move."""
+        """Messages that are not due yet stay in their companion key; other processes publish them."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from millstream.messaging.changes import row_type, type_name
 from millstream.messaging.handler import HandlerRefused, annotated_part, callable_place, resolve_signature
 from millstream.messaging.message import Message
 
@@ -88,7 +89,7 @@ def plan_topic_handler(function: Callable[..., Any]) -> tuple[type | None, Plan]
     body, plan = _plan(function, unannotated=Given.MESSAGE)
     if body is not None and body.__module__ == "builtins" and body is not dict:
         why = (
-            f"is annotated {body.__name__}. Take a Message, whose payload holds the bytes; or a body with fields: a "
+            f"is annotated {type_name(body)}. Take a Message, whose payload holds the bytes; or a body with fields: a "
             "pydantic model, a dataclass, a TypedDict."
         )
         raise HandlerRefused(callable_place(function), why, parameter=wanted[0][0].name)
@@ -107,7 +108,10 @@ def plan_batch_handler(function: Callable[..., Any]) -> tuple[type, Plan]:
         else:
             found = _item_type(annotation)
             if found is None or item is not None:
-                why = "a batch handler takes one list: list[Message], or list[...] of a pydantic model or a dataclass."
+                why = (
+                    "a batch handler takes one list: list[Message], or list[...] of a pydantic model, a dataclass or a "
+                    "ChangeEvent."
+                )
                 raise HandlerRefused(callable_place(function), why, parameter=parameter.name)
             item = found
             arguments.append((parameter.name, Given.BODY))
@@ -121,8 +125,19 @@ def _item_type(annotation: Any) -> type | None:
         return Message
     if typing.get_origin(annotation) in (list, collections.abc.Sequence):
         (item,) = typing.get_args(annotation)
+        if (row := row_type(item)) is not None:
+            change: type = item
+            return change if _can_be_a_row(row) else None
         return item if isinstance(item, type) and item.__module__ != "builtins" else None
     return None
+
+
+def _can_be_a_row(row: Any) -> bool:
+    """Whether ``ChangeEvent[row]`` can hold rows: objects with fields, unlike a text or a number."""
+    kind = typing.get_origin(row) or row
+    if isinstance(row, TypeVar) or kind in (object, Message):
+        return False
+    return kind is dict or getattr(kind, "__module__", "") != "builtins"
 
 
 _PLAIN = (Message, Any, object, inspect.Parameter.empty)
@@ -216,10 +231,20 @@ def _body_type(function: Callable[..., Any], parameter: inspect.Parameter, annot
     if annotation is inspect.Parameter.empty:
         raise HandlerRefused(
             callable_place(function),
-            "has no annotation, so nobody can tell which messages it handles. "
+            "has no annotation, so it is unknown which messages it handles. "
             "Annotate it with the class of the command or event.",
             parameter=parameter.name,
         )
+    if (row := row_type(annotation)) is not None:
+        if not _can_be_a_row(row):
+            raise HandlerRefused(
+                callable_place(function),
+                f"no row of a change event is a {type_name(row)}. Use ChangeEvent[...] of a pydantic model, a "
+                "dataclass, a TypedDict or a dict.",
+                parameter=parameter.name,
+            )
+        change: type = annotation
+        return change
     if not isinstance(annotation, type) or annotation is Any or annotation is object:
         raise HandlerRefused(
             callable_place(function),

@@ -13,7 +13,7 @@ __all__ = ["CircuitOpen", "HandlerCrashed", "HandlerTimedOut", "InjectedFailure"
 
 
 class Undecodable(MillstreamError):
-    """An entry is not what the codec reads. ``reason`` says what is missing or broken; the entry is buried with it."""
+    """The codec cannot read an entry. ``reason`` says what is missing or broken; the dead letter has it, too."""
 
     reason: str
 
@@ -33,23 +33,23 @@ class AlreadySettled(MillstreamError):
 
 
 class NothingToSettle(MillstreamError):
-    """A message that belongs to no group was nacked or rejected: nobody holds it, so it cannot come back."""
+    """A message without a group was nacked or rejected. It is not pending, so it cannot be redelivered."""
 
     def __init__(self, uuid: str, wanted: str) -> None:
         super().__init__(
             f"message {uuid} came without a group, so there is nothing to {wanted}. "
-            "Subscribe with a group if messages must come back.",
+            "Subscribe with a group if messages must be redelivered.",
             uuid=uuid,
             wanted=wanted,
         )
 
 
 class TooLateToSettle(MillstreamError):
-    """The subscription that delivered the message has ended, and has handed it back: it will be delivered again."""
+    """The subscription that delivered the message has ended and has returned it: it will be delivered again."""
 
     def __init__(self, uuid: str) -> None:
         super().__init__(
-            f"message {uuid} was handed back when its subscription was closed, and comes again. "
+            f"message {uuid} was returned when its subscription was closed, and will be delivered again. "
             "Settle before closing, or raise close_timeout_ms.",
             uuid=uuid,
         )
@@ -69,14 +69,18 @@ class AlreadySubscribed(MillstreamError):
 
 
 class DeliveriesExhausted(MillstreamError):
-    """Every handler that was given this message vanished with its process. ``deliveries`` counts the starts."""
+    """No handler that was given this message settled it: its process ended or paused, or its loop was blocked.
+
+    ``deliveries`` counts the starts."""
 
     deliveries: int
 
     def __init__(self, deliveries: int) -> None:
         super().__init__(
-            f"{deliveries} handlers were started on this message and none of them came back. "
-            "Find what in it ends the process, then replay it from the dead letters.",
+            f"{deliveries} handlers were started on this message and none of them settled it. The process ended, or it "
+            "was paused or without its server for longer than claim_min_idle_ms (for a partition: its lease), or a "
+            "blocking call in an async handler held its event loop for more than five minutes (the log then says that "
+            "the event loop is blocked). Fix that, then replay the message from the dead letters.",
             deliveries=deliveries,
         )
 
@@ -86,7 +90,7 @@ class PublisherClosed(MillstreamError):
 
 
 class Rejected(MillstreamError):
-    """Raised by a handler: this message can never be handled. It is buried at once, whatever the ack policy."""
+    """Raised by a handler: this message can never be handled. It is dead-lettered at once, whatever the ack policy."""
 
     retryable: ClassVar[bool] = False
     reason: str
@@ -96,18 +100,26 @@ class Rejected(MillstreamError):
 
 
 class CannotUnmarshal(Rejected):
-    """A message does not hold the body that its handler takes: buried at once, because trying again cannot help it."""
+    """The payload is not a body that the handler accepts. Dead-lettered at once, because a retry cannot help.
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"not a valid {name}: {why}. Fix the producer, then replay the dead letter.")
+    ``advice`` replaces the general advice of the error message."""
+
+    def __init__(self, name: str, why: str, advice: str | None = None) -> None:
+        super().__init__(f"not a valid {name}: {why}. {advice or _FIX_EITHER_SIDE}")
         self.name = name
 
 
-class RetryLater(MillstreamError):
-    """Raised by a handler: not now. It comes back after ``delay_ms``, or after the backoff where that is None.
+_FIX_EITHER_SIDE = (
+    "A replay sends the same payload again: either make the handler accept it and "
+    "replay the dead letter, or fix the producer, publish a corrected message and delete the dead letter."
+)
 
-    ``charged=False``: this start does not count towards ``max_deliveries``, because it says nothing about the message
-    (what it needs is away). Such a message comes back for as long as the handler says so.
+
+class RetryLater(MillstreamError):
+    """Raised by a handler: not now. The message is retried after ``delay_ms``; None: after the backoff.
+
+    ``charged=False``: this delivery does not count towards ``max_deliveries``, because the message did not cause the
+    failure (a service that it needs is unavailable). It is retried as long as the handler raises this.
     """
 
     retryable: ClassVar[bool] = True
@@ -115,13 +127,13 @@ class RetryLater(MillstreamError):
     charged: bool
 
     def __init__(
-        self, reason: str = "asked to come back later", *, delay_ms: int | None = None, charged: bool = True
+        self, reason: str = "asked for a later retry", *, delay_ms: int | None = None, charged: bool = True
     ) -> None:
         super().__init__(reason, delay_ms=check_delay(delay_ms), charged=charged)
 
 
 class HandlerCancelled(MillstreamError):
-    """A handler ended because something that it waited for was cancelled, while nobody cancelled the handler."""
+    """A handler ended because a task that it awaited was cancelled, although the handler itself was not."""
 
     retryable: ClassVar[bool] = True
 
@@ -143,7 +155,7 @@ class HandlerCrashed(MillstreamError):
 
 
 def check_delay(delay_ms: int | None) -> int | None:
-    """Raises InvalidArgument for what is no delay: found out later, it would leave the message without an outcome."""
+    """Raises InvalidArgument for an invalid delay: raised later, it would leave the message without an outcome."""
     if delay_ms is not None and (type(delay_ms) is not int or not 0 <= delay_ms < 2**53):
         raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative, or None")
     return delay_ms
@@ -164,7 +176,7 @@ class HandlerTimedOut(MillstreamError):
 class CircuitOpen(RetryLater):
     """The circuit breaker refused to start the handler. ``retry_after_s`` says when it will try again.
 
-    The message comes back then, and the start that did not happen is not counted.
+    The message is retried then, and the delivery is not counted.
     """
 
     retry_after_s: float

@@ -1,13 +1,12 @@
-"""A handler's failure, as people read it (where in their program it happened, and nothing about how we called it), and
-how a dead letter is written.
+"""How the failure of a handler is logged, and the fields of a dead letter.
 
-That is the entry's own fields, and beside them what happened, under names that start with ``dlq.``. Whoever replays it
-takes those away again, and has the entry as it was; a replayed entry is marked under names that start with ``replay.``,
-which no codec sees. Pure, but for the logging.
+A logged traceback shows the user's code and leaves out the frames of this package. A dead letter contains the fields of
+the entry, and the reason in fields whose names start with ``dlq.``. A replay removes those, which restores the entry,
+and marks it in fields that start with ``replay.``, which codecs do not see. Pure, except for logging.
 
-``replay.of`` is the id of the entry that it stands for: to whoever remembers entries, it is that one. ``replay.group``
-is the one group of this stream that it is meant for; groups that handled it the first time pass it over. In another
-stream nobody has handled it, and a mark would keep everybody away.
+``replay.of`` is the id of the original entry, for deduplication. ``replay.group`` is the one group of this stream that
+the replayed entry is for; other groups have handled it and skip it. An entry that is replayed to another stream is not
+marked with a group, because no group has handled it there.
 """
 
 from __future__ import annotations
@@ -24,33 +23,35 @@ from millstream.messaging.message import Message
 log = logging.getLogger("millstream.handlers")
 
 _OURS = str(Path(__file__).parents[1])
-_ROOMS = tuple(f"{_OURS}/{room}/" for room in ("messaging", "cqrs", "broker", "assignment", "wire", "engine", "runner"))
+_HIDDEN_PACKAGES = ("messaging", "cqrs", "broker", "assignment", "wire", "engine", "runner")
+_HIDDEN_PATHS = tuple(f"{_OURS}/{package}/" for package in _HIDDEN_PACKAGES)
+"""Frames of this package that a logged traceback leaves out."""
 _BETWEEN = ("/asyncio/", "/concurrent/futures/", "/contextlib.py", "/importlib/", "<frozen importlib")
-"""The standard library's, where they stand between our code and people's: how a sync handler gets into a thread, how a
-module is found."""
+"""Frames of the standard library between the code of this package and the user's: running a sync handler in a thread,
+importing a module."""
 _TRACEBACK_LIMIT = 8_000
 _TEXT_LIMIT = 4_000
 PREFIX = b"dlq."
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, whatever its class makes of that: it may fail to say it, or take megabytes."""
+    """The text of an error, shortened. Its ``__str__`` may fail."""
     try:
         text = str(error) or repr(error)
-    except Exception:  # a stranger's __str__: its message must get its outcome all the same
+    except Exception:  # the message needs an outcome even if __str__ is defective
         text = f"{type(error).__name__}, which cannot be shown as text"
     return text if len(text) <= _TEXT_LIMIT else text[:_TEXT_LIMIT] + "..."
 
 
 def type_of(error: BaseException) -> str:
-    """Its class, with its module where that is not Python itself."""
+    """The class of an error, with its module unless it is a builtin."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback without our frames, in what caused it too; empty where the error was never raised. The end of a
-    long one is the part that tells most."""
+    """The traceback without frames of this package, also in the causes; empty if the error was never raised. Of a long
+    one the end is kept, because it names the cause."""
     if error.__traceback__ is None:
         return ""
     whole = traceback.TracebackException.from_exception(error)
@@ -59,7 +60,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The line of people's own that raised it, such as ``shop/app.py:12``; empty where it was never raised."""
+    """The line of the user's code that raised it, such as ``shop/app.py:12``; empty if it was never raised."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -70,7 +71,7 @@ def place_of(error: BaseException) -> str:
 
 def _leave_out_ours(shown: traceback.TracebackException, depth: int) -> None:
     first = next((at for at, frame in enumerate(shown.stack) if not _is_between(frame)), len(shown.stack))
-    kept = [frame for frame in shown.stack[first:] if not frame.filename.startswith(_ROOMS)]
+    kept = [frame for frame in shown.stack[first:] if not frame.filename.startswith(_HIDDEN_PATHS)]
     shown.stack = traceback.StackSummary.from_list(kept)
     if depth < 20:
         for inner in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
@@ -79,14 +80,14 @@ def _leave_out_ours(shown: traceback.TracebackException, depth: int) -> None:
 
 
 def _is_between(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_ROOMS) or any(part in frame.filename for part in _BETWEEN)
+    return frame.filename.startswith(_HIDDEN_PATHS) or any(part in frame.filename for part in _BETWEEN)
 
 
 def report_failure(
     message: Message, handler: str, error: BaseException, *, of: int | None = None, level: int = logging.WARNING
 ) -> None:
-    """One record that names everything somebody needs to find it. What a handler asked for is no failure: it is told
-    more quietly. ``of``: the last delivery that there may be."""
+    """Logs the handler, the message, the delivery and the error in one record. A retry or rejection that the handler
+    asked for is logged at INFO. ``of``: the largest number of deliveries."""
     if isinstance(error, (RetryLater, Rejected)):
         level = logging.INFO
     if not log.isEnabledFor(level):
@@ -99,12 +100,13 @@ def report_failure(
         "handler %s failed on %s of topic %r%s, delivery %d%s: %s: %s%s",
         *(handler, message.id, message.topic, group, message.times_delivered, most),
         *(type_of(error), text_of(error), f"\n{trace.rstrip()}" if trace else ""),
+        extra={"millstream_message": message},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Burial:
-    """Why and where from. ``deliveries`` counts handler starts."""
+class DeadLetterDetails:
+    """Why an entry was dead-lettered, and where it came from. ``deliveries`` is its delivery count."""
 
     stream: str
     original_id: str
@@ -117,7 +119,7 @@ class Burial:
     buried_at_ms: int
 
     def fields(self) -> dict[bytes, bytes]:
-        """As it lies beside the entry's own fields."""
+        """The fields that a dead letter has in addition to those of the entry."""
         return {PREFIX + name.encode(): _encoded(str(getattr(self, name))) for name in self.__slots__}
 
 
@@ -129,13 +131,13 @@ def describe(error: BaseException) -> tuple[str, str, str]:
 def _encoded(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a character, as JSON can hold it: no bytes stand for that
+    except UnicodeEncodeError:  # an unpaired surrogate, which JSON can contain and UTF-8 cannot
         return text.encode("utf-8", "backslashreplace")
 
 
-def bury_with(fields: dict[bytes, bytes], burial: Burial) -> dict[bytes, bytes]:
-    """The dead letter's fields. Burying a dead letter again keeps the entry's fields and the latest reason."""
-    return {**original(fields), **burial.fields()}
+def dead_letter_fields(fields: dict[bytes, bytes], details: DeadLetterDetails) -> dict[bytes, bytes]:
+    """The fields of a dead letter. If a dead letter is dead-lettered, the latest reason is kept."""
+    return {**original(fields), **details.fields()}
 
 
 def original(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
@@ -143,29 +145,29 @@ def original(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
     return {name: value for name, value in fields.items() if not name.startswith(PREFIX)}
 
 
-def read_burial(fields: dict[bytes, bytes]) -> Burial | None:
-    """What a dead letter tells about itself; None where it carries no such fields."""
-    told = {
+def read_details(fields: dict[bytes, bytes]) -> DeadLetterDetails | None:
+    """The reason of a dead letter; None if it has no such fields."""
+    values = {
         name[len(PREFIX) :].decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
         for name, value in fields.items()
         if name.startswith(PREFIX)
     }
-    if "original_id" not in told:
+    if "original_id" not in values:
         return None
 
     def number(name: str) -> int:
-        text = told.get(name, "0")
+        text = values.get(name, "0")
         return int(text) if text.isdecimal() else 0
 
-    return Burial(
-        stream=told.get("stream", ""),
-        original_id=told["original_id"],
-        group=told.get("group", ""),
-        consumer=told.get("consumer", ""),
+    return DeadLetterDetails(
+        stream=values.get("stream", ""),
+        original_id=values["original_id"],
+        group=values.get("group", ""),
+        consumer=values.get("consumer", ""),
         deliveries=number("deliveries"),
-        error=told.get("error", ""),
-        error_type=told.get("error_type", ""),
-        traceback=told.get("traceback", ""),
+        error=values.get("error", ""),
+        error_type=values.get("error_type", ""),
+        traceback=values.get("traceback", ""),
         buried_at_ms=number("buried_at_ms"),
     )
 
@@ -176,7 +178,7 @@ GROUP = b"replay.group"
 
 
 def marked(fields: dict[bytes, bytes], original_id: str | None, group: str | None) -> dict[bytes, bytes]:
-    """The entry as it is sent round again. One that was replayed before still stands for the first."""
+    """The entry as it is replayed. If it was replayed before, it still names the first entry."""
     first = fields.get(OF) or (original_id or "").encode()
     marks = {OF: first} if first else {}
     if group is not None:
@@ -187,7 +189,7 @@ def marked(fields: dict[bytes, bytes], original_id: str | None, group: str | Non
 def unmarked(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """The entry as its producer wrote it."""
     if OF not in fields and GROUP not in fields:
-        return fields  # as nearly all of them
+        return fields  # nearly always
     return {name: value for name, value in fields.items() if not name.startswith(REPLAY_PREFIX)}
 
 

@@ -1,7 +1,7 @@
-"""Handlers: what may be registered as one, what it is called, which one is running, and what it means when it fails.
+"""Handlers: which functions may be registered, their names, the running handler, and how its errors are classified.
 
-Checked when it is registered, with an error that names its place in the user's program; a plain function runs in a
-thread, so that it never holds the loop.
+A handler is checked when it is registered; the error names its place in the user's program. A plain function runs in a
+thread, so that it never blocks the event loop.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar, Token, copy_context
 from functools import partial, wraps
 from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from millstream.errors import MillstreamError
 from millstream.messaging.errors import HandlerCancelled, HandlerCrashed
+from millstream.messaging.handler_threads import handler_threads
 from millstream.messaging.message import Message
 
 Output = Message | Sequence[Message] | None
 """What a handler may return."""
 Handler = Callable[[Message], Awaitable[Output]]
-"""Gets one message; what it returns is published (where a destination is set) together with the acknowledgement."""
+"""Receives one message; its result is published, if a destination is set, together with the acknowledgement."""
 
 Middleware = Callable[[Handler], Handler]
 
@@ -83,8 +85,8 @@ class RunningHandler(NamedTuple):
     """The router that runs it."""
 
 
-_NOBODY = RunningHandler("", "", None, None)
-_current: ContextVar[RunningHandler] = ContextVar("millstream_handler", default=_NOBODY)
+_NO_HANDLER = RunningHandler("", "", None, None)
+_current: ContextVar[RunningHandler] = ContextVar("millstream_handler", default=_NO_HANDLER)
 
 
 def current_handler() -> RunningHandler:
@@ -109,15 +111,28 @@ def running(handler: RunningHandler) -> Iterator[None]:
         end(token)
 
 
+_batch_tasks: WeakKeyDictionary[asyncio.Task[Any], RunningHandler] = WeakKeyDictionary()
+
+
+def note_batch_task(task: asyncio.Task[Any]) -> None:
+    """The task runs a batch of the handler in whose call this code runs. No worker of a topic runs it."""
+    _batch_tasks[task] = current_handler()
+
+
+def batch_handler_of(task: asyncio.Task[Any] | None) -> RunningHandler | None:
+    """The batch handler that the task runs. Thread-safe."""
+    return None if task is None else _batch_tasks.get(task)
+
+
 def callable_name(function: Callable[..., Any]) -> str:
-    """A short name: the function's own, or its class's where it is an instance with ``__call__``."""
+    """A short name: of the function, or of the class of an object with ``__call__``."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 def callable_place(function: Callable[..., Any]) -> str:
-    """``shop.billing.charge (line 12)``: module, qualified name and, where the source is there, the line."""
+    """``shop.billing.charge (line 12)``: module, qualified name and, if there is source code, the line."""
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -127,9 +142,19 @@ def callable_place(function: Callable[..., Any]) -> str:
     return f"{where} (line {code.co_firstlineno})" if code is not None else where
 
 
+def needs_thread(handler: Handler) -> bool:
+    """Whether this handler needs a thread for each message: the handler, or a dependency of it, is sync."""
+    return getattr(handler, "needs_thread", False)
+
+
+def mark_needs_thread(handler: Handler) -> Handler:
+    handler.needs_thread = True  # type: ignore[attr-defined]
+    return handler
+
+
 async def in_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Its result, or what it raised. A StopIteration becomes a RuntimeError, as in a coroutine: a future cannot carry
-    it, and whoever waits for that future would wait for ever."""
+    """Runs the function in a thread. A StopIteration becomes a RuntimeError, as in a coroutine: a future cannot hold
+    it, and awaiting that future would never end."""
 
     def run() -> R:
         try:
@@ -137,22 +162,22 @@ async def in_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwar
         except StopIteration as error:
             raise RuntimeError("the function raised StopIteration: give next() a default, or catch it") from error
 
-    return await asyncio.to_thread(run)
+    return await handler_threads().run(partial(copy_context().run, run))
 
 
 def failure_of(error: BaseException, task: asyncio.Task[Any] | None) -> Exception | None:
-    """What the message has failed with; None where the error must go on its way. ``task`` is the one that handles.
+    """The failure of a message; None if the error must propagate. ``task``: the task that runs the handler.
 
-    Whatever a handler raises is a failure of its message, ``SystemExit`` and other strangers too: ``sys.exit()`` deep
-    in a library must not take along all that is in flight beside it. Three things go on their way: Ctrl-C, the
-    cancellation of the task itself, and a coroutine that is thrown away with its loop.
+    Everything that a handler raises is a failure of its message, also ``SystemExit`` or another ``BaseException``:
+    ``sys.exit()`` inside a library must not cancel the other messages in flight. Three errors propagate: Ctrl-C, the
+    cancellation of the task itself, and the end of a coroutine that is dropped with its loop.
     """
     if isinstance(error, Exception):
         return error
     if isinstance(error, KeyboardInterrupt):
         return None
     if isinstance(error, asyncio.CancelledError):
-        # Without a cancelled task, something that the handler waited for was cancelled, and not the handler.
+        # If the task is not cancelled, a task that the handler awaited was cancelled, and not the handler.
         return None if task is not None and task.cancelling() else HandlerCancelled(error)
     if isinstance(error, GeneratorExit) and not _runs(task):
         return None
@@ -167,9 +192,9 @@ def _runs(task: asyncio.Task[Any] | None) -> bool:
 
 
 class HandlerRefused(MillstreamError):
-    """A handler or a dependency cannot be called as its signature stands. Raised when it is registered.
+    """A handler or a dependency cannot be called with its signature. Raised when it is registered.
 
-    ``place`` names the function, ``parameter`` the parameter at fault, where it is one.
+    ``place`` names the function, ``parameter`` the parameter that is the cause, if it is one.
     """
 
     place: str
@@ -192,7 +217,7 @@ def resolve_signature(function: Callable[..., Any]) -> tuple[inspect.Signature, 
 
 
 def annotated_part(function: Callable[..., Any]) -> Any:
-    """Where the annotations are: a class's are on ``__init__``, a callable object's on ``__call__``."""
+    """The function with the annotations: ``__init__`` of a class, ``__call__`` of a callable object."""
     while isinstance(function, partial):
         function = function.func
     if inspect.isclass(function):
@@ -209,10 +234,10 @@ def message_handler(function: Callable[..., Any]) -> Handler:
         raise HandlerRefused(repr(function), "is not callable. Register a function that takes a Message.")
     signature, _ = resolve_signature(function)
     required = [
-        each
-        for each in signature.parameters.values()
-        if each.default is inspect.Parameter.empty
-        and each.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     ]
     if not signature.parameters or len(required) > 1 or any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required):
         raise HandlerRefused(callable_place(function), f"takes {signature}. A handler takes one Message.")
@@ -228,4 +253,4 @@ def message_handler(function: Callable[..., Any]) -> Handler:
     async def threaded(message: Message) -> Output:
         return await in_thread(function, message)
 
-    return threaded
+    return mark_needs_thread(threaded)

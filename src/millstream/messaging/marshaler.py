@@ -6,6 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
+from millstream.messaging.changes import ChangeEvent, NotAChange, read_change, read_row, row_type, type_name
 from millstream.messaging.errors import CannotUnmarshal
 from millstream.messaging.failure import text_of
 from millstream.messaging.message import Message
@@ -19,7 +20,8 @@ BODY_NAME = "name"
 
 class Marshaler(Protocol):
     """How commands and events travel. ``name`` decides the topic; ``unmarshal`` raises CannotUnmarshal, which buries
-    the message at once: trying again cannot help it."""
+    the message at once: trying again cannot help it. ``kind`` is what a handler is annotated with: a class, or an alias
+    such as ``ChangeEvent[Order]``."""
 
     def name(self, kind: type) -> str: ...
 
@@ -38,7 +40,7 @@ def check_body(marshaler: Marshaler, kind: type) -> str | None:
     if not isinstance(marshaler, PydanticMarshaler):
         return None
     try:
-        _adapter(kind)
+        _adapter(row_type(kind) or kind)
     except Exception as error:  # pydantic's own, which differ between its versions
         return text_of(error).splitlines()[0]
     return None
@@ -49,10 +51,14 @@ class PydanticMarshaler:
 
     What is marshaled can be unmarshaled: fields travel under their names and are read by name or alias, what is
     computed does not travel, and a float that JSON has no number for travels as "NaN", "Infinity" or "-Infinity".
+
+    If the message is an entry of a pipeline's redis sink, a handler receives the row after the change; a handler that
+    is annotated with ``ChangeEvent[Order]`` receives the whole change.
     """
 
     def name(self, kind: type) -> str:
-        return kind.__name__
+        """The class's name. ``ChangeEvent[Order]`` has the name of its rows, because it travels where they do."""
+        return type_name(kind if kind is ChangeEvent else row_type(kind) or kind)
 
     def marshal(self, body: object) -> Message:
         kind = type(body)
@@ -60,20 +66,60 @@ class PydanticMarshaler:
         payload = adapter.dump_json(body, by_alias=False, round_trip=True)
         if b"null" in payload:  # perhaps a NaN, of which pydantic makes null, which is no float when it comes back
             plain = adapter.dump_python(body, mode="json", by_alias=False, round_trip=True)
-            if (told := _special_floats_as_text(plain)) is not plain:
-                payload = json.dumps(told, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            if (converted := _special_floats_as_text(plain)) is not plain:
+                payload = json.dumps(converted, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
         return Message(payload, {BODY_NAME: self.name(kind), "content_type": "application/json"})
 
     def unmarshal(self, message: Message, kind: type) -> Any:
+        name, row = type_name(kind), row_type(kind)
         try:
-            return _adapter(kind).validate_json(message.payload, by_alias=True, by_name=True)
-        except ValueError as error:
-            if not hasattr(error, "errors"):  # not pydantic's, but a stranger's in a validator of the user's
-                raise
-            # include_input=False: an error travels into logs and dead letters, where a payload may not belong.
-            found = error.errors(include_input=False, include_url=False, include_context=False)
-            first = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in found[:3])
-            raise CannotUnmarshal(self.name(kind), f"{first}{' ...' if len(found) > 3 else ''}") from None
+            if row is not None:
+                return _change_event(message, row, name)
+            text = read_row(message, name)
+        except NotAChange as error:
+            raise CannotUnmarshal(name, str(error), error.advice) from None
+        return _validated(kind, text, name, "" if text is message.payload else "after")
+
+
+def _change_event(message: Message, row: Any, name: str) -> ChangeEvent[Any]:
+    """Raises NotAChange and CannotUnmarshal."""
+    change = read_change(message)
+    key = dict(change.key)
+    before = after = None
+    if change.before is not None:
+        if change.op in ("u", "d") and _is_incomplete(row, change.before):
+            key = key or json.loads(change.before)
+        else:
+            before = _validated(row, change.before, name, "before")
+    if change.after is not None:
+        after = _validated(row, change.after, name, "after")
+    return ChangeEvent(change.op, before, after, change.source, key, change.ts_ms, change.id)
+
+
+def _is_incomplete(kind: Any, text: str) -> bool:
+    """Whether a row lacks columns, and all that it has are valid: most databases log no more than an old row's key."""
+    try:
+        _adapter(kind).validate_json(text, by_alias=True, by_name=True)
+    except ValueError as error:
+        errors: list[dict[str, Any]] = getattr(error, "errors", list)()
+        return bool(errors) and all(each["type"] == "missing" and len(each["loc"]) == 1 for each in errors)
+    return False
+
+
+def _validated(kind: Any, text: str | bytes, name: str, place: str) -> Any:
+    """``place`` says which part of the message the text is. Raises CannotUnmarshal."""
+    try:
+        return _adapter(kind).validate_json(text, by_alias=True, by_name=True)
+    except ValueError as error:
+        if not hasattr(error, "errors"):  # not pydantic's, but a stranger's in a validator of the user's
+            raise
+        # include_input=False: an error travels into logs and dead letters, where a payload may not belong.
+        found = error.errors(include_input=False, include_url=False, include_context=False)
+        shown = (
+            f"{'.'.join(filter(None, (place, *map(str, each['loc'])))) or 'body'}: {each['msg']}" for each in found
+        )
+        first = "; ".join(list(shown)[:3])
+        raise CannotUnmarshal(name, f"{first}{' ...' if len(found) > 3 else ''}") from None
 
 
 def _special_floats_as_text(value: Any) -> Any:
@@ -81,8 +127,8 @@ def _special_floats_as_text(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
     if isinstance(value, dict):
-        told = {key: _special_floats_as_text(each) for key, each in value.items()}
-        return told if any(told[key] is not each for key, each in value.items()) else value
+        converted = {key: _special_floats_as_text(each) for key, each in value.items()}
+        return converted if any(converted[key] is not each for key, each in value.items()) else value
     if isinstance(value, list):
         listed = [_special_floats_as_text(each) for each in value]
         return listed if any(new is not old for new, old in zip(listed, value, strict=True)) else value

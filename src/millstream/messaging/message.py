@@ -6,12 +6,13 @@ Settling says what is to become of the delivery; the subscription that delivered
 from __future__ import annotations
 
 import os
+from enum import Enum
 from typing import Protocol
 from uuid import NAMESPACE_URL, uuid5
 
 from millstream.errors import InvalidArgument
 from millstream.messaging.errors import AlreadySettled, Rejected, check_delay
-from millstream.messaging.outcome import ACKED, Bury, Outcome, Retry
+from millstream.messaging.outcome import ACKED, DeadLetterOutcome, Outcome, Retry
 from millstream.model import EntryId
 
 KEY = "key"
@@ -33,15 +34,17 @@ class Message:
     """A payload, its metadata, and a uuid that stays the same over all of its deliveries.
 
     On a received one ``topic``, ``id``, ``group``, ``consumer`` and ``times_delivered`` (handler starts, this one
-    included) tell where it came from, and ``fields`` is the entry as it lies in the stream.
+    included) say where it came from, and ``fields`` is the entry as it is stored in the stream.
     """
 
     __slots__ = (
         "_origin",
         "_outcome",
+        "_state",
         "_uuid",
         "begun",
         "fields",
+        "held_since_ms",
         "id",
         "metadata",
         "payload",
@@ -62,13 +65,17 @@ class Message:
         self.times_delivered = 0
         self.fields: dict[bytes, bytes] | None = None
         self.valid_until = 0.0
-        """Until then (monotonic seconds) nobody can have taken the entry over. Kept by the subscription."""
+        """Until then (monotonic seconds) no other consumer can have claimed the entry. Written by the subscription."""
         self.weight = 0
         """Bytes that it counts for in the subscription's book, whatever a handler makes of its payload."""
         self.begun = True
-        """False while middleware makes it wait for its handler: handed back like that, it is not charged."""
+        """False while middleware makes it wait for its handler: if it is returned then, the delivery is not counted."""
+        self.held_since_ms = 0.0
+        """When a heartbeat first found it (monotonic milliseconds). 0: none has. Kept by the subscription."""
         self._origin: Origin | None = None
         self._outcome: Outcome | None = None
+        self._state: Enum | None = None
+        """Its state in the in-flight table of its topic, which alone writes it. None: it was never in flight."""
 
     @property
     def uuid(self) -> str:
@@ -114,8 +121,8 @@ class Message:
         self.settle(Retry(check_delay(delay_ms), error))
 
     async def reject(self, reason: str | BaseException) -> None:
-        """Never again: buried in the dead-letter stream with its reason. Raises AlreadySettled."""
-        self.settle(Bury(reason if isinstance(reason, BaseException) else Rejected(reason)))
+        """Dead-letters the message: it goes to the dead-letter stream with the reason. Raises AlreadySettled."""
+        self.settle(DeadLetterOutcome(reason if isinstance(reason, BaseException) else Rejected(reason)))
 
     def settle(self, outcome: Outcome) -> None:
         """The one place where a delivery gets its outcome. A message that was never received just remembers it."""
@@ -126,7 +133,7 @@ class Message:
         self._outcome = outcome
 
     def mark_settled(self, outcome: Outcome) -> None:
-        """Settled by whoever delivered it, without asking anybody to act."""
+        """Records an outcome that was applied already, without passing it to the origin."""
         self._outcome = outcome
 
     def receive(
@@ -137,7 +144,7 @@ class Message:
         fields: dict[bytes, bytes] | None = None,
         valid_until: float = 0.0,
     ) -> Message:
-        """Marks it as received, and returns it. Only whoever reads a stream calls this, and tests of handlers."""
+        """Marks it as received, and returns it. Called by readers of streams, and by tests of handlers."""
         self._origin = origin
         self.id = id
         self.times_delivered = times_delivered
@@ -156,7 +163,7 @@ class Message:
 
 
 _block: list[str] = []
-"""Uuids that are ready to be handed out, last first."""
+"""Uuids that are ready for use, last first."""
 os.register_at_fork(after_in_child=_block.clear)  # or parent and child would hand out the same ones
 _LAST_DIGITS = [f"{number:02x}" for number in range(255, -1, -1)]
 

@@ -1,6 +1,6 @@
-"""What becomes of a delivered message, as a value: acknowledged, retried or buried. Pure.
+"""The outcome of a delivered message: acknowledged, retried or dead-lettered. Pure.
 
-A handler's end enters (a result or an error), an outcome leaves; whoever settles the delivery acts on it.
+The result or the error of a handler becomes an outcome, which the settler applies.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Done. ``outputs`` are published in the same atomic step where the streams share a slot, before it elsewhere."""
+    """Done. ``outputs`` are published in the same atomic step if the streams share a slot, otherwise before it."""
 
     outputs: Sequence[Message] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Once more, after ``delay_ms`` (None: the subscriber's backoff). ``error`` is what went wrong, where known.
+    """Once more, after ``delay_ms`` (None: the subscriber's backoff). ``error``: the cause, if known.
 
-    Not ``charged``: this start does not count, because it told nothing about the message.
+    Not ``charged``: this delivery does not count, because the message did not cause the failure.
     """
 
     delay_ms: int | None = None
@@ -37,13 +37,13 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
-    """Never again: into the dead-letter stream, with the reason."""
+class DeadLetterOutcome:
+    """Moved to the dead-letter stream, with the reason."""
 
     error: BaseException
 
 
-Outcome = Ack | Retry | Bury
+Outcome = Ack | Retry | DeadLetterOutcome
 
 ACKED = Ack()
 
@@ -56,9 +56,9 @@ class AckPolicy(Enum):
     ACK = "ack"
     """After the handler, whether it failed or not."""
     REJECT_ON_ERROR = "reject_on_error"
-    """After success; a failure buries the message at once."""
+    """After success; a failure dead-letters the message at once."""
     NACK_ON_ERROR = "nack_on_error"
-    """After success; a failure brings it back, until ``max_deliveries``. The default."""
+    """After success; a failed message is retried, until ``max_deliveries``. The default."""
     MANUAL = "manual"
     """Only when the handler says so."""
 
@@ -76,21 +76,23 @@ class AckPolicy(Enum):
 def after_error(policy: AckPolicy, error: BaseException) -> Outcome:
     """What an error that left the handler means. ``Rejected`` and ``RetryLater`` mean the same under every policy."""
     if isinstance(error, Rejected):
-        return Bury(error)
+        return DeadLetterOutcome(error)
     if isinstance(error, RetryLater):
         return Retry(error.delay_ms, error, error.charged)
     match policy:
         case AckPolicy.ACK | AckPolicy.ACK_FIRST:
             return ACKED
         case AckPolicy.REJECT_ON_ERROR:
-            return Bury(error)
+            return DeadLetterOutcome(error)
         case AckPolicy.NACK_ON_ERROR | AckPolicy.MANUAL:
-            # MANUAL too: a handler that raised has not settled, and nobody else is left who could.
+            # MANUAL too: a handler that raised has not settled its message, and no other code will.
             return Retry(None, error)
 
 
 def limit_deliveries(outcome: Outcome, times_delivered: int, max_deliveries: int) -> Outcome:
-    """A retry that would exceed the limit is a burial; one that is not charged never does."""
+    """Dead-letters a message whose retry would exceed the limit. A retry that is not charged never exceeds it."""
     if isinstance(outcome, Retry) and outcome.charged and times_delivered >= max_deliveries:
-        return Bury(outcome.error if outcome.error is not None else Rejected(f"nacked {times_delivered} times"))
+        return DeadLetterOutcome(
+            outcome.error if outcome.error is not None else Rejected(f"nacked {times_delivered} times")
+        )
     return outcome

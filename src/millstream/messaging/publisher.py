@@ -9,20 +9,31 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakSet
 
-from millstream.broker import ROW_WORDS, append_unique, delayed
+from millstream.broker.context import MAX_ARGS_PER_ROW
 from millstream.errors import InvalidArgument, PayloadTooLarge
-from millstream.messaging.batching import Ids, Row, TopicQueue
+from millstream.messaging import tracing
+from millstream.messaging.batching import (
+    FORGET_AFTER_MS,
+    Appender,
+    BatchStore,
+    DelayedStore,
+    Ids,
+    Row,
+    TopicQueue,
+    numbered,
+)
 from millstream.messaging.codecs import Codec
 from millstream.messaging.codecs import codec as codec_named
 from millstream.messaging.delayed import DelayedPublisher
 from millstream.messaging.errors import PublisherClosed
+from millstream.messaging.handler import Dataclass, Model
+from millstream.messaging.marshaler import Marshaler, PydanticMarshaler, is_body
 from millstream.messaging.message import Message, new_uuid
 from millstream.messaging.partitions import check_partitioned, split_by_key
 from millstream.messaging.settings import check_topic
@@ -33,25 +44,29 @@ if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
 
 DAY_MS = 24 * 3600 * 1000
+Publishable = Message | Model | Dataclass
+"""What can be published: a message, or a body (a pydantic model, a dataclass) from which the marshaler makes one."""
 MAX_QUEUES = 1000
-"""Topics whose queues are kept. Beyond that the idle ones are forgotten, and begin anew: a stream for each customer
-must not become memory for each customer."""
+"""The number of topics whose queues are kept. Beyond it idle queues are dropped, and created when they are needed: a
+stream for each customer must not need memory for each customer."""
 
 
 class WaitingCall(NamedTuple):
-    """A call that waits for room."""
+    """A call that waits for buffer capacity."""
 
     queue: TopicQueue
-    rows: Sequence[Row]
+    rows: Sequence[Any]
     size: int
     stored: asyncio.Future[Ids]
+    store: BatchStore
 
 
 class Publisher:
     """Belongs to one event loop; usable from any number of its tasks, and in the children of a fork.
 
-    Messages of one publisher to one topic are stored in the order of the calls. Idempotent: whatever has to be sent
-    again after a broken connection is stored once.
+    Messages of one publisher to one topic are stored in the order of the calls, also where some calls have an
+    idempotency key or another durability. A delayed message is stored in the same order, and published when it is due.
+    Idempotent: whatever has to be sent again after a broken connection is stored once.
     """
 
     def __init__(
@@ -67,13 +82,15 @@ class Publisher:
         idempotency_window_ms: int = DAY_MS,
         retry_ms: int = 30_000,
         partitions: Mapping[str, int] | None = None,
+        marshaler: Marshaler | None = None,
     ) -> None:
         """``partitions``: topics that are split by key, and into how many streams, such as ``{"orders": 16}``; the
         same number wherever the topic is written or read. Their messages need the metadata "key".
-        ``max_buffered`` messages (or bytes) may wait to be sent; then ``publish`` waits for room.
+        ``max_buffered`` messages (or bytes) may wait to be sent; then ``publish`` waits.
 
         ``retry_ms``: how long a publish is tried again while the broker cannot be reached, beyond the broker's
         deadline, whether it travels in a batch, has an ``idempotency_key`` or is delayed.
+        ``marshaler``: makes messages of bodies (None: JSON by pydantic). Use the one of the routers that read them.
         """
         broker.context.refuse_unfenced("Publisher")
         for name, value in (("max_batch", max_batch), ("max_buffered", max_buffered), ("retry_ms", retry_ms)):
@@ -86,8 +103,9 @@ class Publisher:
             raise InvalidArgument("idempotency_window_ms", idempotency_window_ms, allowed)
         self._broker = broker
         self._codec = codec_named(codec)
+        self._marshaler = marshaler or PydanticMarshaler()
         self._durability = _level(durability)
-        # A batch is one atomic step of the broker: half a batch stored could not be told from none.
+        # A batch is one atomic step of the broker: half a stored batch could not be distinguished from none.
         self._max_entry_bytes = broker.context.limits.max_entry_bytes
         self._max_batch = min(max_batch, broker.context.limits.script_entries)
         self._max_batch_bytes = min(max_batch_bytes, broker.context.limits.script_bytes)
@@ -96,15 +114,14 @@ class Publisher:
         self._window_ms = idempotency_window_ms
         self._retry_ms = retry_ms
         self.id = new_uuid()
-        """Names this publisher beside every stream that it writes to, for an hour after its last message."""
+        """Names this publisher's marker of a stream, which expires an hour and ``retry_ms`` after the last message."""
         self._partitions = check_partitioned(partitions)
-        self._queues: dict[tuple[str, Durability | None], TopicQueue] = {}
+        self._queues: dict[str, TopicQueue] = {}
         self._versions = count(1)
         self._buffered = 0
         self._buffered_bytes = 0
-        self._alone = 0
-        """Calls that travel in no batch: with an idempotency key, or delayed."""
         self._waiting: OrderedDict[asyncio.Future[Ids], WaitingCall] = OrderedDict()
+        self._appender = Appender(broker)
         self._delayed = DelayedPublisher(broker)
         self._outage = Outage("publish", broker.context.observer)
         self._tokens = 0
@@ -116,17 +133,19 @@ class Publisher:
     async def publish(
         self,
         topic: str,
-        *messages: Message,
+        *messages: Publishable,
         idempotency_key: str | None = None,
         delay_ms: int | None = None,
         durability: Durability | str | None = None,
     ) -> list[EntryId | None]:
         """Stores the messages, side by side and in order, and returns their ids once the broker has them.
 
+        A pydantic model or a dataclass is stored as JSON, as a handler that is annotated with the class reads it. For
+        metadata, such as the key of a topic with partitions, pass a Message.
         ``idempotency_key``: any process that publishes with the same key within a day adds nothing (its ids are None,
         also where it is this call that was stored and had to be repeated); with a delay, while the message waits and
         for a day after it is due.
-        ``delay_ms``: stored now, published later by whoever runs then, this publisher or any subscriber of the topic;
+        ``delay_ms``: stored now, published later by this publisher or by any subscriber of the topic;
         the ids are not known yet (None). ``durability``: what must have happened before this returns.
         Waits while too much is buffered. Cancelled, it may or may not publish. Raises PublisherClosed,
         PayloadTooLarge, and what the broker raises when ``retry_ms`` are over; then it may or may not be stored.
@@ -134,95 +153,112 @@ class Publisher:
         if self._closed:
             raise PublisherClosed("this publisher was closed. Make another one.")
         level = self._durability if durability is None else _level(durability)
-        if self._partitions and topic in self._partitions:
-            number = self._partitions[topic]
-            return await self.publish_split(
-                topic, messages, number, idempotency_key=idempotency_key, delay_ms=delay_ms, durability=level
-            )
-        queue = self._queues.get((topic, level)) or self._queue(topic, level)
+        number = self._partitions.get(topic) if self._partitions else None
+        if tracing.active is None:
+            if number is not None:
+                return await self._publish_split(topic, messages, number, level, idempotency_key, delay_ms)
+            return await self._publish(topic, messages, level, idempotency_key, delay_ms)
+        with tracing.active.publishing(topic, self._as_messages(messages)) as traced:
+            if number is not None:
+                return await self._publish_split(topic, traced, number, level, idempotency_key, delay_ms)
+            return await self._publish(topic, traced, level, idempotency_key, delay_ms)
+
+    async def _publish(
+        self,
+        topic: str,
+        messages: Sequence[Publishable],
+        level: Durability | None,
+        key: str | None,
+        delay_ms: int | None,
+    ) -> list[EntryId | None]:
+        queue = self._queues.get(topic) or self._queue(topic)
         if not messages:
             return []
-        if delay_ms is not None:
-            with self._awaited_by_close():
-                return await self._publish_later(queue, topic, messages, delay_ms, idempotency_key, level)
-        if idempotency_key is not None:
-            with self._awaited_by_close():
-                return await self._publish_unique(queue, topic, messages, idempotency_key, level)
-        stored = self._hand_in(queue, messages)
+        stored = self._enqueue(queue, self._as_messages(messages), level, key, delay_ms)
         if not self._waiting or stored not in self._waiting:
             return await stored
         try:
             return await stored
         finally:
-            # Cancelled while it waited: callers that give up and come again, all through an outage, would pile up here.
+            # Cancelled while it waited: otherwise calls that time out and are repeated during an outage would pile up.
             self._waiting.pop(stored, None)
 
     async def publish_split(
         self,
         topic: str,
-        messages: Sequence[Message],
+        messages: Sequence[Publishable],
         partitions: int,
         *,
         idempotency_key: str | None = None,
         delay_ms: int | None = None,
         durability: Durability | str | None = None,
     ) -> list[EntryId | None]:
-        """``publish`` to a topic that is split by key, as ``partitions`` of the publisher say. Each partition's part is
-        stored by itself: where this raises, some may be stored and others not."""
+        """``publish`` to a topic that is split by key, as ``partitions`` of the publisher say. Each partition is stored
+        separately: if this raises, some may be stored and others not."""
         if self._closed:
             raise PublisherClosed("this publisher was closed. Make another one.")
         level = self._durability if durability is None else _level(durability)
-        split = split_by_key(topic, partitions, messages)
-        parts = {stream: [messages[place] for place in places] for stream, places in split.items()}
+        if tracing.active is None:
+            return await self._publish_split(topic, messages, partitions, level, idempotency_key, delay_ms)
+        with tracing.active.publishing(topic, self._as_messages(messages)) as traced:
+            return await self._publish_split(topic, traced, partitions, level, idempotency_key, delay_ms)
+
+    async def _publish_split(
+        self,
+        topic: str,
+        messages: Sequence[Publishable],
+        partitions: int,
+        level: Durability | None,
+        key: str | None,
+        delay_ms: int | None,
+    ) -> list[EntryId | None]:
+        marshaled = self._as_messages(messages)
+        split = split_by_key(topic, partitions, marshaled)
+        parts = {stream: [marshaled[place] for place in places] for stream, places in split.items()}
         ids: dict[int, EntryId | None] = {}
-        if delay_ms is not None or idempotency_key is not None:
-            for stream, places in split.items():
-                some = await self.publish(
-                    stream, *parts[stream], idempotency_key=idempotency_key, delay_ms=delay_ms, durability=level
-                )
-                ids.update(zip(places, some, strict=True))
-        else:
-            # All of them are handed in before anything is waited for: the next call cannot overtake this one.
-            calls = [
-                self._hand_in(self._queues.get((stream, level)) or self._queue(stream, level), part)
-                for stream, part in parts.items()
-            ]
-            try:
-                answers = await asyncio.gather(*calls)
-            finally:
-                for stored in calls:
-                    self._waiting.pop(stored, None)
-            for places, some in zip(split.values(), answers, strict=True):
-                ids.update(zip(places, some, strict=True))
+        # All parts are queued before any of them is awaited: a later call cannot overtake this one.
+        calls = [
+            self._enqueue(self._queues.get(stream) or self._queue(stream), part, level, key, delay_ms)
+            for stream, part in parts.items()
+        ]
+        try:
+            answers = await asyncio.gather(*calls)
+        finally:
+            for stored in calls:
+                self._waiting.pop(stored, None)
+        for places, some in zip(split.values(), answers, strict=True):
+            ids.update(zip(places, some, strict=True))
         return [ids[place] for place in range(len(messages))]
 
     @property
     def ready(self) -> bool:
-        """False while batches are being tried again, and once it is closed."""
+        """False while batches are being retried, and after ``close``."""
         return not self._closed and all(self.readiness.values())
 
     @property
     def readiness(self) -> dict[str, bool]:
-        """The topics that messages went to, and whether the last batch needed no second try."""
-        return {topic: not any(queue.failing for queue in queues) for topic, queues in self._by_topic().items()}
+        """The topics that were published to, and whether the last batch needed no retry."""
+        return {topic: not queue.failing for topic, queue in self._queues.items()}
 
     @property
     def buffered(self) -> int:
-        """Messages that were taken and are not stored yet."""
+        """Messages that were accepted and are not stored yet."""
         return self._buffered
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for room."""
+        """Calls that wait for buffer capacity."""
         return len(self._waiting)
 
     async def close(self) -> None:
-        """Sends what is buffered, then takes no more. Idempotent."""
+        """Sends buffered messages, and accepts no more. Idempotent."""
         self._closed = True
         while self._waiting:
             stored, _ = self._waiting.popitem(last=False)
             if not stored.done():
-                stored.set_exception(PublisherClosed("this publisher was closed while the message waited for room."))
+                stored.set_exception(
+                    PublisherClosed("this publisher was closed while the message waited for buffer capacity.")
+                )
         await self._idle.wait()
         await self._delayed.close()
 
@@ -234,88 +270,63 @@ class Publisher:
     ) -> None:
         await self.close()
 
-    # --- the other two ways -----------------------------------------------------------------------------------------
+    def _as_messages(self, messages: Sequence[Publishable]) -> Sequence[Message]:
+        """The messages, with bodies marshaled. Raises InvalidArgument for anything else."""
+        return [
+            message if isinstance(message, Message) else _marshal_body(message, self._marshaler) for message in messages
+        ]
 
-    @contextmanager
-    def _awaited_by_close(self) -> Iterator[None]:
-        """These run in their callers' tasks, and may be tried again for long: a closed publisher has none left, and no
-        delayed message begins to be waited for after it."""
-        self._alone += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._alone -= 1
-            self._look_whether_idle()
-
-    async def _publish_unique(
-        self, queue: TopicQueue, topic: str, messages: Sequence[Message], key: str, level: Durability | None
-    ) -> list[EntryId | None]:
-        if not key:
-            raise InvalidArgument("idempotency_key", key, "a text that is not empty")
-        for message in messages:
-            _check_message(message)
-        named = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        appended = await queue.until_stored(
-            lambda: self._broker.run(append_unique, topic, named, window_ms=self._window_ms, durability=level)
-        )
-        self._tell("messaging.published_unique", topic, messages=appended.added, skipped=appended.skipped)
-        return appended.ids
-
-    async def _publish_later(
+    def _enqueue(
         self,
         queue: TopicQueue,
-        topic: str,
         messages: Sequence[Message],
-        delay_ms: int,
-        key: str | None,
         level: Durability | None,
-    ) -> list[EntryId | None]:
-        if type(delay_ms) is not int or delay_ms < 0:
-            raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative")
-        for message in messages:
-            _check_message(message)
-        window_ms = None if key is None else self._window_ms
-        if key is None:
-            self._tokens += 1
-            key = f"{self.id}.{self._tokens}"
-        tokens = [(_numbered(key, at), self._codec.encode(message)) for at, message in enumerate(messages)]
-        await queue.until_stored(
-            lambda: self._broker.run(
-                delayed.publish_later, topic, tokens, delay_ms=delay_ms, unique_for_ms=window_ms, durability=level
-            )
-        )
-        self._delayed.due_in(topic, delay_ms)
-        self._tell("messaging.published_later", topic, messages=len(tokens), delay_ms=delay_ms)
-        return [None] * len(messages)
-
-    def _tell(self, name: str, topic: str, **facts: int) -> None:
-        self._broker.context.observer(name, topic=topic, **facts)
-
-    def _hand_in(self, queue: TopicQueue, messages: Sequence[Message]) -> asyncio.Future[Ids]:
-        """Queued, or waiting for room behind those that came before. Whoever waits for it cleans up after itself."""
-        if len(messages) == 1:
-            row, size = self._row(messages[0])
-            rows = [row]
+        key: str | None,
+        delay_ms: int | None,
+    ) -> asyncio.Future[Ids]:
+        """Queues the messages, or lets them wait for buffer capacity behind earlier calls. The caller removes a waiting
+        call that it gives up."""
+        weighed = [self._row(message) for message in messages]
+        size = sum([weight for _, _, weight in weighed])
+        rows: Sequence[Any]
+        store: BatchStore
+        if key is None and delay_ms is None:
+            rows = [row for row, _, _ in weighed]
+            store = queue.plain(level)
         else:
-            weighed = [self._row(message) for message in messages]
-            rows = [row for row, _ in weighed]
-            size = sum(weight for _, weight in weighed)
+            key, store = self._keyed_store(queue, level, key, delay_ms)
+            rows = [(numbered(key, at), fields) for at, (_, fields, _) in enumerate(weighed)]
         stored = queue.promise()
-        if self._waiting or not self._take(queue, rows, size, stored):
-            self._waiting[stored] = WaitingCall(queue, rows, size, stored)
+        if self._waiting or not self._take(queue, rows, size, stored, store):
+            self._waiting[stored] = WaitingCall(queue, rows, size, stored, store)
         return stored
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    def _keyed_store(
+        self, queue: TopicQueue, level: Durability | None, key: str | None, delay_ms: int | None
+    ) -> tuple[str, BatchStore]:
+        """The key of a unique or delayed publish, and what stores it. Raises InvalidArgument."""
+        if key is not None and (not isinstance(key, str) or not key):
+            raise InvalidArgument("idempotency_key", key, "a text that is not empty")
+        if delay_ms is None:
+            assert key is not None
+            return key, queue.unique(level, self._window_ms)
+        if type(delay_ms) is not int or delay_ms < 0:
+            raise InvalidArgument("delay_ms", delay_ms, "a whole number of milliseconds that is not negative")
+        self._tokens += 1
+        place = f"{self.id}.{self._tokens:015}"
+        if key is not None:
+            # Messages that are due together are sorted by place, which the key does not contain: a separate batch.
+            return key, DelayedStore(queue, level, delay_ms, self._window_ms, place)
+        # publish_due remembers a published token for an hour only, and a retry may come later than that.
+        window_ms = FORGET_AFTER_MS + self._retry_ms if self._retry_ms >= FORGET_AFTER_MS else None
+        return place, queue.later(level, delay_ms, window_ms)
 
-    def _row(self, message: Message) -> tuple[Row, int]:
-        """The message as words, and their bytes. A message that is too large is its publisher's error: found out here,
-        it is not the error of all who happen to travel with it."""
-        try:
-            fields = self._codec.encode(message)
-        except AttributeError:
-            _check_message(message)
-            raise
+    # --- buffer capacity ----------------------------------------------------------------------------------------------
+
+    def _row(self, message: Message) -> tuple[Row, dict[bytes, bytes], int]:
+        """The message as arguments and as fields, and its size in bytes. A message that is too large is refused here,
+        so that it fails no other call of its batch."""
+        fields = self._codec.encode(message)
         row: Row = []
         size = 0
         for name, value in fields.items():
@@ -324,70 +335,67 @@ class Publisher:
             size += len(name) + len(value)
         if size > self._max_entry_bytes:
             raise PayloadTooLarge("message", size, self._max_entry_bytes)
-        if len(row) > ROW_WORDS:
-            raise InvalidArgument("metadata", f"{len(message.metadata)} keys", f"at most {ROW_WORDS // 2} fields")
-        return row, size
+        if len(row) > MAX_ARGS_PER_ROW:
+            raise InvalidArgument(
+                "metadata", f"{len(message.metadata)} keys", f"at most {MAX_ARGS_PER_ROW // 2} fields"
+            )
+        return row, fields, size
 
-    def _take(self, queue: TopicQueue, rows: Sequence[Row], size: int, stored: asyncio.Future[Ids]) -> bool:
-        """False: there is no room now. One call always finds room where nothing is buffered."""
+    def _take(
+        self, queue: TopicQueue, rows: Sequence[Any], size: int, stored: asyncio.Future[Ids], store: BatchStore
+    ) -> bool:
+        """False: there is no buffer capacity now. If nothing is buffered, a call of any size is accepted."""
         if not self._buffered:
             self._idle.clear()
         elif self._buffered >= self._max_buffered or self._buffered_bytes + size > self._max_buffered_bytes:
             return False
         self._buffered += len(rows)
         self._buffered_bytes += size
-        queue.add(rows, size, stored)
+        queue.add(rows, size, stored, store)
         return True
 
     def _sent(self, messages: int, size: int) -> None:
         self._buffered -= messages
         self._buffered_bytes -= size
-        # First come, first served: so that the order of calls stays the order of messages.
+        # In the order of the calls, which is the order of the messages.
         while self._waiting:
             stored, waiting = next(iter(self._waiting.items()))
             if not stored.done() and not self._take(*waiting):
                 break
             del self._waiting[stored]
-        self._look_whether_idle()
-
-    def _look_whether_idle(self) -> None:
-        if not self._buffered and not self._alone:
+        if not self._buffered:
             self._idle.set()
 
-    def _start_afresh(self) -> None:
-        """In the child of a fork: under the parent's name, its messages would be taken for the parent's, sent again,
-        and not be stored. What the parent has buffered the parent sends."""
+    def _reset(self) -> None:
+        """Called in the child of a fork: under the parent's writer id, its messages would look like retries of the
+        parent and would not be stored. Messages that the parent has buffered are sent by the parent."""
         self.id = new_uuid()
         self._queues = {}
-        self._buffered = self._buffered_bytes = self._alone = 0
+        self._buffered = self._buffered_bytes = 0
         self._waiting = OrderedDict()
+        self._appender = Appender(self._broker)
         self._delayed = DelayedPublisher(self._broker)
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def _by_topic(self) -> dict[str, list[TopicQueue]]:
-        found: dict[str, list[TopicQueue]] = {}
-        for (topic, _), queue in self._queues.items():
-            found.setdefault(topic, []).append(queue)
-        return found
-
-    def _queue(self, topic: str, level: Durability | None) -> TopicQueue:
+    def _queue(self, topic: str) -> TopicQueue:
         check_topic(topic)
         if len(self._queues) >= MAX_QUEUES and not self._waiting:
-            for place in [place for place, queue in self._queues.items() if queue.idle]:
-                del self._queues[place]
-                self._outage.worked(place[0])
-        queue = self._queues[topic, level] = TopicQueue(
+            for idle_topic in [name for name, queue in self._queues.items() if queue.idle]:
+                del self._queues[idle_topic]
+                self._outage.worked(idle_topic)
+        queue = self._queues[topic] = TopicQueue(
             self._broker,
             topic,
             writer=self.id,
-            durability=level,
             max_batch=self._max_batch,
             max_batch_bytes=self._max_batch_bytes,
             retry_ms=self._retry_ms,
             sent=self._sent,
             versions=self._versions,
             outage=self._outage,
+            on_delayed=self._delayed.due_in,
+            appender=self._appender,
         )
         return queue
 
@@ -395,23 +403,19 @@ class Publisher:
 _publishers: WeakSet[Publisher] = WeakSet()
 
 
-def _start_afresh_after_fork() -> None:
+def _reset_after_fork() -> None:
     for publisher in list(_publishers):
-        publisher._start_afresh()
+        publisher._reset()
 
 
-os.register_at_fork(after_in_child=_start_afresh_after_fork)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def _check_message(message: object) -> None:
-    if not isinstance(message, Message):
-        raise InvalidArgument("messages", message, "Message objects, such as Message(b'...') or Message(text.encode())")
-
-
-def _numbered(key: str, at: int) -> str:
-    """One call, one key; several messages of the call are told apart by their place. The first has its number too:
-    without it, the second message of ``a`` would be taken for the first of a call whose key is ``a#1``."""
-    return f"{key}#{at}"
+def _marshal_body(body: object, marshaler: Marshaler) -> Message:
+    if not is_body(body):
+        allowed = "Message objects, such as Message(b'...') or Message(text.encode()), pydantic models or dataclasses"
+        raise InvalidArgument("messages", body, allowed)
+    return marshaler.marshal(body)
 
 
 def _level(durability: Durability | str | None) -> Durability | None:

@@ -2,7 +2,7 @@
 
 Several topics for one handler may have weights: each topic is read as always; what may start is decided here. Of the
 starts, a topic that has something waiting gets its share by weight, spread evenly: with 3 and 1, three of the first to
-one of the second, and none waits for ever.
+one of the second, and no topic starves.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
+from millstream.broker.keys import can_have_companions
 from millstream.errors import InvalidArgument, MillstreamError, did_you_mean
 from millstream.messaging.calls import Overrides, batch_handler, check_batch, topic_handler
+from millstream.messaging.consumer import Subscriber
 from millstream.messaging.handler import (
     Handler,
     HandlerRefused,
@@ -25,13 +28,23 @@ from millstream.messaging.handler import (
     callable_name,
     callable_place,
     end,
+    needs_thread,
 )
+from millstream.messaging.handler_threads import handler_threads
 from millstream.messaging.marshaler import Marshaler, PydanticMarshaler
 from millstream.messaging.message import Message
 from millstream.messaging.partitions import OutputTopic, check_output_topic, check_partitions
-from millstream.messaging.settings import MAX_IN_FLIGHT, OPTION_NAMES, SubscriberSettings, check_topic, parse_start
-from millstream.messaging.subscriber import Subscriber
+from millstream.messaging.retention import RETENTION_OPTIONS, policy_of
+from millstream.messaging.settings import (
+    MAX_IN_FLIGHT,
+    OPTION_NAMES,
+    SubscriberSettings,
+    check_group_topic,
+    check_topic,
+    parse_start,
+)
 from millstream.model import EntryId
+from millstream.wire import to_bytes
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
@@ -59,40 +72,58 @@ class WeightedTurns:
         return chosen
 
 
+class _GateState:
+    """The free places and the waiting handlers of one event loop."""
+
+    def __init__(self, weights: Mapping[str, int], limit: int) -> None:
+        self.turns = WeightedTurns(weights)
+        self.free = limit
+        self.waiting: dict[str, deque[asyncio.Future[None]]] = {name: deque() for name in weights}
+
+
 class PriorityGate:
-    """Lets ``limit`` handlers run at a time, of all topics together. Belongs to one event loop."""
+    """Lets ``limit`` handlers run at a time, of all topics together. A route of a module outlives an event loop, so
+    each loop has its own places and futures."""
 
     def __init__(self, weights: Mapping[str, int], limit: int) -> None:
         self.limit = limit
-        self._turns = WeightedTurns(weights)
-        self._free = limit
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {name: deque() for name in weights}
+        self._weights = dict(weights)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _GateState] = WeakKeyDictionary()
+
+    def _state(self) -> _GateState:
+        loop = asyncio.get_running_loop()
+        state = self._loops.get(loop)
+        if state is None:
+            state = self._loops[loop] = _GateState(self._weights, self.limit)
+        return state
 
     async def enter(self, topic: str) -> None:
         """Returns when a handler of this topic may run. Cancelled, nothing is taken."""
-        if self._free > 0 and not any(self._waiting.values()):
-            self._free -= 1
+        state = self._state()
+        if state.free > 0 and not any(state.waiting.values()):
+            state.free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[topic].append(turn)
+        state.waiting[topic].append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave()  # its turn had come in the same moment
-            elif turn in self._waiting[topic]:
-                self._waiting[topic].remove(turn)
+            elif turn in state.waiting[topic]:
+                state.waiting[topic].remove(turn)
             raise
 
     def leave(self) -> None:
-        self._free += 1
-        while self._free > 0:
-            names = [name for name, turns in self._waiting.items() if turns]
+        state = self._state()
+        state.free += 1
+        while state.free > 0:
+            names = [name for name, turns in state.waiting.items() if turns]
             if not names:
                 return
-            turn = self._waiting[self._turns.next(names)].popleft()
+            turn = state.waiting[state.turns.next(names)].popleft()
             if not turn.done():
-                self._free -= 1
+                state.free -= 1
                 turn.set_result(None)
 
 
@@ -140,7 +171,7 @@ class Route:
     middleware: tuple[Middleware, ...] = ()
     """The first is the outermost."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What the subscriber is made with, beside the group."""
+    """The options of the subscriber, except the group."""
 
     def wrapped(self, consumer: str | None, owner: object) -> Handler:
         """The handler inside of its middleware, knowing who runs."""
@@ -148,6 +179,7 @@ class Route:
         for middleware in reversed(self.middleware):
             handler = middleware(handler)
         waits = bool(self.middleware)
+        threaded = needs_thread(self.handler)
         who = RunningHandler(self.name, self.topic, self.group, consumer, owner)
 
         async def handle(message: Message) -> Output:
@@ -160,7 +192,8 @@ class Route:
                 end(token)
 
         handle.__name__ = self.name
-        return handle if self.gate is None else _in_turn(self.gate, self.topic, handle)
+        wrapped = _with_thread(handle) if threaded else handle
+        return wrapped if self.gate is None else _in_turn(self.gate, self.topic, wrapped)
 
     def inside(self, middleware: Sequence[Middleware], options: Mapping[str, Any]) -> Route:
         """The same route under a router that wraps it, and whose options hold where it has none of its own."""
@@ -176,6 +209,23 @@ def _in_turn(gate: PriorityGate, topic: str, handler: Handler) -> Handler:
             return await handler(message)
         finally:
             gate.leave()
+
+    handle.__name__ = callable_name(handler)
+    return handle
+
+
+def _with_thread(handler: Handler) -> Handler:
+    """Takes a thread before the handler and its middleware start, so that no ``timeout`` includes the wait for it."""
+
+    async def handle(message: Message) -> Output:
+        message.begun = False  # returned to the group while it waits for a thread, this delivery is not counted
+        threads = handler_threads()
+        await threads.acquire()
+        try:
+            message.begun = True
+            return await handler(message)
+        finally:
+            threads.release()
 
     handle.__name__ = callable_name(handler)
     return handle
@@ -216,13 +266,18 @@ def make_route(
             check_batch(batch, linger_ms, _max_in_flight(options))
             if group is None:
                 raise InvalidArgument("group", None, "a group: without one, messages come one after the other")
-        check_topic(topic)
+        if group is None:
+            check_topic(topic)
+        else:
+            check_group_topic(topic)
         if publish_to is not None:
             check_output_topic(publish_to)
         if start is not None:
             _check_start(start, group)
         if partitions is not None and group is None:
             raise InvalidArgument("group", None, "a group: partitions have owners, and those are a group's")
+        if partitions is not None and group is not None and not can_have_companions(to_bytes(f"{topic}.{group}")):
+            raise InvalidArgument("group", group, "a name without '}': the owners of the partitions are named after it")
     except InvalidArgument as error:
         raise HandlerRefused(place, str(error)) from error
     if batch is None:
@@ -308,7 +363,16 @@ def make_subscriber(broker: BrokerProtocol | None, route: Route) -> TopicReader:
             raise HandlerRefused(route.place, f"there is no option {name!r}{hint}")
     if route.group is None:
         options.pop("group_start", None)
+    for name in RETENTION_OPTIONS:  # the router's housekeeping applies them
+        options.pop(name, None)
     try:
+        policy = policy_of(route.options)
+        if policy is not None and policy.delete_acked and route.group is None:
+            raise InvalidArgument(
+                "delete_acked", True, "False for a handler without a group: nothing says what it has read"
+            )
+        if policy is not None and not can_have_companions(to_bytes(route.topic)):
+            raise InvalidArgument("keep", route.topic, "a topic without '}': its policy is stored next to the stream")
         if route.partitions is not None:
             check_partitions(route.partitions)
         if route.partitions is not None and route.group is not None and broker is not None:

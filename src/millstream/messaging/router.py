@@ -24,6 +24,7 @@ from millstream.messaging.handler import (
     callable_place,
     current_handler,
 )
+from millstream.messaging.housekeeping import Housekeeper
 from millstream.messaging.marshaler import Marshaler
 from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.route import (
@@ -37,7 +38,7 @@ from millstream.messaging.route import (
 )
 from millstream.messaging.settings import SubscriberOptions
 from millstream.messaging.supervision import can_pass, run_until_signalled
-from millstream.model import Backoff, EntryId, Seconds, milliseconds
+from millstream.model import Backoff, EntryId, milliseconds
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerProtocol
@@ -84,13 +85,12 @@ class Router:
         broker: BrokerProtocol | None = None,
         *,
         close_timeout_ms: int | None = None,
-        close_timeout: Seconds | None = None,
         group_start: str | EntryId | None = None,
         marshaler: Marshaler | None = None,
         **options: Unpack[SubscriberOptions],
     ) -> None:
         self._broker = broker
-        self._close_timeout_ms = milliseconds("close_timeout", close_timeout_ms, CLOSE_TIMEOUT_MS, close_timeout)
+        self._close_timeout_ms = milliseconds("close_timeout", close_timeout_ms, CLOSE_TIMEOUT_MS)
         self._options: Mapping[str, Any] = _given(group_start, options)
         self._marshaler = marshaler
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -171,7 +171,7 @@ class Router:
             gate, given = None, options
             if isinstance(topic, Mapping):
                 gate = make_gate(callable_place(function), topic, {**self._options, **options})
-                # Held twice as many as may run: when a turn is given away, each topic has somebody who waits for it.
+                # Twice as many in flight as may run: each topic always has a message that waits for its turn.
                 given = {**options, "max_in_flight": 2 * gate.limit}
             for each in topic if isinstance(topic, Mapping) else [topic]:
                 self.add(
@@ -299,7 +299,7 @@ class Router:
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            # The first time, end in good order, within the limit; whoever cancels again cannot wait.
+            # The first cancellation closes in order, within the limit; a second one does not wait.
             patience_ms = 0 if self._stop.is_set() else self._close_timeout_ms
             self._stop.set()
             await asyncio.gather(*(subscriber.close(patience_ms) for _, subscriber in self._subscribers))
@@ -342,12 +342,15 @@ class Router:
         if not routes:
             raise InvalidArgument("router", self, "a router with at least one handler: register one with router.on")
         refuse_shared_groups(routes)
+        _warn_of_broadcasts(routes)
+        housekeeper = Housekeeper(self._broker, routes)
         self._subscribers = [(route, make_subscriber(self._broker, route)) for route in routes]
         self._state = RouterState.RUNNING
-        return asyncio.create_task(self._supervise(), name="millstream router")
+        return asyncio.create_task(self._supervise(housekeeper), name="millstream router")
 
-    async def _supervise(self) -> None:
+    async def _supervise(self, housekeeper: Housekeeper) -> None:
         stopping = asyncio.create_task(self._stop.wait())
+        housekeeping = asyncio.create_task(housekeeper.run(), name="millstream housekeeping")
         serving = [
             asyncio.create_task(self._serve(route, subscriber), name=f"millstream route {route.name}")
             for route, subscriber in self._subscribers
@@ -358,9 +361,11 @@ class Router:
         finally:
             self._stop.set()
             stopping.cancel()
+            housekeeping.cancel()
             timeout_ms = self._close_timeout_ms
             closing = [subscriber.close(timeout_ms) for _, subscriber in self._subscribers]
             results = await asyncio.gather(*closing, *serving, return_exceptions=True)
+            await asyncio.gather(housekeeping, return_exceptions=True)
             self._state = RouterState.CLOSED
             self._closed.set()
         for result in results:
@@ -368,19 +373,19 @@ class Router:
                 raise result
 
     async def _serve(self, route: Route, subscriber: TopicReader) -> None:
-        """Consumes until the router stops. What ends a running subscription is told; it is resumed after a pause."""
+        """Consumes until the router stops. After an error it reports it and resumes after a pause."""
         handler = route.wrapped(subscriber.settings.consumer, self)
         failures = 0
         while not self._stop.is_set():
             try:
                 await subscriber.consume(route.topic, handler, publish_to=route.publish_to, start=route.start)
             except Exception as error:
-                # Before the first read, what cannot pass is an error of the whole program; later it may be mended.
+                # Before the first read, a permanent error ends the program; later the operator may correct its cause.
                 if isinstance(error, BrokerClosed) or not (subscriber.has_read or can_pass(error)):
                     raise
                 failures += 1
                 log.error("handler %s stopped reading %r: %s", route.name, route.topic, error)
-                self._tell("messaging.route_failed", handler=route.name, topic=route.topic, error=str(error))
+                self._emit("messaging.route_failed", handler=route.name, topic=route.topic, error=str(error))
                 chance = random.random()  # noqa: S311 (jitter, not a secret)
                 await self._pause(RESTART.delay_ms(failures, chance) / 1000)
 
@@ -391,6 +396,18 @@ class Router:
         except TimeoutError:
             pass
 
-    def _tell(self, name: str, **facts: Any) -> None:
+    def _emit(self, name: str, **details: Any) -> None:
         assert self._broker is not None
-        self._broker.context.observer(name, **facts)
+        self._broker.context.observer(name, **details)
+
+
+def _warn_of_broadcasts(routes: Sequence[Route]) -> None:
+    """Logs handlers without a group under a router's group_start: a forgotten ``group`` makes a broadcast."""
+    broadcasts = [route for route in routes if route.group is None and "group_start" in route.options]
+    places = [f"{route.name} on {route.topic!r} ({route.place})" for route in broadcasts if route.start is None]
+    if places:
+        log.warning(
+            "the router has group_start, but %d of its handlers have no group: every process receives every message, "
+            "and nothing is redelivered. Name a group, or pass start where a broadcast is wanted: %s",
+            *(len(places), ", ".join(places[:10])),
+        )

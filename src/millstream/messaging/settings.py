@@ -1,4 +1,4 @@
-"""How a subscriber behaves, as one checked value. Defaults follow what users of this field expect."""
+"""The settings of a subscriber, checked."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
+from millstream.broker import companion_key
 from millstream.errors import InvalidArgument
 from millstream.messaging.message import KEY, Message
 from millstream.messaging.outcome import AckPolicy
 from millstream.model import Backoff, EntryId
+from millstream.wire import to_bytes
 
 if TYPE_CHECKING:
     from millstream.messaging.codecs import Codec
+    from millstream.messaging.retention import RetentionPolicy
 
 KeyOf = Callable[[Message], str | None]
-"""What must stay in order: messages of one key are handled one after the other. None: no order is asked for."""
+"""The key of a message: messages of one key are handled one after the other. None: without order."""
 
 
 MAX_IN_FLIGHT = 100
@@ -31,43 +34,42 @@ class SubscriberSettings:
     """Where a group begins that does not exist yet: "0" everything, "$" from now on, or an id. There is no default:
     a group that silently starts at the end loses messages, one that silently starts at the beginning repeats them."""
     block_ms: int | None = None
-    """How long a read waits for entries; topics that are read together wait as long as the most impatient of them.
-    None: 5 seconds, or a third of ``claim_min_idle_ms`` where that is less. More than that third is refused: a read
-    that is answered so late may bring what is somebody else's by now."""
+    """How long a read waits for entries. Topics that are read together wait as long as the smallest of their values.
+    None: 5 seconds, or a third of ``claim_min_idle_ms`` if that is less. More than that third is refused: a reply that
+    arrives so late may contain entries that another consumer has claimed."""
     count: int = 50
-    """Entries a read asks for, at most."""
+    """The largest number of entries that one read asks for."""
     max_in_flight: int = MAX_IN_FLIGHT
-    """Messages that this consumer holds at a time, waiting or being handled: the bound of its concurrency. No more
-    handlers than this run at a time. A read that waits and a sweep that takes over what was abandoned may be answered
-    in the same moment: then up to ``count`` messages more are held for a while, and wait."""
+    """Messages of a topic that may be in flight in this process, waiting or being handled. It limits the concurrency:
+    no more handlers than this run at a time."""
     max_bytes_in_flight: int = 64 * 1024 * 1024
-    """The same, in bytes of payload. One message may exceed it; it then travels alone. What handlers put out and is not
-    stored yet counts too: beyond this no other handler starts."""
+    """The same, in bytes of payload. One message may exceed it and is then in flight alone. Outputs of handlers that
+    are not stored yet count too: beyond this limit no other handler starts."""
     process_max_in_flight: int = 50_000
     """The same for all topics together that this process reads under one group and consumer name."""
     process_max_bytes_in_flight: int = 256 * 1024 * 1024
     claim_min_idle_ms: int = 60_000
-    """An entry whose holder gave no sign of life for so long is taken over. Holders give one three times as often."""
+    """An entry whose consumer sent no heartbeat for so long is claimed. Heartbeats are sent three times as often."""
     claim_interval_ms: int = 5_000
-    """Rest between two rounds of looking for such entries."""
+    """Interval between two searches for such entries."""
     max_hold_ms: int | None = 12 * 3600 * 1000
-    """A message that has no outcome after so long is let go: its handler goes on, and others may take it. None: never.
-    Found out by signs of life, so up to half as much later."""
+    """A message without an outcome after so long is returned to the group: its handler continues, and another consumer
+    may claim the entry. None: never. Checked with each heartbeat, so up to half a heartbeat interval later."""
     max_deliveries: int = 5
-    """Handler starts. After the last one failed, or never came back, the message is buried."""
+    """Deliveries of a message. If the last one failed or did not end, the message is dead-lettered."""
     dlq: str | None = None
-    """Where to bury; None: beside the stream, which makes burying one atomic step."""
+    """The dead-letter stream. None: the companion key of the stream, so that dead-lettering is one atomic step."""
     ack_policy: AckPolicy = AckPolicy.NACK_ON_ERROR
     codec: str = "flat"
     backoff: Backoff = field(default_factory=Backoff)
     key_of: KeyOf | None = None
     dead_consumer_ms: int = 600_000
-    """A consumer that was silent for so long, and holds nothing, is removed from the group."""
+    """A consumer without activity for so long, and without pending entries, is removed from the group."""
     grace_ms: int = 5_000
-    """A read that is so much later than its block time means a reader that has silently stopped."""
+    """If a read returns so much later than its block time, its connection counts as broken."""
     close_timeout_ms: int = 30_000
-    """How long ``close`` waits for handlers that run; then it hands their messages back. A router's and a bus's own
-    ``close_timeout_ms`` holds for all of their handlers."""
+    """How long ``close`` waits for running handlers; then it returns their messages to the group. ``close_timeout_ms``
+    of a router or a bus applies to all of their handlers."""
 
     def __post_init__(self) -> None:
         _check_group(self)
@@ -86,7 +88,7 @@ class SubscriberSettings:
             most = f"at most {self._longest_block_ms}, a third of claim_min_idle_ms: raise that too"
             raise InvalidArgument("block_ms", self.block_ms, most)
         if self.dlq is not None and not self.dlq:
-            raise InvalidArgument("dlq", self.dlq, "a stream's name, or None for the one beside the stream")
+            raise InvalidArgument("dlq", self.dlq, "the name of a stream, or None for the companion key of the stream")
 
     @property
     def read_block_ms(self) -> int:
@@ -104,12 +106,21 @@ class SubscriberSettings:
 
     @property
     def trusted_ms(self) -> int:
-        """For so long after a sign of life the entry is certainly still ours, whatever the process went through."""
+        """So long after a heartbeat no other consumer can have claimed the entry, whatever paused this process."""
         return max(1, self.claim_min_idle_ms * 3 // 4)
 
 
-class SubscriberOptions(TypedDict, total=False):
-    """What ``Router``, ``Router.on`` and the buses hand on to the subscribers they make. See SubscriberSettings."""
+class RetentionOptions(TypedDict, total=False):
+    """How long the stream of a handler keeps its entries. See ``millstream.messaging.retention``."""
+
+    keep: str | RetentionPolicy | None
+    """A duration such as "7d", or a RetentionPolicy; entries that a group needs stay. None: everything is kept."""
+    delete_acked: bool
+    """Entries are deleted once every group has acknowledged them. A group that is created later does not see them."""
+
+
+class SubscriberOptions(RetentionOptions, total=False):
+    """Options that ``Router``, ``Router.on`` and the buses pass to their subscribers. See SubscriberSettings."""
 
     consumer: str | None
     block_ms: int | None
@@ -145,9 +156,11 @@ def _check_group(settings: SubscriberSettings) -> None:
     if settings.group is None:
         return
     if not settings.group:
-        raise InvalidArgument("group", settings.group, "a name that is not empty, or None for messages to everybody")
+        raise InvalidArgument("group", settings.group, "a name that is not empty, or None for fanout")
     if not settings.consumer:
         raise InvalidArgument("consumer", settings.consumer, "a name that is not empty")
+    _check_encodable("group", settings.group)
+    _check_encodable("consumer", settings.consumer)
     if settings.group_start is None:
         raise InvalidArgument("group_start", None, "'0' (everything), '$' (from now on) or an id: it has no default")
     parse_start(settings.group_start, "group_start")
@@ -175,9 +188,26 @@ def _at_least(name: str, value: object, least: int) -> None:
         raise InvalidArgument(name, value, f"a whole number of {least} or more")
 
 
+_process_suffix: list[str] = []
+"""Random, drawn once per process. Empty until the first name is made, and again in the child of a fork."""
+os.register_at_fork(after_in_child=_process_suffix.clear)
+
+
 def default_consumer() -> str:
-    """Host and process: telling in every list. A second subscription of a process gets a number behind it."""
-    return f"{socket.gethostname()}-{os.getpid()}"
+    """Host, process id and a random suffix, the same for the life of this process.
+
+    Host and process id alone are not unique: containers that share a host name all run as process 1. A second
+    subscription of a process gets a number appended.
+    """
+    if not _process_suffix:
+        _process_suffix.append(os.urandom(4).hex())
+    return f"{socket.gethostname()}-{os.getpid()}-{_process_suffix[0]}"
+
+
+def is_default_consumer(name: str) -> bool:
+    """Whether only this process can use the name: it was generated here, and is not a ``consumer=`` of the user."""
+    own = default_consumer()
+    return name == own or name.startswith(f"{own}-")
 
 
 def key_function(ordered_by_key: bool | KeyOf) -> KeyOf | None:
@@ -189,4 +219,23 @@ def key_function(ordered_by_key: bool | KeyOf) -> KeyOf | None:
 def check_topic(topic: str) -> str:
     if not isinstance(topic, str) or not topic:
         raise InvalidArgument("topic", topic, "a stream's name that is not empty")
+    _check_encodable("topic", topic)
+    return topic
+
+
+def _check_encodable(argument: str, name: str) -> None:
+    try:
+        to_bytes(name)
+    except UnicodeEncodeError:
+        raise InvalidArgument(argument, name, "a name without half a character (a lone surrogate)") from None
+
+
+def check_group_topic(topic: str) -> str:
+    """A topic that a group reads has companion keys (delays, dead letters). A name that can have none is refused here:
+    it would fail every step that handles many topics of the group in one call."""
+    check_topic(topic)
+    try:
+        companion_key(topic, "dlq")
+    except InvalidArgument as error:
+        raise InvalidArgument("topic", topic, "a name without '}', or with a hash tag such as {orders}") from error
     return topic

@@ -1,4 +1,4 @@
-"""A stand-in for a broker, as people write them: three members. A test holds it to the types, another runs on it."""
+"""A fake broker with the three members of ``BrokerProtocol``, which counts operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from typing import ParamSpec, TypeVar
 
 from millstream import BrokerProtocol, open_broker
-from millstream.broker import Context, Step
+from millstream.broker import Context, OperationFunction
 from millstream.errors import BrokerUnavailable
 
 P = ParamSpec("P")
@@ -27,10 +27,10 @@ class CountingBroker:
         return self._inside.context
 
     @property
-    def link(self) -> object:
+    def transport(self) -> object:
         return self
 
-    async def run(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run(self, step: OperationFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         self.asked[step.__name__] += 1
         if step.__name__ == self._refuses and self.asked[step.__name__] <= self._times:
             raise BrokerUnavailable("refused by a test")

@@ -169,7 +169,7 @@ async def test_a_dependency_without_cache_is_called_each_time() -> None:
     assert await run(handler) == (0, 1)
 
 
-async def test_what_is_sync_runs_in_a_thread() -> None:
+async def test_sync_functions_run_in_a_thread() -> None:
     def where() -> int:
         return threading.get_ident()
 

@@ -1,4 +1,4 @@
-"""How a handler's failure is told: topic, group, handler, delivery and error, and the frames of the user's program."""
+"""The log of a handler's failure: topic, group, handler, delivery and error, and the frames of the user's program."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def test_a_failure_is_a_warning_that_names_everything_and_none_of_our_fram
         first,
     )
     assert told[0].exc_info is None
-    assert letter.burial is not None
-    for shown in ("\n".join(trace), letter.burial.traceback):
+    assert letter.details is not None
+    for shown in ("\n".join(trace), letter.details.traceback):
         frames = re.findall(r'File "([^"]+)".* in (\w+)', shown)
         assert {name for _, name in frames} <= {handler.__name__, "cannot_be_reached"}
         assert not [file for file, _ in frames if "/millstream/" in file and "/tests/" not in file]
@@ -66,7 +66,7 @@ async def test_a_failure_is_a_warning_that_names_everything_and_none_of_our_fram
         assert shown.rstrip().endswith("ValueError: not charged")
 
 
-async def test_what_a_handler_asked_for_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_requested_retry_is_not_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     seen: list[int] = []
     async with open_broker(f"local://{uuid4().hex}") as broker:

@@ -1,4 +1,4 @@
-"""Mistakes of the first hour: each is told where it was made, with what was meant."""
+"""Common mistakes of beginners: each error names its place and the likely intention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def handle(message: Message) -> None: ...
 @pytest.mark.parametrize("given", ["text", b"bytes", {"n": 1}, None])
 @pytest.mark.parametrize("options", [{}, {"idempotency_key": "k"}, {"delay_ms": 5}])
 @pytest.mark.parametrize("codec", ["flat", "raw"])
-async def test_what_is_no_message_is_not_published(given: Any, options: Any, codec: str) -> None:
+async def test_values_that_are_not_messages_are_not_published(given: Any, options: Any, codec: str) -> None:
     async with open_broker(f"local://{uuid4().hex}") as broker, Publisher(broker, codec=codec) as publisher:
         with pytest.raises(InvalidArgument, match=r"messages: .* Use Message objects, such as Message\(b'...'\)"):
             await publisher.publish("orders", Message(b"1"), given, **options)
@@ -42,7 +42,7 @@ def test_a_codec_with_a_typo() -> None:
 
 
 @pytest.mark.parametrize(("given", "meant"), [("earliest", "0"), ("Latest", "$"), ("beginning", "0"), (">", "$")])
-def test_where_a_group_begins_as_others_call_it(given: str, meant: str) -> None:
+def test_group_start_accepts_names_of_other_systems(given: str, meant: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"group_start: '{given}' .*for '{given}' that is '{re.escape(meant)}'"):
         Subscriber(open_broker("local://kind"), group="g", group_start=given)
     with pytest.raises(HandlerRefused, match=rf"handle.*start: '{given}' .*that is '{re.escape(meant)}'"):

@@ -8,7 +8,7 @@ import pytest
 from millstream.errors import InvalidArgument
 from millstream.messaging import AlreadySettled, Message, Retry
 from millstream.messaging.message import new_uuid
-from millstream.messaging.outcome import Bury, Outcome
+from millstream.messaging.outcome import DeadLetterOutcome, Outcome
 from millstream.model import EntryId
 
 
@@ -39,7 +39,7 @@ def test_uuids_are_of_version_four_and_differ() -> None:
     )
 
 
-def test_a_forked_child_hands_out_other_uuids() -> None:
+def test_forked_child_generates_different_uuids() -> None:
     new_uuid()
     read, write = os.pipe()
     pid = os.fork()
@@ -73,7 +73,7 @@ async def test_a_received_message_says_where_it_came_from_and_settles_there() ->
 async def test_a_refused_settlement_leaves_it_unsettled() -> None:
     class Refuses(Desk):
         def settle(self, message: Message, outcome: Outcome) -> None:
-            if isinstance(outcome, Bury):
+            if isinstance(outcome, DeadLetterOutcome):
                 raise InvalidArgument("outcome", outcome, "something else")
             super().settle(message, outcome)
 

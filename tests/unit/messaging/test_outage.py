@@ -1,4 +1,4 @@
-"""An outage is told once when it begins and once when it ends, however often and on how many topics it is met."""
+"""An outage is reported once when it begins and once when it ends, on however many topics it occurs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from millstream import Publisher, open_broker
 from millstream.messaging import Message
 from millstream.messaging.supervision import Outage
-from millstream.testing import Fault, FaultyLink
+from millstream.testing import Fault, FaultyTransport
 
 
 class Facts:
@@ -27,15 +27,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-async def test_a_publisher_tells_of_it_twice(caplog: pytest.LogCaptureFixture) -> None:
+async def test_publisher_reports_an_outage_twice(caplog: pytest.LogCaptureFixture) -> None:
     facts = Facts()
     async with open_broker("local://", observer=facts) as broker, Publisher(broker) as publisher:
-        broker.link = FaultyLink(broker.link, [Fault.refused()] * 6)
+        broker.transport = FaultyTransport(broker.transport, [Fault.refused()] * 6)
         await asyncio.gather(*(publisher.publish(f"t{n}", Message(b"x")) for n in range(3)))
         assert [text.split(" ")[0] for text in warnings(caplog)] == ["cannot", "can"]
         assert facts.told == ["messaging.outage_began", "messaging.outage_ended"]
 
-        broker.link.plan._queue.extend([Fault.refused(), Fault.refused()])
+        broker.transport.plan._queue.extend([Fault.refused(), Fault.refused()])
         await publisher.publish("t0", Message(b"y"))
         assert len(warnings(caplog)) == 4, "the next one is told again"
 
@@ -53,3 +53,12 @@ def test_it_lasts_while_any_topic_fails(caplog: pytest.LogCaptureFixture) -> Non
     assert facts.told == ["messaging.outage_began", "messaging.outage_ended"]
     assert len(warnings(caplog)) == 2
     assert "gone" in warnings(caplog)[0]
+
+
+def test_closing_a_failing_topic_is_not_logged_as_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    facts = Facts()
+    outage = Outage("read", facts)
+    outage.failed("a", OSError("gone"))
+    outage.forget("a")
+    assert not [text for text in warnings(caplog) if text.startswith("can ")]
+    assert facts.told == ["messaging.outage_began", "messaging.outage_ended"]

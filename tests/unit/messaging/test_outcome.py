@@ -8,14 +8,13 @@ from millstream.errors import InvalidArgument
 from millstream.messaging import (
     AckPolicy,
     AlreadySettled,
-    Bury,
+    DeadLetterOutcome,
     DeliveriesExhausted,
-    NothingToSettle,
     Rejected,
     Retry,
     RetryLater,
-    Undecodable,
 )
+from millstream.messaging.errors import NothingToSettle, Undecodable
 from millstream.messaging.outcome import ACKED, after_error, limit_deliveries
 
 ERROR = ValueError("x")
@@ -26,7 +25,7 @@ ERROR = ValueError("x")
     [
         (AckPolicy.ACK_FIRST, ACKED),
         (AckPolicy.ACK, ACKED),
-        (AckPolicy.REJECT_ON_ERROR, Bury(ERROR)),
+        (AckPolicy.REJECT_ON_ERROR, DeadLetterOutcome(ERROR)),
         (AckPolicy.NACK_ON_ERROR, Retry(None, ERROR)),
         (AckPolicy.MANUAL, Retry(None, ERROR)),
     ],
@@ -36,17 +35,17 @@ def test_an_error_under_each_policy(policy: AckPolicy, outcome: object) -> None:
 
 
 @pytest.mark.parametrize("policy", list(AckPolicy))
-def test_a_handler_that_says_what_it_wants_gets_it_under_every_policy(policy: AckPolicy) -> None:
+def test_rejected_and_retry_later_mean_the_same_under_every_policy(policy: AckPolicy) -> None:
     rejected, later = Rejected("never"), RetryLater(delay_ms=9)
 
-    assert after_error(policy, rejected) == Bury(rejected)
+    assert after_error(policy, rejected) == DeadLetterOutcome(rejected)
     assert after_error(policy, later) == Retry(9, later)
 
 
 def test_the_last_retry_is_a_burial() -> None:
     assert limit_deliveries(Retry(5, ERROR), 4, 5) == Retry(5, ERROR)
-    assert limit_deliveries(Retry(5, ERROR), 5, 5) == Bury(ERROR)
-    assert isinstance(limit_deliveries(Retry(5), 6, 5), Bury)
+    assert limit_deliveries(Retry(5, ERROR), 5, 5) == DeadLetterOutcome(ERROR)
+    assert isinstance(limit_deliveries(Retry(5), 6, 5), DeadLetterOutcome)
     assert limit_deliveries(ACKED, 9, 5) is ACKED
 
 

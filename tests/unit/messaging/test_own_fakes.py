@@ -1,4 +1,4 @@
-"""People's own brokers: whatever fits ``BrokerProtocol`` carries a router, a publisher and a bus."""
+"""Custom brokers: a router, a publisher and a bus run on any object that fits ``BrokerProtocol``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_router_runs_on_a_broker_of_ones_own() -> None:
         assert broker.asked["append_unique"] == 1
 
 
-async def test_what_a_broker_of_ones_own_refuses_is_tried_again() -> None:
+async def test_operation_that_a_custom_broker_refuses_is_retried() -> None:
     async with open_broker(f"local://{uuid4().hex}") as inside:
         broker = CountingBroker(inside, refuses="wait_for_streams", times=2)
         handled: list[str] = []
@@ -70,4 +70,4 @@ async def test_broadcasts_need_no_more_of_it() -> None:
 
 
 def test_the_real_one_fits() -> None:
-    assert {"context", "link", "run"} <= {*dir(Broker), *vars(open_broker("local://fits"))}
+    assert {"context", "transport", "run"} <= {*dir(Broker), *vars(open_broker("local://fits"))}

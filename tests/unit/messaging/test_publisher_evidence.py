@@ -1,4 +1,4 @@
-"""A publisher says "stored" of a row only with evidence for that very row, and gives an id only where it is proved."""
+"""A publisher reports a row as stored only with evidence for this row, and returns an id only if it is certain."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from millstream import Broker, Publisher, open_broker
 from millstream.errors import BrokerUnavailable, MillstreamError, NonDeterministicReplay, ServerError
 from millstream.messaging import Message
-from millstream.testing import FaultyLink
+from millstream.testing import FaultyTransport
 from millstream.testing.faults import Fault
 from millstream.wire.commands import Batch, Command
 
 LOST = BrokerUnavailable("planted: no answer", may_have_been_applied=True)
 
 
-class OneFaultLink(FaultyLink):
+class OneFaultLink(FaultyTransport):
     """Executes the first append, and then raises; ``meanwhile`` happens before anybody hears of it."""
 
     def __init__(self, broker: Broker, error: BaseException, meanwhile: Callable[[], Any] | None = None) -> None:
-        super().__init__(broker.link)
+        super().__init__(broker.transport)
         self._error: BaseException | None = error
         self._meanwhile = meanwhile
 
@@ -51,12 +51,10 @@ def messages(*texts: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), AttributeError("planted"), ValueError("planted")])
-async def test_what_follows_a_batch_that_failed_in_an_unforeseen_way_is_stored(
-    broker: Broker, error: Exception
-) -> None:
+async def test_messages_after_a_batch_with_an_unexpected_error_are_stored(broker: Broker, error: Exception) -> None:
     """It was executed, nobody knows; the next batch must not be taken for it."""
     async with Publisher(broker) as publisher:
-        broker.link = OneFaultLink(broker, error)
+        broker.transport = OneFaultLink(broker, error)
         with pytest.raises(type(error)):
             await publisher.publish("t", *messages("a"))
         (entry_id,) = await publisher.publish("t", *messages("b"))
@@ -64,9 +62,9 @@ async def test_what_follows_a_batch_that_failed_in_an_unforeseen_way_is_stored(
         assert entry_id == (await broker.xrange("t"))[1].id
 
 
-async def test_what_follows_a_cancelled_sender_is_stored(broker: Broker) -> None:
+async def test_messages_after_a_cancelled_sender_are_stored(broker: Broker) -> None:
     async with Publisher(broker) as publisher:
-        broker.link = OneFaultLink(broker, asyncio.CancelledError())
+        broker.transport = OneFaultLink(broker, asyncio.CancelledError())
         with pytest.raises(asyncio.CancelledError):
             await publisher.publish("t", *messages("a"))
         await publisher.publish("t", *messages("b"))
@@ -76,7 +74,7 @@ async def test_what_follows_a_cancelled_sender_is_stored(broker: Broker) -> None
 async def test_a_batch_whose_answer_was_lost_is_known_by_its_token(broker: Broker) -> None:
     async with Publisher(broker) as publisher:
         await publisher.publish("t", *messages("before"))
-        broker.link = OneFaultLink(broker, LOST)
+        broker.transport = OneFaultLink(broker, LOST)
         ids = await publisher.publish("t", *messages("a", "b", "c"))
         assert await stored(broker) == [b"before", b"a", b"b", b"c"]
         assert ids == [entry.id for entry in (await broker.xrange("t"))[1:]]
@@ -94,7 +92,7 @@ async def test_the_same_rows_twice_bear_two_tokens(broker: Broker) -> None:
     assert all(len(token) == 32 for token in tokens)
 
 
-async def test_a_marker_that_tells_of_other_rows_is_an_error(broker: Broker) -> None:
+async def test_marker_of_other_rows_is_an_error(broker: Broker) -> None:
     """As many rows as ours, at the very place: without our token they are not ours."""
 
     async def other_rows() -> None:
@@ -103,7 +101,7 @@ async def test_a_marker_that_tells_of_other_rows_is_an_error(broker: Broker) -> 
         await broker.hset(key, {"0": b" ".join((version, rows, b"f" * 32, last))})
 
     async with Publisher(broker) as publisher:
-        broker.link = OneFaultLink(broker, LOST, other_rows)
+        broker.transport = OneFaultLink(broker, LOST, other_rows)
         with pytest.raises(NonDeterministicReplay):
             await publisher.publish("t", *messages("a"))
         await publisher.publish("t", *messages("b"))
@@ -111,7 +109,7 @@ async def test_a_marker_that_tells_of_other_rows_is_an_error(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-async def test_an_id_that_cannot_be_proved_is_not_told(broker: Broker, gone: int) -> None:
+async def test_id_that_is_not_certain_is_none(broker: Broker, gone: int) -> None:
     """An entry of the batch was deleted before the ids were read back: its neighbours do not move up."""
 
     async def delete_one() -> None:
@@ -120,7 +118,7 @@ async def test_an_id_that_cannot_be_proved_is_not_told(broker: Broker, gone: int
 
     async with Publisher(broker) as publisher:
         await publisher.publish("t", *messages("before"))
-        broker.link = OneFaultLink(broker, LOST, delete_one)
+        broker.transport = OneFaultLink(broker, LOST, delete_one)
         ids = await publisher.publish("t", *messages("a", "b", "c"))
         found = {entry.fields[b"payload"]: entry.id for entry in await broker.xrange("t")}
         told = dict(zip([b"a", b"b", b"c"], ids, strict=True))
@@ -139,7 +137,7 @@ async def test_ids_that_cannot_be_read_back_fail_nothing(broker: Broker) -> None
             return await super().call(command)
 
     async with Publisher(broker) as publisher:
-        broker.link = NoReading(broker, LOST)
+        broker.transport = NoReading(broker, LOST)
         ids = await publisher.publish("t", *messages("a", "b"))
         assert ids[0] is None
         assert await stored(broker) == [b"a", b"b"]
@@ -149,11 +147,11 @@ async def test_every_error_of_the_links_ends_in_stored_once_or_failed(broker: Br
     """Twenty batches, each with a fault of its own: what was confirmed is there, once, in order."""
     kinds: list[BaseException] = [LOST, RuntimeError("planted"), BrokerUnavailable("planted"), OSError("planted")]
     confirmed = []
-    own = broker.link
+    own = broker.transport
     async with Publisher(broker) as publisher:
         for number in range(20):
-            broker.link = own
-            broker.link = OneFaultLink(broker, kinds[number % len(kinds)])
+            broker.transport = own
+            broker.transport = OneFaultLink(broker, kinds[number % len(kinds)])
             try:
                 await publisher.publish("t", *messages(f"{number}a", f"{number}b"))
             except (MillstreamError, RuntimeError, OSError):
@@ -165,7 +163,7 @@ async def test_every_error_of_the_links_ends_in_stored_once_or_failed(broker: Br
 
 
 async def _keys(broker: Broker) -> list[bytes]:
-    keys: list[bytes] = await broker.link.call(Command((b"KEYS", b"*")))
+    keys: list[bytes] = await broker.transport.call(Command((b"KEYS", b"*")))
     return keys
 
 
@@ -180,7 +178,7 @@ async def test_a_publish_that_may_be_stored_does_not_end_with_nothing_was_stored
     def choose(request: Command | Batch) -> Fault | None:
         return next(first, full) if isinstance(request, Command) and request.args[0] == b"EVALSHA" else None
 
-    async with Publisher(Broker(FaultyLink(broker.link, choose), broker.context), retry_ms=1) as publisher:
+    async with Publisher(Broker(FaultyTransport(broker.transport, choose), broker.context), retry_ms=1) as publisher:
         with pytest.raises(BrokerUnavailable) as caught:
             await publisher.publish("t", *messages("a"), **way)
     assert caught.value.may_have_been_applied

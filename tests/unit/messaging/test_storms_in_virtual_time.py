@@ -1,11 +1,11 @@
-"""Members whose ways to the broker break at any moment, thousands of outages in virtual time.
+"""Storms: subscribers whose connections to the broker break at any moment, thousands of outages in virtual time.
 
-An outage takes the answers of all that is under way, and refuses everything until it ends; it ends earlier or later
-than others take over. When all of them are over, nothing is left with anybody, every message was handled, and every
-book is empty. A storm is told by its seed, and comes out the same each time.
+An outage loses the replies of all requests in progress, and refuses further ones until it ends, which is before or
+after other consumers claim entries. After the last one, nothing is pending, every message was handled, and every
+in-flight table is empty. A storm has a seed, and runs in the same way each time.
 
-On a cluster of three, which is simulated, an outage takes one node or all of them, and there are more topics than slots
-are waited for: the rest is polled. Many topics stand in sets, whose order is another each time, and so is the storm.
+On a simulated Cluster of three an outage affects one node or all, and there are more topics than waiting slots: the
+other topics are polled. Sets of many topics are iterated in a different order each time, so such a storm varies.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import pytest
 
 from chaos.crew import settled
 from millstream import Broker, open_broker
-from millstream.broker import Link
+from millstream.broker import Transport
 from millstream.errors import BrokerUnavailable
 from millstream.messaging import Message, Publisher, RetryLater, Subscriber
-from millstream.messaging.subscriber.book import Book
-from millstream.messaging.subscriber.subscription import Subscription
+from millstream.messaging.consumer.in_flight import InFlight
+from millstream.messaging.consumer.subscription import Subscription
 from millstream.model import SystemClock
-from millstream.wire import Args, Batch, Command, as_they_are
-from simulated_cluster import NODES, ClusterLink, node_of
-from virtual_time import run_in_virtual_time
+from millstream.wire import Args, Batch, Command, return_unchanged
+from support.simulated_cluster import NODES, ClusterLink, node_of
+from support.virtual_time import run_in_virtual_time
 
 STORMS = int(os.environ.get("TRIALS", "2"))
 MEMBERS = 3
@@ -53,13 +53,13 @@ class StormyLink:
     """A member's way to the broker, or to each node of a cluster: a question and an answer take a moment each, and an
     outage takes both."""
 
-    def __init__(self, link: Link, chance: random.Random, nodes: int) -> None:
-        self._link = link
+    def __init__(self, transport: Transport, chance: random.Random, nodes: int) -> None:
+        self._transport = transport
         self._chance = chance
         self._nodes = nodes
         self._cut = [asyncio.Event() for _ in range(nodes)]
         self._away = [False] * nodes
-        self.features = link.features
+        self.features = transport.features
         self.now: Callable[[Args], Any] | None = None
 
     def cut(self, nodes: Iterable[int], *, away: bool) -> None:
@@ -69,11 +69,13 @@ class StormyLink:
             self._cut[node] = asyncio.Event()
 
     async def call(self, command: Command) -> Any:
-        return await self._exchange(self._node_of(command.key), lambda: self._link.call(command))
+        return await self._exchange(self._node_of(command.key), lambda: self._transport.call(command))
 
     async def call_many(self, batch: Batch) -> list[Any]:
         if batch.keys is None:
-            replies: list[Any] = await self._exchange(self._node_of(batch.key), lambda: self._link.call_many(batch))
+            replies: list[Any] = await self._exchange(
+                self._node_of(batch.key), lambda: self._transport.call_many(batch)
+            )
             return replies
         return batch.reading(await self._ask_each_node(batch, batch.keys))
 
@@ -85,13 +87,13 @@ class StormyLink:
             part = batch._replace(
                 commands=[batch.commands[number] for number in share],
                 keys=[keys[number] for number in share],
-                reading=as_they_are,
+                reading=return_unchanged,
             )
             if not share:
                 continue
             answers: list[Any]
             try:
-                answers = await self._exchange(node, partial(self._link.call_many, part))
+                answers = await self._exchange(node, partial(self._transport.call_many, part))
             except BrokerUnavailable as error:
                 answers = [error] * len(share)
             for number, answer in zip(share, answers, strict=True):
@@ -125,7 +127,7 @@ class StormyLink:
             await asyncio.gather(asked, broken, return_exceptions=True)
 
     def listen(self, patterns: Any) -> Any:
-        return self._link.listen(patterns)
+        return self._transport.listen(patterns)
 
     async def close(self) -> None:
         pass
@@ -141,13 +143,13 @@ class Storm:
         self.topics = [f"orders-{number}" for number in range(ON_A_CLUSTER if cluster else 1)]
         self.handled: Counter[bytes] = Counter()
         self.told: Counter[str] = Counter()
-        self.links: list[StormyLink] = []
+        self.transports: list[StormyLink] = []
 
     async def run(self) -> None:
         sent: set[bytes] = set()
         async with open_broker("local://", clock=VirtualClock(), max_stream_len=None) as broker:
             if self.cluster:
-                broker.link = ClusterLink(broker.link)
+                broker.transport = ClusterLink(broker.transport)
                 broker.context.cluster, broker.context.node_of = True, node_of
             members = [self._member(broker, f"member-{number}") for number in range(MEMBERS)]
             at_work = [
@@ -162,12 +164,12 @@ class Storm:
                         await publisher.publish(topic, *(Message(one, {"key": f"k{one[-1]}"}) for one in some))
                         sent.update(some)
                     await self._outage()
-            for link in self.links:
-                link.cut(self.nodes, away=False)
+            for transport in self.transports:
+                transport.cut(self.nodes, away=False)
             for _ in range(60):  # each retry, rest and takeover takes a few of these at most
                 await asyncio.sleep(CLAIM_MS / 1000)
                 left = [topic for topic in self.topics if not await settled(broker, topic)]
-                held = [sorted(map(str, book.entries)) for member in members for book in books_of(member)]
+                held = [sorted(map(str, table.ids())) for member in members for table in tables_of(member)]
                 if not left and not any(held):
                     break
             for member in members:
@@ -180,11 +182,11 @@ class Storm:
         assert not self.told["messaging.part_restarted"]
 
     def _member(self, broker: Broker, name: str) -> Subscriber:
-        link = StormyLink(broker.link, self.chance, len(self.nodes))
-        self.links.append(link)
+        transport = StormyLink(broker.transport, self.chance, len(self.nodes))
+        self.transports.append(transport)
         context = replace(broker.context, observer=self._observe)
         return Subscriber(
-            Broker(link, context),
+            Broker(transport, context),
             group="g",
             consumer=name,
             group_start="0",
@@ -208,20 +210,20 @@ class Storm:
         return Message(message.payload) if self.publish_to else None
 
     async def _outage(self) -> None:
-        some = self.links if self.chance.random() < 0.6 else [self.chance.choice(self.links)]
+        some = self.transports if self.chance.random() < 0.6 else [self.chance.choice(self.transports)]
         nodes = self.nodes if self.chance.random() < 0.5 else [self.chance.choice(self.nodes)]
         for _ in range(self.chance.randrange(1, 4)):
-            for link in some:
-                link.cut(nodes, away=True)
+            for transport in some:
+                transport.cut(nodes, away=True)
             await asyncio.sleep(self.chance.choice([0, 0.1, 1, 1.2 * CLAIM_MS / 1000, 2 * CLAIM_MS / 1000]))
-            for link in some:
-                link.cut(nodes, away=False)
+            for transport in some:
+                transport.cut(nodes, away=False)
             await asyncio.sleep(self.chance.choice([0.03, 0.1, 0.5]) * self.chance.random())
         await asyncio.sleep(self.chance.choice([0, 0.5, 3, CLAIM_MS / 1000]))
 
 
-def books_of(member: Subscriber) -> list[Book]:
-    return [one._state.book for one in member._open if isinstance(one, Subscription)]
+def tables_of(member: Subscriber) -> list[InFlight]:
+    return [one._state.in_flight for one in member._open if isinstance(one, Subscription)]
 
 
 ONCE_MORE = pytest.mark.at_length
@@ -238,7 +240,7 @@ COLUMNS = [
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("number", "kind", "cluster"), COLUMNS)
-def test_nothing_is_left_with_anybody_when_a_storm_is_over(number: int, kind: str, cluster: bool) -> None:
+def test_nothing_stays_in_flight_or_pending_after_a_storm(number: int, kind: str, cluster: bool) -> None:
     seed = int(os.environ.get("SEED", "0")) or random.randrange(10**9)
     print(f"SEED={seed}")
     random.seed(seed)  # pauses are spread by the common source

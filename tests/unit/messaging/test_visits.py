@@ -1,4 +1,4 @@
-"""When topics are visited for what others left and what is due: every one in time, and with few commands."""
+"""Visits of the reclaimer: each topic in time, and with few commands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 
 from millstream import Broker, open_broker
-from millstream.broker.steps.script import script
+from millstream.broker.scripts.script import script
 from millstream.messaging import Message, Subscriber
-from millstream.testing import FaultyLink
+from millstream.testing import FaultyTransport
 from millstream.wire.commands import Batch, Command
-from virtual_time import run_in_virtual_time
+from support.virtual_time import run_in_virtual_time
 
 LOOKS = script("needs_visit").sha
 TOPICS = 500
@@ -40,7 +40,7 @@ def test_every_topic_is_visited_within_half_of_the_time_after_which_entries_are_
 
     async def watch() -> None:
         async with open_broker("local://") as inside:
-            broker = Broker(FaultyLink(inside.link, note), inside.context)
+            broker = Broker(FaultyTransport(inside.transport, note), inside.context)
             subscriber = Subscriber(
                 broker,
                 group="g",

@@ -1,4 +1,4 @@
-"""Every codec brings a message back as it was, reads what other systems write, and raises nothing but Undecodable."""
+"""Codecs: messages survive a round trip, entries of other systems are read, and the only error is Undecodable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_flat_keeps_metadata_whose_names_are_its_own_fields_names(key: str) -> N
     flat = codec("flat")
     fields = flat.encode(Message(b"body", {key: "mine"}, "u1"))
     assert fields[b"payload"] == b"body"
-    assert not any(name.startswith((b"dlq.", b"replay.")) for name in fields)  # a burial's marks, and a replay's
+    assert not any(name.startswith((b"dlq.", b"replay.")) for name in fields)  # a details's marks, and a replay's
     assert flat.decode(fields).metadata == {key: "mine"}
 
 
@@ -189,7 +189,7 @@ def test_a_nested_payload_keeps_every_digit(nested: bytes) -> None:
 
 
 @pytest.mark.parametrize("constant", [b"NaN", b"Infinity", b"-Infinity"])
-def test_what_is_no_json_is_undecodable_even_where_python_would_read_it(constant: bytes) -> None:
+def test_invalid_json_is_undecodable_even_if_python_accepts_it(constant: bytes) -> None:
     with pytest.raises(Undecodable):
         codec("json").decode({b"message": b'{"payload": ' + constant + b"}"})
 
@@ -203,7 +203,7 @@ def test_what_is_no_json_is_undecodable_even_where_python_would_read_it(constant
         Message(b"x", {}, 7),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_text_is_refused_before_it_is_written(name: str, message: Message) -> None:
+def test_metadata_that_is_not_text_is_refused(name: str, message: Message) -> None:
     with pytest.raises(InvalidArgument):
         codec(name).encode(message)
 
@@ -219,7 +219,7 @@ def test_what_is_no_text_is_refused_before_it_is_written(name: str, message: Mes
     ],
     ids=["too many", "too long", "too long in bytes", "half a character"],
 )
-def test_what_would_not_be_read_back_is_not_written(name: str, metadata: dict[str, str]) -> None:
+def test_values_that_cannot_be_read_back_are_refused(name: str, metadata: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match="metadata"):
         codec(name).encode(Message(b"x", metadata))
 

@@ -1,4 +1,4 @@
-"""Middleware, one by one, with a clock that moves when it is told to."""
+"""Each middleware, with a manual clock."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_retry_buries_a_permanent_error_and_keeps_its_cause() -> None:
 
 
 @pytest.mark.parametrize("error", [Rejected("no"), RetryLater(delay_ms=5)])
-async def test_retry_lets_errors_pass_that_say_themselves_what_is_to_happen(error: Exception) -> None:
+async def test_retry_passes_rejected_and_retry_later_on(error: Exception) -> None:
     handler, calls = failing(99, lambda: error)
     with pytest.raises(type(error)):
         await retry(5)(handler)(Message(b""))
@@ -320,7 +320,7 @@ async def test_an_error_that_does_not_poison_passes() -> None:
     assert published.messages == []
 
 
-async def test_what_asks_to_come_back_is_no_poison() -> None:
+async def test_requested_retry_is_not_sent_to_the_poison_queue() -> None:
     published = Published()
     handler, _ = failing(1, lambda: CircuitOpen(2))
     with pytest.raises(CircuitOpen):
@@ -356,7 +356,7 @@ async def test_outputs_carry_the_correlation_id_and_the_trace() -> None:
 # --- circuit breaker ------------------------------------------------------------------------------------------------
 
 
-async def test_an_open_circuit_holds_messages_back_and_one_trial_closes_it() -> None:
+async def test_open_circuit_delays_messages_and_one_trial_closes_it() -> None:
     time = Time()
     handler, calls = failing(3)
     wrapped = circuit_breaker(3, reset_after_ms=30_000, sleep=time.sleep, now=time.now)(handler)
@@ -428,7 +428,7 @@ def test_a_failed_trial_opens_the_circuit_again_and_a_cancelled_one_leaves_it_to
     circuit.failed(30)
     assert circuit.enter(31) == 29
     assert circuit.enter(60) == 0
-    circuit.gave_up(61)
+    circuit.cancelled(61)
     assert circuit.enter(61) == 0
 
 
@@ -443,7 +443,7 @@ async def test_recoverer_turns_an_exit_into_an_error() -> None:
         await recoverer()(handler)(Message(b""))
 
 
-async def test_recoverer_tells_a_stray_cancellation_from_a_real_one() -> None:
+async def test_recoverer_distinguishes_an_inner_cancellation_from_its_own() -> None:
     async def stray(message: Message) -> None:
         raise asyncio.CancelledError
 

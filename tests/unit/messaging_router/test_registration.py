@@ -1,4 +1,4 @@
-"""What may be registered on a router, and how a mistake is told."""
+"""What may be registered on a router, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from millstream import open_broker
 from millstream.messaging.calls import topic_handler
 from millstream.messaging.dead_letters import signature
 from millstream.messaging.handler import HandlerRefused, callable_name, callable_place, current_handler, message_handler
@@ -108,13 +110,13 @@ async def yields_too(message: Message) -> AsyncIterator[Message]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_cannot_be_called_is_refused_with_its_place(function: Any, says: str) -> None:
+def test_handler_with_a_wrong_signature_is_refused_with_its_place(function: Any, says: str) -> None:
     with pytest.raises(HandlerRefused, match=says) as caught:
         topic_handler(function, PydanticMarshaler(), {})
     assert getattr(function, "__name__", "orders") in caught.value.place
 
 
-def test_a_handlers_own_close_timeout_is_refused_and_told_where_it_belongs() -> None:
+def test_close_timeout_of_a_handler_is_refused_with_advice() -> None:
     """A router closes as a whole: one handler's limit could only shorten what waits for the others anyway."""
     router = Router()
     wrong: dict[str, Any] = {"close_timeout_ms": 3_000}  # a type checker would refuse it, and not everybody runs one
@@ -123,7 +125,7 @@ def test_a_handlers_own_close_timeout_is_refused_and_told_where_it_belongs() -> 
     assert router.routes() == []
 
 
-async def test_a_handler_knows_who_runs_it_and_nobody_runs_afterwards() -> None:
+async def test_current_handler_is_set_during_the_call_only() -> None:
     seen = []
 
     async def handler(message: Message) -> None:
@@ -157,3 +159,18 @@ def test_failures_that_are_alike_have_one_signature(one: str, two: str) -> None:
 def test_failures_that_differ_have_two() -> None:
     assert signature("order 1 not found") != signature("order 1 not paid")
     assert signature("facade missing") != signature("decade missing")  # words of hexadecimal letters stay words
+
+
+async def test_group_start_of_a_router_with_a_forgotten_group_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_broker(f"local://{uuid4().hex}") as broker:
+        router = Router(broker, group_start="0")
+        router.add(plain, "forgotten")
+        router.add(plain, "grouped", group="g")
+        router.add(plain, "broadcast", start="$")
+        async with router:
+            pass
+    warnings = [record.getMessage() for record in caplog.records if record.name == "millstream.router"]
+    assert len(warnings) == 1
+    assert "'forgotten'" in warnings[0]
+    assert "'grouped'" not in warnings[0]
+    assert "'broadcast'" not in warnings[0]

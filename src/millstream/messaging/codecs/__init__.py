@@ -1,5 +1,5 @@
-"""The codecs, chosen by name. Each is readable by plain tools; none of them ever drops an entry that it cannot read:
-it raises Undecodable, and the subscriber buries the entry with that reason.
+"""The codecs, selected by name. Standard Redis tools can read the entries of each codec. A codec that cannot decode an
+entry raises Undecodable, and the subscriber dead-letters the entry with that reason.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 
 class Codec(Protocol):
+    """Converts between messages and the fields of stream entries."""
+
     name: str
 
     def encode(self, message: Message) -> dict[bytes, bytes]:
-        """The entry's fields. Any payload and any metadata can be encoded; binary zeros too."""
+        """Returns the entry's fields. Any payload and any metadata can be encoded, including binary zeros."""
 
     def decode(self, fields: dict[bytes, bytes]) -> Message:
-        """The message. Raises Undecodable, and nothing else, whatever the fields hold; on the hot path: quick."""
+        """Returns the message. Raises only Undecodable, for any fields. Called for every entry, so it must be fast."""
 
 
 def check_texts(message: Message) -> None:
-    """Raises InvalidArgument for a uuid or metadata that is no text: written down, nobody could read it back."""
+    """Raises InvalidArgument for a uuid or metadata that is not text: it could not be decoded again."""
     if not isinstance(message.uuid, str):
         raise InvalidArgument("uuid", message.uuid, "a text")
     for key, value in message.metadata.items():
@@ -33,7 +35,7 @@ def check_texts(message: Message) -> None:
 
 
 def not_text(message: Message, error: Exception) -> InvalidArgument:
-    """Why a message could not be written: what is no text, or a text that no bytes stand for."""
+    """The error for a message that could not be encoded: a value is not text, or is text without a UTF-8 encoding."""
     try:
         check_texts(message)
     except InvalidArgument as known:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
-from json.decoder import WHITESPACE, scanstring  # type: ignore[attr-defined]  # there, if not in the stubs
 from typing import Any
 
 from millstream.messaging.codecs import check_texts, not_text
 from millstream.messaging.codecs.foreign import decode_foreign
 from millstream.messaging.errors import Undecodable
+from millstream.messaging.json_members import json_members
 from millstream.messaging.message import Message
 
 UUID = b"uuid"
@@ -59,7 +58,7 @@ FIELD = b"data"
 
 
 class RawCodec:
-    """Reading, it also takes an entry's only field, whatever its name; other fields beside ``data`` become metadata."""
+    """Also reads an entry's only field, whatever its name; other fields next to ``data`` become metadata."""
 
     name = "raw"
 
@@ -126,35 +125,10 @@ def _payload(document: dict[str, Any], text: bytes) -> bytes:
             raise Undecodable("'payload_base64' is not base64") from None
     if isinstance(payload, str):
         return payload.encode("utf-8", "surrogatepass")
-    if payload is not None:  # a producer that nests its JSON instead of quoting it
-        return _as_written(text.decode("utf-8", "surrogatepass"), "payload").encode("utf-8", "surrogatepass")
+    if payload is not None:  # a producer that nests its JSON instead of quoting it. As written: 1.10 keeps its digits
+        return json_members(text.decode("utf-8", "surrogatepass"))["payload"].encode("utf-8", "surrogatepass")
     raise Undecodable("neither 'payload' nor 'payload_base64' is there")
-
-
-def _as_written(text: str, wanted: str) -> str:
-    """The last member of this name of the object, as it was written: made anew from what Python read, 1.10 would
-    become 1.1, and 1e400 no JSON at all. The text was read as JSON before."""
-    found, at = "", _after_space(text, 0) + 1
-    while text[at := _after_space(text, at)] != "}":
-        if text[at] == ",":
-            at = _after_space(text, at + 1)
-        name, at = scanstring(text, at + 1)
-        at = _after_space(text, _after_space(text, at) + 1)  # the colon
-        _, end = _READER.raw_decode(text, at)
-        if name == wanted:
-            found = text[at:end]
-        at = end
-    return found
-
-
-def _after_space(text: str, at: int) -> int:
-    matched: re.Match[str] | None = WHITESPACE.match(text, at)
-    assert matched is not None  # it matches nothing, too
-    return matched.end()
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
-
-
-_READER = json.JSONDecoder()

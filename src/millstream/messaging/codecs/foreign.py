@@ -1,13 +1,15 @@
-"""Entries that somebody else wrote: what is the payload, and what is said about it? Every entry gets an answer.
+"""Decodes entries that other programs wrote: the payload and the metadata of any entry.
 
-In this order: the wire formats that we know by a field of theirs, our own others, Debezium's two forms, Benthos's body,
-a ``payload`` of any kind; and for a plain XADD, all fields as one JSON object, each of them also as metadata.
+In this order: the wire formats that we know by a field of theirs, the two layouts of a pipeline's redis sink, our own
+others, Debezium's two forms, Benthos's body, a ``payload`` of any kind; and for a plain XADD, all fields as one JSON
+object, each of them also as metadata.
 """
 
 from __future__ import annotations
 
 import json
 
+from millstream.messaging.changes import headers_of, sink_layout
 from millstream.messaging.errors import Undecodable
 from millstream.messaging.message import Message
 
@@ -23,6 +25,8 @@ def decode_foreign(fields: dict[bytes, bytes]) -> Message:
         from millstream.messaging.codecs.watermill import NatricineCodec
 
         return NatricineCodec().decode(fields)
+    if (layout := sink_layout(fields)) is not None:
+        return _of_sink(fields, b"event" if layout == "native" else b"value")
     if fields.keys() == {b"key", b"value"}:  # Debezium, extended
         return Message(fields[b"value"], {"key": _text(fields[b"key"])})
     if len(fields) == 1:
@@ -37,6 +41,13 @@ def decode_foreign(fields: dict[bytes, bytes]) -> Message:
         if body in fields:
             return Message(fields[body], _metadata(fields, without=body), _uuid(fields))
     return Message(_as_json(fields), _metadata(fields), _uuid(fields))
+
+
+def _of_sink(fields: dict[bytes, bytes], document: bytes) -> Message:
+    """An entry of a pipeline's redis sink: the document, with the event's id as uuid and the headers as metadata."""
+    own = {name: value for name, value in fields.items() if name not in (document, b"id", b"headers")}
+    headers = headers_of(fields) if b"headers" in fields else {}
+    return Message(fields[document], headers | _metadata(own), _text(fields[b"id"]) or None)
 
 
 def _of_our_json(fields: dict[bytes, bytes]) -> Message | None:
@@ -61,7 +72,7 @@ def _uuid(fields: dict[bytes, bytes]) -> str | None:
 
 
 def _as_json(fields: dict[bytes, bytes]) -> bytes:
-    """Values stay text: nobody can tell whether ``007`` was meant as a number. Bytes that are not UTF-8 become
+    """Values stay text: it is unknown whether ``007`` was meant as a number. Bytes that are not UTF-8 become
     ``\\xNN`` in this view; ``message.fields`` has them as they are."""
     readable = {
         name.decode("utf-8", "backslashreplace"): value.decode("utf-8", "backslashreplace")

@@ -22,7 +22,7 @@ MAX_TEXT = 1 << 20
 
 
 def encode_packed(message: Message, uuid_field: bytes) -> dict[bytes, bytes]:
-    """Raises InvalidArgument beyond the limits of reading: what nobody may read is not written."""
+    """Raises InvalidArgument beyond the limits of reading: what cannot be read is not written."""
     check_texts(message)
     if len(message.metadata) > MAX_ENTRIES:
         raise InvalidArgument("metadata", f"{len(message.metadata)} entries", f"at most {MAX_ENTRIES}")

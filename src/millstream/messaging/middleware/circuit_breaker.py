@@ -1,7 +1,7 @@
-"""Stops calling a handler that keeps failing, and tries one message now and then until it works again.
+"""Circuit breaker: stops calling a handler that keeps failing, and tries one message per reset time until it works.
 
-A message that meets an open circuit has not met its handler, and is not charged for it: however long the outage is,
-being refused buries nothing. What is charged are the calls that failed, one trial each reset time.
+While the circuit is open, messages are retried later and their deliveries are not counted, so a long outage
+dead-letters nothing. The calls that failed are counted, one trial per reset time among them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream.errors import InvalidArgument
 from millstream.messaging.errors import CircuitOpen, Rejected
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model import Seconds, milliseconds
+from millstream.model import milliseconds
 
 
 class CircuitState(Enum):
@@ -25,11 +25,11 @@ class CircuitState(Enum):
     OPEN = "open"
     """Nothing passes until the reset time."""
     HALF_OPEN = "half open"
-    """One trial is under way; it decides."""
+    """One trial message is being handled. Its result closes or opens the circuit."""
 
 
 class Circuit:
-    """The decisions, given the time. Pure."""
+    """Decides whether a message passes. The caller passes the current time. Pure."""
 
     def __init__(self, failures: int, reset_after: float) -> None:
         self._limit = failures
@@ -39,13 +39,13 @@ class Circuit:
         self.state = CircuitState.CLOSED
 
     def enter(self, now: float) -> float:
-        """0.0: go ahead (and then say ``succeeded`` or ``failed``). Otherwise how long to wait before asking again."""
+        """0.0 if the message passes; then call ``succeeded`` or ``failed``. Otherwise the time to wait."""
         if self.state is CircuitState.CLOSED:
             return 0.0
         if self.state is CircuitState.OPEN and now >= self._opens_until:
             self.state = CircuitState.HALF_OPEN
             return 0.0
-        # Someone else's trial is under way: its end is not known, so ask again after at most the reset time.
+        # Another message is on trial. Its end is not known, so the caller tries again after at most the reset time.
         return self._opens_until - now if self.state is CircuitState.OPEN else self._reset_after
 
     def succeeded(self) -> None:
@@ -58,8 +58,8 @@ class Circuit:
             self.state = CircuitState.OPEN
             self._opens_until = now + self._reset_after
 
-    def gave_up(self, now: float) -> None:
-        """A call ended without telling anything (it was cancelled): a trial must not stay under way for ever."""
+    def cancelled(self, now: float) -> None:
+        """Records a call that was cancelled. If it was the trial, the next message is the trial."""
         if self.state is CircuitState.HALF_OPEN:
             self.state = CircuitState.OPEN
             self._opens_until = now
@@ -67,7 +67,6 @@ class Circuit:
 
 def circuit_breaker(
     failures: int = 5,
-    reset_after: Seconds | None = None,
     *,
     reset_after_ms: int | None = None,
     when_open: Literal["wait", "raise"] = "wait",
@@ -77,16 +76,16 @@ def circuit_breaker(
 ) -> Middleware:
     """Opens after ``failures`` failures in a row, for ``reset_after_ms`` (30,000). One circuit per wrapped handler.
 
-    ``when_open``: ``wait`` holds the message here, kept alive by the heartbeat, which fills ``max_in_flight`` and so
-    stops the reading; ``raise`` puts it off until the next trial (CircuitOpen, a RetryLater that is not charged), so
-    that reading goes on. ``ignore`` names errors that say nothing about the service behind (a bad message);
-    ``Rejected`` is one of them always.
+    ``when_open="wait"``: messages wait in flight, with heartbeats. They fill ``max_in_flight``, so reading stops.
+    ``when_open="raise"``: messages are redelivered after the next trial (CircuitOpen, a RetryLater that is not
+    charged), so reading continues. ``ignore``: errors that do not show whether the service behind the handler works,
+    such as those of an invalid message; ``Rejected`` is always one of them.
     """
     if failures < 1:
         raise InvalidArgument("circuit_breaker.failures", failures, "a number of at least 1")
     if when_open not in ("wait", "raise"):
         raise InvalidArgument("circuit_breaker.when_open", when_open, "'wait' or 'raise'")
-    after = milliseconds("reset_after", reset_after_ms, 30_000, reset_after, least=1) / 1000
+    after = milliseconds("reset_after", reset_after_ms, 30_000, least=1) / 1000
     ignored: tuple[type[Exception], ...] = (Rejected, *ignore)
 
     def middleware(handler: Handler) -> Handler:
@@ -106,7 +105,7 @@ def circuit_breaker(
                 circuit.failed(now())
                 raise
             except BaseException:
-                circuit.gave_up(now())
+                circuit.cancelled(now())
                 raise
             circuit.succeeded()
             return output

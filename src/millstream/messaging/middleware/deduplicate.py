@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from millstream.broker import beside
+from millstream.broker import companion_key
 from millstream.errors import InvalidArgument
 from millstream.messaging.failure import OF
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model import Seconds, milliseconds
+from millstream.model import milliseconds
 
 
 class KeyValueBroker(Protocol):
@@ -54,7 +54,7 @@ class SeenHere:
 
 
 class SeenByAll:
-    """Remembers in the broker: one key per message beside its stream, gone when the window ends."""
+    """Remembers in the broker: one companion key per message, which expires when the window ends."""
 
     def __init__(self, broker: KeyValueBroker, window_s: float) -> None:
         self._broker = broker
@@ -63,7 +63,7 @@ class SeenByAll:
     async def first(self, topic: str, group: str, key: str, entry: str) -> str:
         # Hashed: a user's key may be of any length, and hold anything.
         digest = hashlib.blake2b(f"{group}\0{key}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        name = beside(topic, f"dedup:{digest}")
+        name = companion_key(topic, f"dedup:{digest}")
         while True:
             if await self._broker.set(name, entry.encode("utf-8", "surrogateescape"), px=self._window_ms, nx=True):
                 return entry
@@ -73,7 +73,6 @@ class SeenByAll:
 
 
 def deduplicate(
-    window: Seconds | None = None,
     *,
     window_ms: int | None = None,
     key: Callable[[Message], str] = lambda message: message.uuid,
@@ -84,7 +83,7 @@ def deduplicate(
     """Duplicates within ``window_ms`` (an hour) are acknowledged without reaching the handler. Counted per topic and
     group, so that every group still handles every message once. ``shared=broker`` lets all processes remember
     together."""
-    window_s = milliseconds("window", window_ms, 3_600_000, window, least=1) / 1000
+    window_s = milliseconds("window", window_ms, 3_600_000, least=1) / 1000
     if max_keys < 1:
         raise InvalidArgument("deduplicate.max_keys", max_keys, "a number of at least 1")
     seen = SeenHere(window_s, max_keys, now) if shared is None else SeenByAll(shared, window_s)

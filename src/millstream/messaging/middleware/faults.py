@@ -27,8 +27,8 @@ def duplicate() -> Middleware:
 
 
 def fail_randomly(probability: float, *, seed: int, after: bool = False) -> Middleware:
-    """Fails with InjectedFailure. ``after=True`` lets the handler do its work first, which is the harder case: its
-    effects are there, and the message comes again. ``seed`` must be given, so that a failing run can be replayed."""
+    """Fails with InjectedFailure. ``after=True`` lets the handler run first, which is the harder case: its effects
+    exist, and the message is redelivered. ``seed`` must be given, so that a failing run can be replayed."""
     if not 0 <= probability <= 1:
         raise InvalidArgument("fail_randomly.probability", probability, "a number between 0 and 1")
     dice = random.Random(seed)  # noqa: S311 (a test's dice, which must be repeatable)

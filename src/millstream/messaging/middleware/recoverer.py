@@ -1,7 +1,7 @@
-"""Turns what would end the process into an error of one message: sys.exit() in a library, a stray cancellation.
+"""Turns errors that would end the process into an Exception: sys.exit() in a library, an inner cancellation.
 
-Subscribers judge in the same way what leaves a handler. This one is for the inside: for a ``retry`` or a
-``poison_queue`` around it, which see Exceptions alone.
+Subscribers classify the errors of a handler in the same way. This middleware is for a ``retry`` or a ``poison_queue``
+around it, which catch only Exceptions.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from millstream.errors import InvalidArgument
 from millstream.messaging.errors import Rejected, RetryLater
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model import Backoff, Seconds, milliseconds
+from millstream.model import Backoff, milliseconds
 
 
 def retry(
@@ -31,16 +31,12 @@ def retry(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     now: Callable[[], float] = time.monotonic,
     chance: Callable[[], float] = random.random,
-    initial_interval: Seconds | None = None,
-    max_interval: Seconds | None = None,
-    max_elapsed_time: Seconds | None = None,
 ) -> Middleware:
     """At most ``1 + max_retries`` calls of the handler for one delivery, and none after ``max_elapsed_time_ms``. Pauses
-    grow from ``initial_interval_ms`` (100) to ``max_interval_ms`` (10,000). The last three are the old names, in
-    seconds.
+    grow from ``initial_interval_ms`` (100) to ``max_interval_ms`` (10,000).
 
-    The ``permanent`` kinds are never retried, neither here nor later: the message is buried at once. ``Rejected`` and
-    ``RetryLater`` say themselves what is to happen, and pass. Raises the handler's last error.
+    Errors of the ``permanent`` types are never retried: the message is dead-lettered at once. ``Rejected`` and
+    ``RetryLater`` already name the outcome, and are raised unchanged. Raises the handler's last error.
     """
     if max_retries < 0:
         raise InvalidArgument("retry.max_retries", max_retries, "a number that is not negative")
@@ -49,14 +45,14 @@ def retry(
     if not 0 <= randomization_factor <= 1:
         raise InvalidArgument("retry.randomization_factor", randomization_factor, "a number between 0 and 1")
     backoff = Backoff(
-        initial_ms=milliseconds("initial_interval", initial_interval_ms, 100, initial_interval),
-        max_ms=milliseconds("max_interval", max_interval_ms, 10_000, max_interval),
+        initial_ms=milliseconds("initial_interval", initial_interval_ms, 100),
+        max_ms=milliseconds("max_interval", max_interval_ms, 10_000),
         factor=multiplier,
         jitter=randomization_factor,
     )
     limit = None
-    if max_elapsed_time_ms is not None or max_elapsed_time is not None:
-        limit = milliseconds("max_elapsed_time", max_elapsed_time_ms, 0, max_elapsed_time) / 1000
+    if max_elapsed_time_ms is not None:
+        limit = milliseconds("max_elapsed_time", max_elapsed_time_ms, 0) / 1000
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:

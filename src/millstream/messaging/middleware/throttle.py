@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from millstream.errors import InvalidArgument
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model import Seconds, milliseconds
+from millstream.model import milliseconds
 
 
 class RateLimit:
@@ -29,7 +29,6 @@ class RateLimit:
 
 def throttle(
     count: int,
-    per: Seconds | None = None,
     *,
     per_ms: int | None = None,
     burst: int = 1,
@@ -41,7 +40,7 @@ def throttle(
         raise InvalidArgument("throttle.count", count, "a number of at least 1")
     if burst < 1:
         raise InvalidArgument("throttle.burst", burst, "a number of at least 1")
-    pace = RateLimit(milliseconds("per", per_ms, 1_000, per, least=1) / 1000 / count, burst)
+    pace = RateLimit(milliseconds("per", per_ms, 1_000, least=1) / 1000 / count, burst)
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.errors import InvalidArgument
 from millstream.messaging.errors import HandlerTimedOut
 from millstream.messaging.handler import Handler, Middleware, Output
 from millstream.messaging.message import Message
-from millstream.model import Seconds, milliseconds
+from millstream.model import milliseconds
 
 
-def timeout(limit: Seconds | None = None, *, limit_ms: int | None = None) -> Middleware:
+def timeout(*, limit_ms: int) -> Middleware:
     """Raises HandlerTimedOut after ``limit_ms``. A TimeoutError of the handler's own passes as it is.
 
     A handler that runs in a thread goes on there until it returns: threads cannot be cancelled.
     """
-    if limit is None and limit_ms is None:
-        raise InvalidArgument("limit_ms", None, "a number of milliseconds")
-    after = milliseconds("limit", limit_ms, 0, limit, least=1) / 1000
+    after = milliseconds("limit", limit_ms, 0, least=1) / 1000
 
     def middleware(handler: Handler) -> Handler:
         async def handle(message: Message) -> Output:

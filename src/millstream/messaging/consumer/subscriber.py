@@ -1,5 +1,6 @@
-"""What users hold: a subscriber to any number of topics, under one group and one consumer name; and what ``async for``
-goes through. Leaving that loop, or losing the object, hands back what was not yielded.
+"""The public ``Subscriber``: any number of topics in one group under one consumer name, and its async iterator.
+
+Leaving the ``async for``, or dropping the iterator, returns the messages that were not yielded.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from millstream.errors import InvalidArgument
+from millstream.messaging import tracing
 from millstream.messaging.codecs import Codec
 from millstream.messaging.codecs import codec as codec_named
+from millstream.messaging.consumer.fanout import Fanout
+from millstream.messaging.consumer.subscription import Subscription, begins, others_of, own_name
 from millstream.messaging.errors import AlreadySubscribed
 from millstream.messaging.handler import Handler
 from millstream.messaging.message import Message
@@ -20,12 +24,10 @@ from millstream.messaging.partitions import OutputTopic, check_output_topic
 from millstream.messaging.settings import (
     KeyOf,
     SubscriberSettings,
-    check_topic,
+    check_group_topic,
     default_consumer,
     key_function,
 )
-from millstream.messaging.subscriber.fanout import Fanout
-from millstream.messaging.subscriber.subscription import Subscription, begins, others_of, own_name
 from millstream.model import Backoff, EntryId
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 class MessageSource(Protocol):
     abandoned: bool
-    """Nobody listens any more; it will be closed in a moment."""
+    """Its iterator was dropped; it will be closed in a moment."""
 
     async def next_message(self) -> Message | None: ...
 
@@ -42,7 +44,7 @@ class MessageSource(Protocol):
 
 
 class Messages:
-    """An async iterator over one topic. It may be gone through again after a ``break``, while it is kept."""
+    """An async iterator over one topic. It can be continued after a ``break``, as long as it is referenced."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Messages:
         return message
 
     async def aclose(self) -> None:
-        """Hands back what was not yielded, and waits for what was, as ``Subscriber.close`` does. Idempotent."""
+        """Returns what was not yielded, and waits for what was, as ``Subscriber.close`` does. Idempotent."""
         source, self._source = self._source, None
         if source is not None:
             try:
@@ -88,7 +90,7 @@ class Messages:
                 self._end()
 
     def __del__(self) -> None:
-        # After a ``break`` nobody holds this any more: reading must not go on for nobody.
+        # After a ``break`` without a reference the reading must end.
         source, loop = self._source, self._loop
         if source is None or loop is None or loop.is_closed():
             return
@@ -111,13 +113,13 @@ class _OwnGroup:
 
 BACKOFF: Final = Backoff()
 OWN_GROUP: Final = _OwnGroup()
-"""The group that the subscriber was made with."""
+"""The group of the subscriber."""
 
 
 class Subscriber:
-    """Reads topics and sees to it that each message is handled: at least once, and buried when it cannot be.
+    """Reads topics and runs handlers on their messages: each at least once, and dead-lettered if no handler succeeds.
 
-    Belongs to one event loop. Several topics may be read at a time, each of them once.
+    Belongs to one event loop. It may read several topics, each of them once.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class Subscriber:
         grace_ms: int = 5_000,
         close_timeout_ms: int = 30_000,
     ) -> None:
-        """Checks everything now and connects to nothing. Options: see SubscriberSettings.
+        """Validates all options and does not connect. Options: see SubscriberSettings.
 
         ``group_start`` has no default where there is a group. ``ordered_by_key``: messages with the same metadata
         "key" (or the same result of the given function) are handled in order and one at a time, within this consumer;
@@ -183,18 +185,18 @@ class Subscriber:
         self._has_read = False
         self._closed = False
         self._closing: asyncio.Future[list[None]] | None = None
-        """What a handler began: it must not be collected before it ends."""
+        """A close that a handler has begun: it must not be collected before it ends."""
 
     def begin_only_until(self, certain_until: Callable[[], float]) -> None:
-        """For streams that are held by lease: no handler starts after the monotonic second that this answers, however
-        sure the subscriber is of the entry itself. Applies to subscriptions made from now on."""
+        """For streams under a lease: no handler starts after the monotonic second that this function returns. Applies
+        to subscriptions made from now on."""
         self._certain_until = certain_until
 
     def look_again(self) -> None:
-        """Entries may have come under the own name without a read, as another consumer's heir: they are handled now."""
-        for one in self._open:
-            if isinstance(one, Subscription):
-                one.look_again()
+        """Entries may be pending for this consumer that no read returned, as of a new owner: they are handled now."""
+        for subscription in self._open:
+            if isinstance(subscription, Subscription):
+                subscription.look_again()
 
     @property
     def settings(self) -> SubscriberSettings:
@@ -202,26 +204,26 @@ class Subscriber:
 
     @property
     def ready(self) -> bool:
-        """True while every topic is being read: joined, and reads come back in time."""
-        return not self._closed and bool(self._open) and all(one.ready for one in self._open)
+        """True while every topic is read: joined, and reads return in time."""
+        return not self._closed and bool(self._open) and all(subscription.ready for subscription in self._open)
 
     @property
     def readiness(self) -> dict[str, bool]:
         """Each topic that is open, and whether it is being read."""
-        return {one.topic: one.ready for one in self._open}
+        return {subscription.topic: subscription.ready for subscription in self._open}
 
     @property
     def has_read(self) -> bool:
-        """Whether a topic was ever read: then what ended the reading may be mended, for it did work once."""
-        return self._has_read or any(one.has_read for one in self._open)
+        """Whether a topic was ever read: an error that ended it later may be transient, because it worked once."""
+        return self._has_read or any(subscription.has_read for subscription in self._open)
 
     def subscribe(
         self, topic: str, *, group: str | _OwnGroup | None = OWN_GROUP, start: str | EntryId | None = None
     ) -> Messages:
         """``async for message in subscriber.subscribe("orders")``: settle each message yourself.
 
-        Nothing more is asked for while ``max_in_flight`` are unsettled. Leaving the loop hands back what was not
-        yielded; what was yielded may still be settled, until ``close_timeout_ms``. With ``group=None`` every instance
+        Nothing more is read while ``max_in_flight`` are unsettled. Leaving the loop returns messages that were not
+        yielded; yielded ones may still be settled, until ``close_timeout_ms``. With ``group=None`` every instance
         gets every message after ``start`` ("$", the default: from now on), and nothing is pending.
         Ends after ``close``.
         """
@@ -245,8 +247,8 @@ class Subscriber:
         """Runs ``handler`` on every message of the topic until ``close``, up to ``max_in_flight`` at a time.
 
         What the handler returns is published to ``publish_to``, a topic or a ``PartitionedTopic``, in one atomic step
-        with the acknowledgement where the streams share a slot, before it elsewhere. A failing handler never ends this
-        call; what does is an error that trying again cannot cure (no permission, the key is no stream). Cancelling it
+        with the acknowledgement if the streams share a slot, otherwise before it. A failing handler never ends this
+        call; a permanent error does (no permission, the key is not a stream). Cancelling it
         closes the subscription.
         """
         if not callable(handler):
@@ -255,8 +257,12 @@ class Subscriber:
             check_output_topic(publish_to)
         subscription = self._make(topic, group, start)
         if self._closed:
-            return  # a program that is told to stop while it starts just stops
+            return  # closed while it starts
         await self._begin(subscription)
+        if tracing.active is not None:
+            handler = tracing.active.traced_handler(
+                handler, topic, subscription.group, has_outputs=publish_to is not None
+            )
         try:
             await subscription.consume(handler, publish_to)
         finally:
@@ -264,17 +270,17 @@ class Subscriber:
             self._open.discard(subscription)
 
     async def close(self, timeout_ms: int | None = None) -> None:
-        """Stops reading, waits for what is in flight up to ``timeout_ms``, hands everything else back. Idempotent.
+        """Stops reading, waits up to ``timeout_ms`` for running handlers, returns everything else. Idempotent.
 
-        Nothing is left behind that others would have to wait for: what was not started is free for them at once, and
-        not counted as a delivery. Called by a handler it only begins, because that cannot wait for its own end.
+        Any consumer may claim returned entries at once, and a delivery that did not start is not counted. If a handler
+        calls it, it only begins to close, because the handler cannot wait for its own end.
         """
         self._closed = True
         patience = self._settings.close_timeout_ms if timeout_ms is None else timeout_ms
         if not self._open:
             return
-        by_handler = any(one.handles_here() for one in self._open)
-        closing = asyncio.gather(*(one.close(patience / 1000) for one in self._open))
+        by_handler = any(subscription.handles_here() for subscription in self._open)
+        closing = asyncio.gather(*(subscription.close(patience / 1000) for subscription in self._open))
         if by_handler:
             self._closing = closing
             await asyncio.sleep(0)  # so that it has begun when this returns
@@ -292,26 +298,26 @@ class Subscriber:
     async def _begin(self, subscription: Subscription | Fanout) -> None:
         if isinstance(subscription, Subscription):
             while rivals := self._rivals(subscription):
-                for one in rivals:
-                    if not one.on_its_way_out:
-                        raise AlreadySubscribed(one.topic, str(one.group), str(one.consumer))
-                    await one.ended()
+                for rival in rivals:
+                    if not rival.is_closing_here:
+                        raise AlreadySubscribed(rival.topic, str(rival.group), str(rival.consumer))
+                    await rival.ended()
             # Chosen now and not when this object was made: that may have been before a fork.
             subscription.begin(self._settings.consumer if self._named else own_name(others_of(subscription)))
             begins(subscription)
         self._open.add(subscription)
 
     def _rivals(self, subscription: Subscription) -> list[Subscription]:
-        """Those that read the same topic for this subscriber, or under the same given name for another one."""
+        """Subscriptions to the same topic of this subscriber, or of another one with the same configured name."""
         return [
-            one
-            for one in others_of(subscription)
-            if (one in self._open or (self._named and one.consumer == self._settings.consumer))
-            and one.shares_link(subscription)
+            other
+            for other in others_of(subscription)
+            if (other in self._open or (self._named and other.consumer == self._settings.consumer))
+            and other.has_same_transport(subscription)
         ]
 
     def _make(self, topic: str, group: str | _OwnGroup | None, start: str | EntryId | None) -> Subscription | Fanout:
-        check_topic(topic)
+        check_group_topic(topic)  # without a group, too: a topic that no group could read is refused
         settings = self._settings
         if group is None or (isinstance(group, _OwnGroup) and settings.group is None):
             return Fanout(self._broker, topic, settings, self._codec, "$" if start is None else start)

@@ -1,13 +1,14 @@
-"""One subscription to one topic: how it begins, what its handlers say, and how it ends; and which ones there are.
+"""The life of one subscription to one topic: join, run, close. Also the registry of the process's subscriptions.
 
-Two loops under one name would take each other's entries for lost ones, and handle them at the same time; so each
-subscription has a name of its own while it reads.
+Two event loops under one consumer name would recover each other's in-flight entries and handle them twice. So each
+subscription of a process has its own name while it reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import time
@@ -15,9 +16,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain, count
 from weakref import ref
 
-from millstream.broker import BrokerProtocol, recovery, settle
+from millstream.broker import BrokerProtocol
+from millstream.broker.scripts import recovery, settle
 from millstream.errors import BrokerClosed, MillstreamError, NoSuchGroup, NoSuchStream, StaleOwner
 from millstream.messaging.codecs import Codec
+from millstream.messaging.consumer import membership
+from millstream.messaging.consumer.consumer import SharedConsumer, consumer_of
+from millstream.messaging.consumer.in_flight import ids_by_counts
+from millstream.messaging.consumer.topic import Topic
 from millstream.messaging.errors import TooLateToSettle
 from millstream.messaging.failure import text_of
 from millstream.messaging.handler import Handler
@@ -25,23 +31,19 @@ from millstream.messaging.message import Message
 from millstream.messaging.outcome import AckPolicy, Outcome
 from millstream.messaging.partitions import OutputTopic
 from millstream.messaging.settings import SubscriberSettings, default_consumer
-from millstream.messaging.subscriber import membership
-from millstream.messaging.subscriber.book import ids_by_count
-from millstream.messaging.subscriber.consumer import SharedConsumer, consumer_of
-from millstream.messaging.subscriber.topic import Topic
 from millstream.messaging.supervision import RESTART, can_pass
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 5.0
-"""For the broker to confirm outcomes and hand-backs, after handlers have ended."""
+CLOSE_REQUEST_S = 5.0
+"""Time for the broker to confirm outcomes and returned entries, after handlers have ended."""
 
-LAST_ANSWER_S = 1.0
-"""For the answer to what was just asked. Broken off, it could leave entries that nobody here knows of."""
+LAST_REPLY_S = 1.0
+"""Time for the reply to a request in progress. If it were cancelled, entries could stay pending unnoticed."""
 
 
 _reading: dict[tuple[str, str | None], list[ref[Subscription]]] = {}
-"""By topic and group: there may be thousands. Weak: a subscription that nobody holds any more reads nothing."""
+"""By topic and group: there may be thousands. Weak: a subscription that was collected reads nothing."""
 os.register_at_fork(after_in_child=_reading.clear)  # what the parent reads, this process does not
 
 
@@ -51,20 +53,20 @@ def begins(subscription: Subscription) -> None:
 
 def ends(subscription: Subscription) -> None:
     place = (subscription.topic, subscription.group)
-    left = [one for one in _reading.pop(place, ()) if one() is not None and one() is not subscription]
+    left = [other for other in _reading.pop(place, ()) if other() is not None and other() is not subscription]
     if left:
         _reading[place] = left
 
 
 def others_of(subscription: Subscription) -> list[Subscription]:
-    """Those of this process that read the same topic in the same group, on whatever broker."""
-    known = [one() for one in _reading.get((subscription.topic, subscription.group), ())]
-    return [one for one in known if one is not None and one is not subscription and one.alive]
+    """Subscriptions of this process to the same topic in the same group, on any broker."""
+    others = [other() for other in _reading.get((subscription.topic, subscription.group), ())]
+    return [other for other in others if other is not None and other is not subscription and other.alive]
 
 
 def own_name(others: Iterable[Subscription]) -> str:
-    """Host and process; where that is taken, with a number behind it."""
-    taken = {one.consumer for one in others}
+    """The default consumer name; if another subscription of this process has it, with a number appended."""
+    taken = {other.consumer for other in others}
     first = default_consumer()
     return next(name for name in chain([first], (f"{first}-{n}" for n in count(2))) if name not in taken)
 
@@ -92,13 +94,14 @@ class Subscription:
         self.abandoned = False
         self._closing = False
         self._deadline = float("inf")
+        self._close_request_s = CLOSE_REQUEST_S
         self._ended = asyncio.Event()
         self._work: asyncio.Event | None = None
-        """Set when something is ready, for whoever goes through the messages by hand."""
+        """Set when a message is ready, for a user who iterates over the messages."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, consumer: str) -> None:
-        """It reads from now on, in this loop, under this name."""
+        """It reads from now on, in this event loop, as this consumer."""
         self.consumer = self._state.consumer = consumer
         self._loop = asyncio.get_running_loop()
 
@@ -107,14 +110,14 @@ class Subscription:
         return self._loop is not None and not self._loop.is_closed() and not self._ended.is_set()
 
     @property
-    def on_its_way_out(self) -> bool:
-        """It will end by itself, and can be waited for here."""
+    def is_closing_here(self) -> bool:
+        """It is closing in this event loop, and can be waited for."""
         return (self._closing or self.abandoned) and self._loop is asyncio.get_running_loop()
 
-    def shares_link(self, other: Subscription) -> bool:
-        return self._broker.link is other._broker.link
+    def has_same_transport(self, other: Subscription) -> bool:
+        return self._broker.transport is other._broker.transport
 
-    # --- what handlers say ------------------------------------------------------------------------------------------
+    # --- called by handlers -------------------------------------------------------------------------------------------
 
     def settle(self, message: Message, outcome: Outcome) -> None:
         if self._ended.is_set() or self._shared is None:
@@ -122,7 +125,7 @@ class Subscription:
         self._shared.settler.settle(self._state, message, outcome)
 
     def look_again(self) -> None:
-        """Entries may have come under the own name without a read."""
+        """Entries may be pending for this consumer that no read returned."""
         if self._shared is not None and not self._closing:
             self._shared.reader.look_again(self._state)
 
@@ -131,7 +134,7 @@ class Subscription:
         return self._closing
 
     def handles_here(self) -> bool:
-        """Whether whoever asks is one of its handlers."""
+        """Whether the current task is one of its handlers."""
         return self._shared is not None and self._shared.workers.run_here(self._state)
 
     async def ended(self) -> None:
@@ -139,18 +142,19 @@ class Subscription:
 
     @property
     def has_read(self) -> bool:
-        """Whether it was ever ready: then what ends it may be mended, for it did work once."""
+        """Whether it was ever ready: then an error that ends it may be transient, because it worked once."""
         return self._state.joined
 
     @property
     def ready(self) -> bool:
-        """True while reads come back in time."""
-        return self._state.ready and not self._closing
+        """True while reads return in time."""
+        state, shared = self._state, self._shared
+        return shared is not None and state.joined and not self._closing and shared.reader.is_current(state)
 
-    # --- the two ways to consume ------------------------------------------------------------------------------------
+    # --- the two ways to consume --------------------------------------------------------------------------------------
 
     async def consume(self, handler: Handler, publish_to: OutputTopic | None) -> None:
-        """Runs the handler on every message until ``close``. Raises what ended the reading for good."""
+        """Runs the handler on every message until ``close``. Raises the error that ended the reading for good."""
         state = self._state
         state.handler, state.publish_to = handler, publish_to
         shared = self._start()
@@ -164,7 +168,7 @@ class Subscription:
             raise self._failure
 
     async def next_message(self) -> Message | None:
-        """The next one to be settled by whoever receives it; None when closed. Starts reading with the first call."""
+        """The next message, which the caller settles; None when closed. The first call starts reading."""
         shared, work = self._shared, self._work
         if shared is None or work is None:
             work = self._work = asyncio.Event()
@@ -178,19 +182,18 @@ class Subscription:
     async def _next(self, shared: SharedConsumer, work: asyncio.Event) -> Message | None:
         state = self._state
         while not self._closing:
-            while state.book.ready:
-                message = state.book.ready.popleft()
-                if not state.may_begin(message, time.monotonic()):
-                    shared.heartbeat.doubt(state, message)
-                    continue
+            now = time.monotonic()
+            while (message := state.in_flight.take(now if state.lease_is_certain(now) else math.inf)) is not None:
                 first = state.settings.ack_policy is AckPolicy.ACK_FIRST
                 if not first or await shared.settler.ack_now(state, message):
                     return message
+            if state.in_flight.unverified:
+                shared.heartbeat.verify(state)
             work.clear()
             await work.wait()
         return None
 
-    # --- the beginning ----------------------------------------------------------------------------------------------
+    # --- the beginning ------------------------------------------------------------------------------------------------
 
     def _start(self) -> SharedConsumer:
         state = self._state
@@ -205,24 +208,24 @@ class Subscription:
         shared.entered()
 
     async def _enter(self, shared: SharedConsumer) -> None:
-        """Tries until the topic is read, or an error cannot pass."""
+        """Repeats joining until the topic is read, or an error is permanent."""
         failures = 0
         while not self._closing:
             try:
                 await shared.enter(self._state)
                 return
             except Exception as error:
-                # Deleted while it was joined: the next try makes it again.
+                # The stream was deleted meanwhile: the next attempt creates it again.
                 if not (can_pass(error) or isinstance(error, (NoSuchStream, NoSuchGroup))):
                     self._failed(error)
                     return
                 failures += 1
                 if isinstance(error, MillstreamError):
-                    self._state.tell("messaging.read_failed", error=str(error))
+                    self._state.emit("messaging.read_failed", error=str(error))
                     shared.reader.outage.failed(self.topic, error)
                 else:
-                    log.exception("%s met what nobody foresaw, and joins again", self.topic)
-                    self._state.tell(
+                    log.exception("joining %s failed with an unexpected error; repeating", self.topic)
+                    self._state.emit(
                         "messaging.part_restarted",
                         part="joining",
                         error=text_of(error),
@@ -232,23 +235,23 @@ class Subscription:
             await asyncio.sleep(delay_ms / 1000)
 
     def _failed(self, error: BaseException) -> None:
-        """Reading has ended for good: what is in flight is finished, and whoever consumes is told."""
+        """Reading has ended for good: messages in flight are finished, then ``consume`` raises the error."""
         if self._closing or self._failure is not None:
             return
         self._failure = error
         if not isinstance(error, BrokerClosed):
-            # A stream that another member took over is not lost: it is read there.
+            # The new owner of the stream reads it.
             level = logging.INFO if isinstance(error, StaleOwner) else logging.ERROR
             log.log(level, "reading %s ended: %s", self.topic, error)
-        self._state.tell("messaging.subscription_failed", error=text_of(error), error_type=type(error).__name__)
+        self._state.emit("messaging.subscription_failed", error=text_of(error), error_type=type(error).__name__)
         self._closer = asyncio.ensure_future(self.close(self._state.settings.close_timeout_ms / 1000))
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     async def close(self, timeout_s: float) -> None:
-        """Stops reading, hands back what was not started, waits for what was, hands back the rest.
+        """Stops reading, returns unstarted entries, waits for running handlers, and returns all other entries.
 
-        Idempotent; a second call with less patience shortens the wait of the first.
+        Idempotent; a second call with a shorter timeout shortens the wait of the first.
         """
         self._deadline = min(self._deadline, time.monotonic() + timeout_s)
         state, shared = self._state, self._shared
@@ -265,40 +268,49 @@ class Subscription:
             self._ended.set()
             return
         try:
-            recovered = state.joined and not state.own.active
+            recovered = state.joined and not shared.own_entries.may_exist(state)
             entering = self._entering
             if entering is not None and entering is not asyncio.current_task():
                 entering.cancel()
                 await asyncio.wait([entering])
-            asked = bool(state.asked)
-            # A lease is given back after this: until its read has returned, that may still take entries.
-            leased_s = (state.block_ms + state.settings.grace_ms) / 1000 + LAST_ANSWER_S
-            returned = await shared.reader.remove(state, LAST_ANSWER_S if state.certain_until is None else leased_s)
-            await self._say(self._hand_back_unstarted(unknown=recovered and (asked or not returned)))
+            claiming = shared.claims.in_progress(state)
+            returned = await self._read_returned(shared)
+            await self._try(self._return_unstarted(unknown=recovered and (claiming or not returned)))
             await shared.workers.close(state, lambda: self._deadline - time.monotonic())
-            await self._wait_for_the_unsettled(shared)
-            await self._say(shared.settler.drained(state, running=shared.settles))
-            # No sign of life after the hand-back: it would make others wait for what we have let go.
-            state.heartbeat_at_ms = float("inf")
-            await shared.sweeper.idle(state, LAST_ANSWER_S)
-            await self._say(self._let_go(shared))
+            await self._wait_until_settled(shared)
+            await self._try(shared.settler.drained(state, running=shared.settles))
+            # No heartbeat after the return: it would keep other consumers from claiming returned entries.
+            shared.heartbeat.stop(state)
+            await shared.claims.idle(state, LAST_REPLY_S)
+            await self._try(self._return_rest(shared))
         finally:
             self._ended.set()
             ends(self)
             await shared.leave(state)
 
-    async def _say(self, step: Awaitable[None]) -> None:
-        """One of the last words to a broker that may be gone: whatever it cannot hear, a sweep will find."""
+    async def _read_returned(self, shared: SharedConsumer) -> bool:
+        """Waits for the read in progress. A lease is released afterwards, because until its read has returned, it may
+        still receive entries. Once the lease has expired, waiting prevents nothing."""
+        state = self._state
+        returned = await shared.reader.remove(state, LAST_REPLY_S)
+        until = time.monotonic() + (state.settings.read_block_ms + state.settings.grace_ms) / 1000
+        while not returned and state.certain_until is not None and time.monotonic() < min(until, state.certain_until()):
+            returned = await shared.reader.remove(state, LAST_REPLY_S)
+        return returned
+
+    async def _try(self, step: Awaitable[None]) -> None:
+        """A request while closing. If the broker does not confirm it, entries are claimed after claim_min_idle_ms."""
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(self._close_request_s):
                 await step
         except (MillstreamError, TimeoutError) as error:
-            log.info("closing %s: %s", self.topic, error or "no answer")
+            self._close_request_s = LAST_REPLY_S  # the broker does not reply: later requests need not wait as long
+            log.info("closing %s: %s", self.topic, str(error) or "the broker did not reply in time")
 
-    async def _wait_for_the_unsettled(self, shared: SharedConsumer) -> None:
-        """Messages that were handed to somebody who settles them later, by hand."""
+    async def _wait_until_settled(self, shared: SharedConsumer) -> None:
+        """Waits for messages that the user settles."""
         state = self._state
-        while any(message.settled is None for message in state.book.entries.values()):
+        while state.in_flight.has_unsettled():
             left = self._deadline - time.monotonic()
             if left <= 0 or not shared.settles:
                 return
@@ -308,42 +320,38 @@ class Subscription:
             except TimeoutError:
                 pass
 
-    async def _hand_back_unstarted(self, *, unknown: bool) -> None:
+    async def _return_unstarted(self, *, unknown: bool) -> None:
         state = self._state
-        book = state.book
-        suspects = [message for message in book.unstarted() if book.is_suspect(message)]
-        fresh = [message for message in book.forget_unstarted() if message not in suspects]
-        # A read counts a delivery; nobody has started it, so the count is taken back. Suspects were not charged yet.
+        unstarted = state.in_flight.return_unstarted()
         if unknown:
-            # A question that closing did not wait for may have been answered all the same. First, because what is
-            # handed back stays under the own name.
-            known = [*book.entries, *(message.id for message in (*fresh, *suspects) if message.id is not None)]
-            swept = await state.run(recovery.sweep, min_idle_ms=0, owner=state.consumer, but=known)
-            state.tell_gone(swept.gone)
-            for one in swept.deliveries:
-                times = one.times_delivered or 1
-                settled = await state.run(settle.hand_back, [one.id], times_delivered=times, leaving=times - 1)
-                state.tell_gone(settled.gone)
-        await self._hand_back(fresh, uncharge=1)
-        await self._hand_back(suspects, uncharge=0)
+            # A request that closing did not wait for may have delivered entries. They are looked for first, because
+            # returned entries stay pending for this consumer, too.
+            known_ids = [*state.in_flight.ids(), *(message.id for message, _ in unstarted if message.id is not None)]
+            swept = await state.run(recovery.sweep, min_idle_ms=0, owner=state.consumer, but=known_ids)
+            state.report_gone(swept.gone)
+            for delivery in swept.deliveries:
+                times = delivery.times_delivered or 1
+                settled = await state.run(
+                    settle.return_unstarted, [delivery.id], times_delivered=times, leaving=times - 1
+                )
+                state.report_gone(settled.gone)
+        await self._return(unstarted)
 
-    async def _hand_back(self, messages: Iterable[Message], *, uncharge: int) -> None:
+    async def _return(self, messages: Iterable[tuple[Message, int]]) -> None:
+        """Returns entries to the group, each with the delivery count that is to be left."""
         state = self._state
-        for times, ids in ids_by_count(messages).items():
-            leaving = max(0, times - uncharge)
-            settled = await state.run(settle.hand_back, ids, times_delivered=times, leaving=leaving)
-            state.tell_gone(settled.gone)
+        for (times, leaving), ids in ids_by_counts(messages).items():
+            settled = await state.run(settle.return_unstarted, ids, times_delivered=times, leaving=leaving)
+            state.report_gone(settled.gone)
 
-    async def _let_go(self, shared: SharedConsumer) -> None:
-        """What was started and will not be settled any more keeps its count, and is free for others at once. What
-        middleware made wait (a rate limit, an open circuit) has not met its handler, and is not charged for it."""
-        book = self._state.book
-        held = list(book.entries.values())
+    async def _return_rest(self, shared: SharedConsumer) -> None:
+        """Entries that have started and will not be settled any more keep their delivery count. Any consumer may claim
+        them at once. A message that middleware kept from its handler (a rate limit, an open circuit) is not counted."""
+        in_flight = self._state.in_flight
         try:
-            await shared.settler.let_go(self._state)
-            await self._hand_back([message for message in held if message.begun], uncharge=0)
-            await self._hand_back([message for message in held if not message.begun], uncharge=1)
+            await self._return(in_flight.return_counts())
         except NoSuchGroup:
             return
-        book.release(list(book.entries))
+        finally:
+            in_flight.release(in_flight.ids())
         await membership.leave(self._state)
