@@ -1,7 +1,8 @@
-"""Whole streams handed to workers: announced on a load-balancer stream, held by lease, fenced by token, taken over.
+"""Assigns whole streams to members of a service, under leases with fencing tokens.
 
-In: announcements. Out: notifications through one bounded queue. Nothing here reads a data stream by itself (messaging
-does), and nothing depends on a notification of the server: a sweep finds whatever was missed.
+Streams are announced on a load-balancer stream. Members take leases, take over the streams of dead members, and report
+to the application through one bounded queue of notifications. This package does not read data streams: messaging does.
+It does not depend on keyspace notifications either: scans find every stream without an owner.
 """
 
 from millstream.assignment.announcement import Announcement, balancer_stream
@@ -12,7 +13,7 @@ from millstream.assignment.errors import (
     NotTheOwner,
     StreamIsOwned,
 )
-from millstream.assignment.leases import Token
+from millstream.assignment.leases import FencingToken
 from millstream.assignment.member import AssignmentMember
 from millstream.assignment.membership import Settings
 from millstream.assignment.notifications import (
@@ -24,7 +25,6 @@ from millstream.assignment.notifications import (
     StreamTerminated,
 )
 from millstream.assignment.operator import Assignment, announce_stream, assignments, force_release
-from millstream.assignment.partitions import PartitionedPublisher
 from millstream.assignment.subscriber import AssignedSubscriber, PartitionedSubscriber, assigned_subscriber
 from millstream.messaging import partition_of, partition_streams
 
@@ -34,12 +34,12 @@ __all__ = [
     "Assignment",
     "AssignmentClient",
     "AssignmentMember",
+    "FencingToken",
     "MalformedAnnouncement",
     "MemberClosed",
     "NotTheOwner",
     "Notification",
     "Notifications",
-    "PartitionedPublisher",
     "PartitionedSubscriber",
     "Settings",
     "StreamAdded",
@@ -47,7 +47,6 @@ __all__ = [
     "StreamExpired",
     "StreamIsOwned",
     "StreamTerminated",
-    "Token",
     "announce_stream",
     "assigned_subscriber",
     "assignments",

@@ -1,7 +1,7 @@
-"""One member's steps: place, take over, tell of orphans, claim, finish, release. Each runs to its end; no loop.
+"""The steps of a member: take its share of the streams, take over, notify of expired leases, claim, finish, release.
 
-The load-balancer stream's pending list only says where to look: entries of dead consumers, and of the consumer that
-stands for nobody. The owner record decides.
+A step runs to its end; the loops are in ``client``. The pending list of the load-balancer stream only shows where to
+scan: entries of dead consumers and of the consumer UNOWNED. The owner record decides who owns a stream.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from millstream.assignment.announcement import Announcement
 from millstream.assignment.errors import MalformedAnnouncement, NotTheOwner, StreamIsOwned
 from millstream.assignment.leases import (
-    PAGE,
+    PAGE_SIZE,
     Candidate,
+    FencingToken,
     Lease,
     OwnerRecord,
     Page,
-    Token,
     is_free,
-    without_fresh,
+    without_recent_reads,
 )
 from millstream.assignment.membership import Member as Row
 from millstream.assignment.membership import Settings, living, targets
@@ -31,9 +31,10 @@ from millstream.assignment.notifications import (
     StreamExpired,
     StreamTerminated,
 )
-from millstream.assignment.ownership import NOBODY, STEP, Ownership
-from millstream.broker import Broker, entries_at
-from millstream.broker import leases as lease_steps
+from millstream.assignment.ownership import DUPLICATES, MAX_STREAMS_PER_STEP, REPAIR_EVERY, UNOWNED, Ownership
+from millstream.broker import Broker
+from millstream.broker.operations.streams import entries_at
+from millstream.broker.scripts import leases as lease_scripts
 from millstream.errors import MillstreamError, NoSuchGroup
 from millstream.model import Entry, EntryId, Observer, PendingEntry, quiet
 from millstream.wire import to_name
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class AssignmentMember(Ownership):
-    """A member that takes its share of the streams, and hands over what is too much."""
+    """A member that takes its share of the streams and hands over the excess."""
 
     def __init__(
         self,
@@ -50,63 +51,103 @@ class AssignmentMember(Ownership):
         service: str,
         name: str,
         settings: Settings,
-        emit: Callable[[Notification], None],
+        notify: Callable[[Notification], None],
         observer: Observer = quiet,
     ) -> None:
-        super().__init__(broker, service, name, settings, emit, observer)
+        super().__init__(broker, service, name, settings, notify, observer)
+        self.accepts: Callable[[str], bool] | None = None
         self._pages: dict[str, Page] = {}
         self._tried = 0
-        self._expired_told: dict[EntryId, float] = {}
-        """When the application was last told of a stream whose owner died."""
+        self._expired_notified_at: dict[EntryId, float] = {}
+        """When the application was last notified of a stream whose owner died (monotonic seconds)."""
         self._expired_pages: dict[str, Page] = {}
+        self._duplicates = 0
+        """Pending entries of DUPLICATES at the previous call of ``place``."""
+        self._check_duplicates_at = 0.0
 
-    # --- taking and handing over ---
+    # --- take and hand over ---
 
-    async def place(self, room: int) -> bool:
-        """Moves towards this member's share: hands over what is too much, or takes up to ``room`` streams.
+    async def place(self, capacity: int) -> bool:
+        """Moves towards this member's share: hands over the excess, or takes up to ``capacity`` streams.
 
-        True when it is worth another step at once: something moved, or rivals were quicker.
+        Returns whether another step should follow at once: a stream was moved, or another member took it first.
         """
         if self.view.announced < len(self.owned):
-            # Either this member slept and does not own all of them any more, or the server lost announcements. The
-            # records tell which; handing over before that would make the server's loss everybody's.
+            # Either this member was paused and has lost streams, or the server has lost announcements. The records show
+            # which. If it handed streams over before, no process would know of announcements that the server lost.
             await self.renew()
-            await self._keep_announced()
+            await self._repair_announcements()
+            return False
+        try:
+            holders = (await self.broker.xpending(self.stream, self.group)).consumers
+        except NoSuchGroup:
+            await self._recreate_group()
             return False
         alive = living(self.view.members, self.view.now_ms)
-        target = targets(alive, self.view.announced).get(self.name, 0)
+        target = targets(alive, await self._count_streams(holders, alive)).get(self.name, 0)
         if len(self.owned) > target:
-            excess = list(self.owned.values())[target:][:STEP]
-            await self._give_back(excess)
+            excess = list(self.owned.values())[target:][:MAX_STREAMS_PER_STEP]
+            await self._release_leases(excess)
             for lease in excess:
-                self._emit(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
-            self._tell("assignment.handed_over", streams=len(excess))
+                self._notify(StreamDisowned(lease.stream, lease.lbs_id, lease.info, lease.token))
+            self._emit("assignment.handed_over", streams=len(excess))
             return True
-        allowed = min(target - len(self.owned), room, STEP)
+        allowed = min(target - len(self.owned), capacity, MAX_STREAMS_PER_STEP)
         if allowed <= 0:
             return False
         tried_before = self._tried
         try:
-            taken = await self._adopt(allowed, alive)
+            taken = await self._adopt(allowed, alive, holders)
             if taken < allowed:
                 await self._take_new(allowed - taken, alive)
         except NoSuchGroup:
-            await self._make_group_again()
+            await self._recreate_group()
         return self._tried > tried_before
 
     async def _take_new(self, count: int, alive: Mapping[str, Row]) -> int:
         deliveries = await self.broker.xreadgroup(self.stream, self.group, self.name, count=count)
-        found = [Entry(item.id, item.fields) for item in deliveries if item.fields is not None]
-        candidates = await self._understand(found, dict.fromkeys((entry.id for entry in found), self.name))
+        entries = [Entry(item.id, item.fields) for item in deliveries if item.fields is not None]
+        candidates = await self._parse_entries(entries, dict.fromkeys((entry.id for entry in entries), self.name))
         return await self._take(candidates, alive)
 
-    async def _adopt(self, count: int, alive: Mapping[str, Row]) -> int:
-        """Takes what lies in the pending list without an owner: of the dead, of nobody, and this member's leftovers."""
-        holders = (await self.broker.xpending(self.stream, self.group)).consumers
+    async def _count_streams(self, holders: Mapping[str, int], alive: Mapping[str, Row]) -> int:
+        """The number of different announced streams, without the duplicates that are known."""
+        before, self._duplicates = self._duplicates, holders.get(DUPLICATES, 0)
+        if self._duplicates and time.monotonic() >= self._check_duplicates_at:
+            self._check_duplicates_at = time.monotonic() + self.settings.renew_interval_ms / 1000
+            await self._return_duplicates(alive)
+        # The two numbers are not read atomically. The smaller of two readings makes the count too high at worst. If it
+        # were too low, this member would hand over a stream and take it back at once.
+        return max(0, self.view.announced - min(before, self._duplicates))
+
+    async def _return_duplicates(self, alive: Mapping[str, Row]) -> None:
+        """Examines some of the duplicates. Those whose stream has no owner any more return to UNOWNED."""
+        page = self._pages.setdefault(DUPLICATES, Page())
+        pending = await self.broker.xpending_range(
+            self.stream, self.group, start=page.start, count=PAGE_SIZE, consumer=DUPLICATES
+        )
+        ids = [item.id for item in page.next_window(pending, 2 * MAX_STREAMS_PER_STEP)] if pending else []
+        candidates = [
+            candidate
+            for candidate in await self._candidates(ids, DUPLICATES)
+            if candidate.announcement.stream not in self.owned
+        ]
+        # With takeover="notify" the application claims the streams of a dead member.
+        returned = {
+            candidate.announcement.stream: candidate.lbs_id
+            for candidate, record in reversed(await self._free_candidates(candidates, alive))
+            if self.settings.takeover == "automatic" or not OwnerRecord.parse(record).member
+        }
+        await self._park(list(returned.values()))
+
+    async def _adopt(self, count: int, alive: Mapping[str, Row], pending_of: Mapping[str, int]) -> int:
+        """Takes streams whose announcements are pending for dead members, for UNOWNED, or for this member without a
+        lease."""
+        holders = dict(pending_of)
         mine = holders.pop(self.name, 0)
-        names = [name for name in holders if name not in alive]
+        names = [name for name in holders if name not in alive and name != DUPLICATES]
         if self.settings.takeover == "notify":
-            names = [name for name in names if name == NOBODY]  # the dead's are for the application to claim
+            names = [name for name in names if name == UNOWNED]  # the application claims those of dead members
         if mine != len(self.owned):
             names.append(self.name)
         taken = 0
@@ -119,149 +160,193 @@ class AssignmentMember(Ownership):
     async def _adopt_from(self, holder: str, count: int, alive: Mapping[str, Row]) -> int:
         page = self._pages.setdefault(holder, Page())
         pending = await self.broker.xpending_range(
-            self.stream, self.group, start=page.start, count=PAGE, consumer=holder
+            self.stream, self.group, start=page.start, count=PAGE_SIZE, consumer=holder
         )
-        # Each member begins elsewhere in the page, so that rivals do not all reach for the same streams; and goes on
-        # from there in the next sweep, so that what cannot be taken yet does not hide what lies behind it.
+        # Each member begins at another entry of the page, so that members do not compete for the same streams. The next
+        # scan continues from there, so that entries that cannot be taken yet do not hide the entries after them.
         ahead = sorted(alive).index(self.name) * len(pending) // len(alive) if self.name in alive else 0
         pending = page.next_window([*pending[ahead:], *pending[:ahead]], 2 * count)
-        pending = self._settled(holder, pending)
-        held = {lease.lbs_id for lease in self.owned.values()}
-        ids = [item.id for item in pending if item.id not in held]
+        pending = self._takeable(holder, pending)
+        owned_ids = {lease.lbs_id for lease in self.owned.values()}
+        ids = [item.id for item in pending if item.id not in owned_ids]
+        return await self._take(await self._candidates(ids, holder), alive, at_most=count)
+
+    async def _candidates(self, ids: Sequence[EntryId], holder: str) -> list[Candidate]:
+        """The announcements with these ids. Ids of deleted entries are removed from the pending list."""
         if not ids:
-            return 0
+            return []
         entries = await self.broker.run(entries_at, self.stream, ids)
         gone = [entry_id for entry_id, entry in zip(ids, entries, strict=True) if entry is None]
         if gone:
             await self.broker.xack(self.stream, self.group, gone)
-        found = [entry for entry in entries if entry is not None]
-        candidates = await self._understand(found, dict.fromkeys((entry.id for entry in found), holder))
-        return await self._take(candidates, alive, at_most=count)
+        present = [entry for entry in entries if entry is not None]
+        return await self._parse_entries(present, dict.fromkeys((entry.id for entry in present), holder))
 
-    def _settled(self, holder: str, pending: Sequence[PendingEntry]) -> list[PendingEntry]:
-        known = not self.settings.go_locks or holder in (self.name, NOBODY) or holder in self.view.members
-        return list(pending) if known else without_fresh(pending)
+    def _takeable(self, holder: str, pending: Sequence[PendingEntry]) -> list[PendingEntry]:
+        """Without entries that a Go member may be about to lock."""
+        is_python_member = not self.settings.go_locks or holder in (self.name, UNOWNED) or holder in self.view.members
+        return list(pending) if is_python_member else without_recent_reads(pending)
 
-    async def tell_expired(self, room: int) -> None:
-        """Tells of streams whose owner is dead, up to ``room`` of them: each again after a lease, until it is claimed.
+    async def notify_expired(self, capacity: int) -> None:
+        """Notifies of up to ``capacity`` streams whose owner is dead: each again after a lease, until it is claimed.
 
-        Whatever this member's share is: where nobody who was told before has claimed, somebody else may.
+        This does not depend on the share of this member: a member with a full share may claim streams that no other
+        member claims.
         """
-        now, again = time.monotonic(), self.settings.lease_ms / 1000
+        now, interval_s = time.monotonic(), self.settings.lease_ms / 1000
         alive = living(self.view.members, self.view.now_ms)
         holders = (await self.broker.xpending(self.stream, self.group)).consumers
-        for holder in [name for name in holders if name not in alive and name not in (self.name, NOBODY)]:
+        for holder in [name for name in holders if name not in alive and name not in (self.name, UNOWNED, DUPLICATES)]:
             page = self._expired_pages.setdefault(holder, Page())
             pending = await self.broker.xpending_range(
-                self.stream, self.group, start=page.start, count=PAGE, consumer=holder
+                self.stream, self.group, start=page.start, count=PAGE_SIZE, consumer=holder
             )
-            window = self._settled(holder, page.next_window(pending, 2 * STEP))
-            due = [item.id for item in window if now - self._expired_told.get(item.id, -again) >= again]
+            window = self._takeable(holder, page.next_window(pending, 2 * MAX_STREAMS_PER_STEP))
+            due = [
+                item.id for item in window if now - self._expired_notified_at.get(item.id, -interval_s) >= interval_s
+            ]
             entries = await self.broker.run(entries_at, self.stream, due)
-            candidates = await self._understand([one for one in entries if one is not None], dict.fromkeys(due, holder))
-            for candidate, record in await self._free(candidates, alive):
-                if room <= 0:
+            candidates = await self._parse_entries(
+                [entry for entry in entries if entry is not None], dict.fromkeys(due, holder)
+            )
+            for candidate, record in await self._free_candidates(candidates, alive):
+                if capacity <= 0:
                     return
-                room -= 1
-                self._expired_told[candidate.lbs_id] = now
+                capacity -= 1
+                self._expired_notified_at[candidate.lbs_id] = now
                 owner, stream = OwnerRecord.parse(record), candidate.announcement.stream
-                token = Token(stream, owner.member, owner.number)
-                self._emit(StreamExpired(stream, candidate.lbs_id, candidate.announcement.info, token))
-        # What was claimed or finished since is told no more: forget it.
-        self._expired_told = {lbs_id: at for lbs_id, at in self._expired_told.items() if now - at < 10 * again}
+                token = FencingToken(stream, owner.member, owner.number)
+                self._notify(StreamExpired(stream, candidate.lbs_id, candidate.announcement.info, token))
+        # Claimed and finished streams are not notified again, and are removed here.
+        notified = self._expired_notified_at.items()
+        self._expired_notified_at = {lbs_id: at for lbs_id, at in notified if now - at < 10 * interval_s}
         self._expired_pages = {holder: page for holder, page in self._expired_pages.items() if holder in holders}
 
-    async def _understand(self, entries: Sequence[Entry], holders: Mapping[EntryId, str]) -> list[Candidate]:
+    async def _parse_entries(self, entries: Sequence[Entry], holders: Mapping[EntryId, str]) -> list[Candidate]:
         candidates = []
         for entry in entries:
             try:
                 announcement = Announcement.parse(entry.fields)
             except MalformedAnnouncement as error:
-                await self._bury(entry, error)
+                await self._dead_letter(entry, error)
             else:
                 candidates.append(Candidate(entry.id, announcement, holders[entry.id]))
         return candidates
 
-    async def _bury(self, entry: Entry, error: MalformedAnnouncement) -> None:
-        """To the dead letters beside the load-balancer stream, then out of it: the reader goes on."""
-        log.warning("entry %s of %r was buried: %s", entry.id, self.stream, error)
+    async def _dead_letter(self, entry: Entry, error: MalformedAnnouncement) -> None:
+        """Moves the entry to the dead-letter stream of the load-balancer stream."""
+        log.warning("dead-lettered entry %s of %r: %s", entry.id, self.stream, error)
         await self.broker.run(
-            lease_steps.bury_announcement, self.stream, self.group, entry.id, entry.fields, str(error)
+            lease_scripts.dead_letter_announcement, self.stream, self.group, entry.id, entry.fields, str(error)
         )
-        self._tell("assignment.malformed", id=str(entry.id), error=str(error))
+        self._emit("assignment.malformed", id=str(entry.id), error=str(error))
 
-    async def _take(self, candidates: Sequence[Candidate], alive: Mapping[str, Row], at_most: int = STEP) -> int:
-        """Takes the leases of those that are free. Of two rivals the record beside the stream lets one win."""
+    async def _take(
+        self, candidates: Sequence[Candidate], alive: Mapping[str, Row], at_most: int = MAX_STREAMS_PER_STEP
+    ) -> int:
+        """Takes the leases of free streams. If two members try, the owner record lets one of them succeed."""
+        duplicates = self._duplicates_among(candidates)
         first_of_each = {
-            c.announcement.stream: c for c in reversed(candidates) if c.announcement.stream not in self.owned
+            c.announcement.stream: c
+            for c in reversed(candidates)
+            if c.announcement.stream not in self.owned and (self.accepts is None or self.accepts(c.announcement.stream))
         }
-        free = (await self._free(list(first_of_each.values())[::-1], alive))[:at_most]
-        taken = await self._win(free)
-        kept = {candidate.lbs_id for candidate, _ in taken}
-        # What this member read and may not have (yet) waits under nobody's name, where every member's sweep looks.
-        parked = [c.lbs_id for c in candidates if c.holder == self.name and c.lbs_id not in kept]
+        free = (await self._free_candidates(list(first_of_each.values())[::-1], alive))[:at_most]
+        taken = await self._take_leases(free)
+        taken_ids = {candidate.lbs_id for candidate, _ in taken}
+        # Entries that this member has read and may not own (yet) are moved to UNOWNED, which every member scans.
+        parked = [
+            c.lbs_id
+            for c in candidates
+            if c.holder == self.name and c.lbs_id not in taken_ids and c.lbs_id not in duplicates
+        ]
         await self._park(parked)
+        await self._park(duplicates, DUPLICATES)
+        await self._park_others_duplicates(candidates, alive)
         return len(taken)
 
-    async def _free(
+    def _duplicates_among(self, candidates: Sequence[Candidate]) -> list[EntryId]:
+        """Candidates whose stream this member owns, or which an earlier candidate announces."""
+        streams = set(self.owned)
+        duplicates = []
+        for candidate in candidates:
+            if candidate.announcement.stream in streams:
+                duplicates.append(candidate.lbs_id)
+            streams.add(candidate.announcement.stream)
+        return duplicates
+
+    async def _park_others_duplicates(self, candidates: Sequence[Candidate], alive: Mapping[str, Row]) -> None:
+        """Moves announcements to DUPLICATES whose stream a live member owns under another announcement.
+
+        Only entries that were idle for a while: the owner may have taken the stream by this entry, and then claims the
+        entry with its next repair of the pending list.
+        """
+        waiting = [c for c in candidates if c.holder != self.name and c.announcement.stream not in self.owned]
+        records, locks = await self._read([c.announcement.stream for c in waiting], [c.lbs_id for c in waiting])
+        duplicates = []
+        for candidate, record, lock in zip(waiting, records, locks, strict=True):
+            if lock is None and not isinstance(record, MillstreamError) and OwnerRecord.parse(record).member in alive:
+                duplicates.append(candidate.lbs_id)
+        idle_ms = (REPAIR_EVERY + 1) * self.settings.renew_interval_ms
+        await self._park(duplicates, DUPLICATES, min_idle_ms=idle_ms)
+
+    async def _free_candidates(
         self, candidates: Sequence[Candidate], alive: Mapping[str, Row]
     ) -> list[tuple[Candidate, bytes | None]]:
-        """Those that nobody holds, each with the record by which it was judged."""
+        """The candidates whose stream is free, each with the owner record that was compared."""
         records, locks = await self._read(
-            [one.announcement.stream for one in candidates], [one.lbs_id for one in candidates]
+            [each.announcement.stream for each in candidates], [each.lbs_id for each in candidates]
         )
         free: list[tuple[Candidate, bytes | None]] = []
         for candidate, record, lock in zip(candidates, records, locks, strict=True):
             if isinstance(record, MillstreamError) or isinstance(lock, MillstreamError):
                 error = record if isinstance(record, MillstreamError) else lock
-                self._unanswered(candidate.announcement.stream, error)
+                self._report_unanswered(candidate.announcement.stream, error)
             elif is_free(record, lock, self.name, alive):
                 free.append((candidate, record))
         return free
 
-    async def _win(self, free: Sequence[tuple[Candidate, bytes | None]]) -> list[tuple[Candidate, Lease]]:
+    async def _take_leases(self, free: Sequence[tuple[Candidate, bytes | None]]) -> list[tuple[Candidate, Lease]]:
         if not free:
             return []
         began = time.perf_counter()
-        run = (
-            self.run
-        )  # before the answer: a lease that a late answer tells of is no surer than the heartbeat before it
+        run = self.run  # read before the request: a late reply must not make the lease look newer than its heartbeat
         numbers = await self.broker.run(
-            lease_steps.take_leases, self.name, [(c.announcement.stream, record) for c, record in free]
+            lease_scripts.take_leases, self.name, [(c.announcement.stream, record) for c, record in free]
         )
-        # Only what was answered is worth another step at once: what was refused gets its pause.
+        # Errors do not count: another step at once would meet them again.
         self._tried += sum(not isinstance(number, MillstreamError) for number in numbers)
         won: list[tuple[Candidate, Lease, bytes | None]] = []
         for (candidate, record), number in zip(free, numbers, strict=True):
             if isinstance(number, MillstreamError):
-                # Perhaps it was taken all the same: then the record names this member, whose next sweep takes it anew.
-                self._unanswered(candidate.announcement.stream, number)
+                # It may have been taken although the reply was lost. Then the next scan of this member takes it again.
+                self._report_unanswered(candidate.announcement.stream, number)
             elif number is not None:
-                token = Token(candidate.announcement.stream, self.name, number)
+                token = FencingToken(candidate.announcement.stream, self.name, number)
                 locks = self._lock_keys(token.stream, candidate.lbs_id)
                 lease = Lease(token, candidate.lbs_id, candidate.announcement.info, run, locks)
                 won.append((candidate, lease, record))
         if self.settings.go_locks:
             refused = set(await self._lock([lease for _, lease, _ in won]))
             won = [item for item in won if item[1].stream not in refused]
-        # The lease first, the pending list after: a crash in between leaves an entry of a dead consumer, which a
-        # sweep judges by the record; the other way round, a stream could lie with a consumer that has no lease.
+        # The lease is taken before the entry is claimed: a crash in between leaves an entry of a dead consumer, and
+        # scans compare its record. In the other order an entry could stay with a consumer that has no lease.
         moved = [c.lbs_id for c, _, _ in won if c.holder != self.name]
         if moved:
-            await self._hold(moved)
-        self._tell("assignment.claimed", tried=len(free), won=len(won), seconds=time.perf_counter() - began)
+            await self._claim_entries(moved)
+        self._emit("assignment.claimed", tried=len(free), won=len(won), seconds=time.perf_counter() - began)
         for candidate, lease, record in won:
-            before = OwnerRecord.parse(record).member
+            previous_owner = OwnerRecord.parse(record).member
             self.owned[lease.stream] = lease
-            self._emit(StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, before or None))
-            self._tell("assignment.taken", stream=lease.stream, taken_from=before)
-            self._expired_told.pop(candidate.lbs_id, None)
+            self._notify(StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, previous_owner or None))
+            self._emit("assignment.taken", stream=lease.stream, taken_from=previous_owner)
+            self._expired_notified_at.pop(candidate.lbs_id, None)
         return [(candidate, lease) for candidate, lease, _ in won]
 
-    # --- what the application asks for ---
+    # --- called by the application ---
 
     async def claim(self, stream: str, lbs_id: EntryId) -> StreamAdded:
-        """Takes one stream over now, whatever this member's share is; StreamIsOwned while a living member holds it."""
+        """Takes one stream over now, also beyond this member's share. Raises StreamIsOwned if a live member owns it."""
         if stream in self.owned:
             raise StreamIsOwned(stream, self.name)
         await self.heartbeat()
@@ -274,7 +359,7 @@ class AssignmentMember(Ownership):
         if not is_free(record, lock, self.name, alive):
             raise StreamIsOwned(stream, owner if owner in alive else to_name(lock or b""))
         candidate = Candidate(lbs_id, Announcement.parse(entry.fields), "")
-        won = await self._win([(candidate, record)])
+        won = await self._take_leases([(candidate, record)])
         if not won:
             record, _ = await self._read_one(stream, lbs_id)
             raise StreamIsOwned(stream, OwnerRecord.parse(record).member)
@@ -282,43 +367,44 @@ class AssignmentMember(Ownership):
         return StreamAdded(lease.stream, lease.lbs_id, lease.info, lease.token, owner or None)
 
     async def finish(self, stream: str) -> None:
-        """The stream is done: its announcement is acknowledged and deleted. Nothing else does that."""
+        """Ends the stream: its announcement is acknowledged and deleted. No other method does that."""
         lease = self._lease(stream)
-        if not await self._still_mine(lease):
+        if not await self._is_owner(lease):
             self._disown(lease)
             raise NotTheOwner(stream)
         if not await self._end_announcement(lease):
-            # A failover may have lost the last claim, or that it was read at all: hence by force. The record still says
-            # that the entry is this member's.
-            held = await self.broker.xclaim_ids(
+            # A failover may have lost the last claim of the entry, or that it was read: hence FORCE. The owner record
+            # still names this member.
+            claimed = await self.broker.xclaim_ids(
                 self.stream, self.group, self.name, [lease.lbs_id], min_idle_ms=0, force=True
             )
-            if held and not await self._end_announcement(lease):
+            if claimed and not await self._end_announcement(lease):
                 raise NotTheOwner(stream)
         self.owned.pop(stream, None)
-        self._emit(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
-        self._tell("assignment.finished", stream=stream)
+        self._check_duplicates_at = 0.0  # the stream may have been announced again meanwhile
+        self._notify(StreamTerminated(stream, lease.lbs_id, lease.info, lease.token))
+        self._emit("assignment.finished", stream=stream)
         try:
-            await self.broker.run(lease_steps.release_lease, stream, lease.guard.record)
+            await self.broker.run(lease_scripts.release_lease, stream, lease.fence.record)
             await self._unlock([lease])
         except MillstreamError as error:
-            # Told all the same, for nobody can finish it once more. What stays names this member, who may take the
-            # stream if it is announced again; and so may everybody once this member is gone.
-            self._unanswered(stream, error)
+            # Not raised: the announcement is gone, so a repeated finish would fail. The record still names this member,
+            # which may take the stream if it is announced again; other members may after this member has left.
+            self._report_unanswered(stream, error)
 
     async def _end_announcement(self, lease: Lease) -> bool:
-        step = lease_steps.finish_announcement
+        step = lease_scripts.finish_announcement
         return await self.broker.run(step, self.stream, self.group, self.name, lease.lbs_id)
 
     async def release(self, stream: str) -> None:
-        """Gives one stream back, unfinished: another member takes it."""
+        """Releases one stream, unfinished: another member takes it."""
         lease = self._lease(stream)
-        await self._give_back([lease])
-        self._emit(StreamDisowned(stream, lease.lbs_id, lease.info, lease.token))
+        await self._release_leases([lease])
+        self._notify(StreamDisowned(stream, lease.lbs_id, lease.info, lease.token))
 
-    async def _still_mine(self, lease: Lease) -> bool:
+    async def _is_owner(self, lease: Lease) -> bool:
         record, _ = await self._read_one(lease.stream, lease.lbs_id)
-        return record == lease.guard.record
+        return record == lease.fence.record
 
     def _lease(self, stream: str) -> Lease:
         if stream not in self.owned:

@@ -1,6 +1,6 @@
-"""Belonging to a fleet: how a member behaves, who is alive, and who should hold how many streams.
+"""Settings of a member, the table of members, and how many streams each member should own.
 
-Pure: every member computes the same targets from the same table of members.
+Pure: every member computes the same shares from the same table.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Literal, NamedTuple
 
 from millstream.assignment.announcement import GO_LOCK_SEPARATOR
@@ -16,17 +17,23 @@ from millstream.errors import InvalidArgument
 
 
 def default_member() -> str:
-    """The name under which this process is known: its pod's, else its host and process."""
-    pod = os.environ.get("POD_NAME") or os.environ.get("POD_IP") or f"{socket.gethostname()}-{os.getpid()}"
-    return f"redis-consumer-{pod}"
+    """A name for one member: its pod or host, the process id and a random suffix, so that no two members share it.
+
+    Pod or host and process id are not unique: a pod may run several processes, and a process several members. Members
+    with one name would take each other's streams.
+    """
+    host = os.environ.get("POD_NAME") or os.environ.get("POD_IP") or socket.gethostname()
+    return f"redis-consumer-{host}-{os.getpid()}-{token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``takeover="automatic"`` claims what a dead member left; ``"notify"`` sends StreamExpired and leaves it to the
-    application; every living member is told, and again after each lease until somebody has claimed it. ``go_locks``
-    keeps the Go client's lock keys in step, for fleets of both; ``go_lock_separators`` are what stands between stream
-    and id in such a key: with members of the Go client's earlier releases, ``("<MUTEX_KEY_SEP>", ":")``.
+    """How a member behaves.
+
+    ``takeover="automatic"`` claims the streams of dead members. With ``"notify"`` every live member sends StreamExpired
+    to its application, again after each lease, until a member has claimed the stream. ``go_locks`` maintains the lock
+    keys of the Go client, for services with members of both kinds. ``go_lock_separators`` stand between stream and id
+    in such a key; if members of earlier releases of the Go client take part, use ``("<MUTEX_KEY_SEP>", ":")``.
     """
 
     capacity: int = 10_000
@@ -47,7 +54,7 @@ class Settings:
             raise InvalidArgument(
                 "lease_ms",
                 self.lease_ms,
-                f"at least twice renew_interval_ms ({self.renew_interval_ms}), so that one lost renewal loses nothing",
+                f"at least twice renew_interval_ms ({self.renew_interval_ms}), so that one lost renewal loses no lease",
             )
         if self.takeover not in ("automatic", "notify"):
             raise InvalidArgument("takeover", self.takeover, "automatic or notify")
@@ -55,15 +62,15 @@ class Settings:
         if (
             not isinstance(separators, tuple)
             or not separators
-            or not all(isinstance(one, str) and one for one in separators)
+            or not all(isinstance(each, str) and each for each in separators)
         ):
             raise InvalidArgument(
-                "go_lock_separators", separators, f"a tuple of texts, such as ({GO_LOCK_SEPARATOR!r},)"
+                "go_lock_separators", separators, f"a tuple of strings, such as ({GO_LOCK_SEPARATOR!r},)"
             )
 
 
 class Member(NamedTuple):
-    """One row of the table of members, as its owner last wrote it. Times are the server's."""
+    """One row of the table of members, as the member last wrote it. Times are those of the server."""
 
     expires_ms: int
     owned: int
@@ -71,8 +78,19 @@ class Member(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes) -> Member:
-        expires_ms, owned, capacity = raw.split(b" ")
+        expires_ms, owned, capacity, _lease_ms = raw.split(b" ")
         return cls(int(expires_ms), int(owned), int(capacity))
+
+
+def parse_members(rows: Mapping[str, bytes]) -> tuple[dict[str, Member], dict[str, bytes]]:
+    """The members, and the malformed rows, which are ignored."""
+    members, malformed = {}, {}
+    for name, row in rows.items():
+        try:
+            members[name] = Member.parse(row)
+        except ValueError:
+            malformed[name] = row
+    return members, malformed
 
 
 def living(members: Mapping[str, Member], now_ms: int) -> dict[str, Member]:
@@ -82,21 +100,21 @@ def living(members: Mapping[str, Member], now_ms: int) -> dict[str, Member]:
 def targets(members: Mapping[str, Member], total: int) -> dict[str, int]:
     """An even share of ``total`` streams for each member, within its capacity.
 
-    What does not divide goes to those who hold the most already, so that nobody hands over without need.
+    The remainder goes to the members that own the most already, so that no stream is handed over without need.
     """
     shares = dict.fromkeys(members, 0)
-    left = total
+    remaining = total
     open_members = [name for name in members if members[name].capacity > 0]
-    while left and open_members:
-        share = left // len(open_members)
+    while remaining and open_members:
+        share = remaining // len(open_members)
         if share == 0:
             by_holding = sorted(open_members, key=lambda name: (-members[name].owned, name))
-            for name in by_holding[:left]:
+            for name in by_holding[:remaining]:
                 shares[name] += 1
             break
         for name in open_members:
             given = min(share, members[name].capacity - shares[name])
             shares[name] += given
-            left -= given
+            remaining -= given
         open_members = [name for name in open_members if shares[name] < members[name].capacity]
     return shares

@@ -1,5 +1,5 @@
-"""What a member is told, and the queue through which it is told. Notifications are values: compare them, match on them,
-send them elsewhere."""
+"""Notifications of a member to its application, and their queue. Notifications are values: they can be compared,
+matched and pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream.assignment.leases import Token
+from millstream.assignment.errors import MemberClosed
+from millstream.assignment.leases import FencingToken
 from millstream.errors import MillstreamError
 from millstream.model import EntryId
 
@@ -19,12 +20,12 @@ class Notification:
     stream: str
     lbs_id: EntryId
     info: Mapping[str, Any] = field(default_factory=dict)
-    token: Token | None = None
+    token: FencingToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAdded(Notification):
-    """This member owns the stream now, under ``token``. ``taken_from`` names a dead owner whose work this continues."""
+    """This member now owns the stream, under ``token``. ``taken_from`` is the dead previous owner, if there was one."""
 
     kind = 1
     taken_from: str | None = None
@@ -32,31 +33,31 @@ class StreamAdded(Notification):
 
 @dataclass(frozen=True, slots=True)
 class StreamDisowned(Notification):
-    """This member does not own the stream any more: stop working on it. ``token`` is the one that is void now."""
+    """This member no longer owns the stream: stop working on it. ``token`` is the one that is no longer valid."""
 
     kind = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StreamExpired(Notification):
-    """Another member's lease has run out: ``claim`` it to take over. Sent where ``takeover="notify"``."""
+    """The lease of another member has expired: ``claim`` the stream to take it over. Sent if ``takeover="notify"``."""
 
     kind = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTerminated(Notification):
-    """The stream was finished: it is announced no more, and nobody owns it."""
+    """The stream is finished: it is no longer announced, and has no owner."""
 
     kind = 4
 
 
 class Notifications:
-    """What ``AssignmentClient.start()`` gives: ``async for one in client.start()``.
+    """The notifications of a member: ``async for notification in client.start()``.
 
-    Awaited first (``told = await client.start()``) it comes back when the member has joined and has looked for streams
-    once, and raises at once what will not pass: a wrong password, no permission, another type under the stream's name.
-    Without that, whoever iterates is told. While a server is away, both wait.
+    ``notifications = await client.start()`` returns when the member has joined and has scanned for streams once. A
+    permanent error (a wrong password, no permission, a key of another type) is raised there, or else by the iterator.
+    While the server cannot be reached, both wait.
     """
 
     def __init__(self) -> None:
@@ -65,29 +66,48 @@ class Notifications:
         self._begun = asyncio.Event()
         self._failure: MillstreamError | None = None
         self._closed = False
+        self._handling = False
+        """The iterator has returned a notification, and the next one was not requested yet."""
+        self._joined = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, notification: Notification) -> None:
+        """Queues a notification. Raises MemberClosed after ``close``: the iterator may have ended already."""
+        if self._closed:
+            raise MemberClosed("the notifications of this member are closed.")
         self._waiting.append(notification)
         self._arrived.set()
 
     def begin(self) -> None:
-        """The member has joined, and has looked once."""
+        """The member has joined, and has scanned for streams once."""
         self._begun.set()
 
     def fail(self, error: MillstreamError) -> None:
-        """This member could never join: whoever waits is told."""
+        """The member could not join: the error is raised to those that wait."""
         self._failure = error
         self._begun.set()
         self._arrived.set()
 
     def close(self) -> None:
-        """Nothing more comes; what waits can still be taken."""
+        """No more notifications follow. Queued ones can still be received."""
         self._closed = True
         self._begun.set()
         self._arrived.set()
+        self._check_joined()
+
+    async def join(self) -> None:
+        """Waits until the member is closed and every queued notification is handled.
+
+        A notification is handled when the next one is requested from the iterator. So ``join`` does not return unless a
+        loop iterates, and it must not be called inside of that loop.
+        """
+        await self._joined.wait()
+
+    def _check_joined(self) -> None:
+        if self._closed and not self._waiting and not self._handling:
+            self._joined.set()
 
     def __await__(self) -> Generator[Any, None, Notifications]:
         return self._until_begun().__await__()
@@ -102,6 +122,8 @@ class Notifications:
         return self
 
     async def __anext__(self) -> Notification:
+        self._handling = False
+        self._check_joined()
         while not self._waiting:
             if self._closed:
                 raise StopAsyncIteration
@@ -109,4 +131,5 @@ class Notifications:
                 raise self._failure
             self._arrived.clear()
             await self._arrived.wait()
+        self._handling = True
         return self._waiting.popleft()

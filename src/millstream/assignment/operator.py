@@ -1,22 +1,24 @@
-"""What an operator asks from outside the fleet, over a blocking broker: who owns what, and let go of it."""
+"""Operations for people and tools, over a blocking broker: list owners, announce a stream, force a release."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from millstream.assignment.announcement import Announcement, balancer_group, balancer_stream
-from millstream.assignment.errors import MalformedAnnouncement
+from millstream.assignment.announcement import Announcement, add_announcements, balancer_group, balancer_stream
+from millstream.assignment.errors import MalformedAnnouncement, MalformedOwnerRecord
 from millstream.assignment.leases import OwnerRecord
-from millstream.assignment.membership import Member, living
-from millstream.assignment.ownership import NOBODY
-from millstream.broker import BlockingBroker, beside, leases
+from millstream.assignment.membership import living, parse_members
+from millstream.assignment.ownership import UNOWNED
+from millstream.broker import BlockingBroker, companion_key
+from millstream.broker.scripts import leases
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchGroup, NoSuchStream
 from millstream.model import EntryId
 
 
 class Assignment(NamedTuple):
-    """``token`` is the last number; while there is an owner, it is also the millisecond at which the lease began."""
+    """An announced stream and its owner. ``token`` is the number of the last token. While there is an owner, it is
+    usually also the millisecond at which the lease began."""
 
     stream: str
     lbs_id: EntryId
@@ -26,60 +28,71 @@ class Assignment(NamedTuple):
     alive: bool
 
 
-def assignments(broker: BlockingBroker, service: str, *, most: int = 100_000) -> list[Assignment]:
-    """Every announced stream, in the order of the announcements."""
+def assignments(broker: BlockingBroker, service: str, *, limit: int = 100_000) -> list[Assignment]:
+    """Announced streams, in the order of their announcements; at most ``limit``."""
     name = balancer_stream(service)
-    found: list[tuple[EntryId, Announcement]] = []
-    for entry in broker.xrange(name, count=most):
+    announced: list[tuple[EntryId, Announcement]] = []
+    for entry in broker.xrange(name, count=limit):
         try:
-            found.append((entry.id, Announcement.parse(entry.fields)))
+            announced.append((entry.id, Announcement.parse(entry.fields)))
         except MalformedAnnouncement:
-            continue  # a member will bury it
+            continue  # a member will dead-letter it
     now_ms, _, rows = broker.run(leases.members, name)
-    alive = living({member: Member.parse(row) for member, row in rows.items()}, now_ms)
-    ownable = [one.stream for _, one in found if _can_be_owned(one.stream)]
+    alive = living(parse_members(rows)[0], now_ms)
+    ownable = [announcement.stream for _, announcement in announced if _can_be_owned(announcement.stream)]
     records, _ = broker.run(leases.read_leases, ownable)
-    owned = {stream: OwnerRecord.parse(_known(record)) for stream, record in zip(ownable, records, strict=True)}
-    owners = [owned.get(one.stream, OwnerRecord(0, "")) for _, one in found]
+    owned = {stream: _owner_of(_value_of(record)) for stream, record in zip(ownable, records, strict=True)}
+    owners = [owned.get(announcement.stream, OwnerRecord(0, "")) for _, announcement in announced]
     return [
-        Assignment(one.stream, lbs_id, one.info, owner.member, owner.number, owner.member in alive)
-        for (lbs_id, one), owner in zip(found, owners, strict=True)
+        Assignment(each.stream, lbs_id, each.info, owner.member, owner.number, owner.member in alive)
+        for (lbs_id, each), owner in zip(announced, owners, strict=True)
     ]
 
 
 def _can_be_owned(stream: str) -> bool:
-    """Anybody may announce anything: a name with a brace in it has no place for an owner record."""
+    """Whether the stream can have an owner record. Any client may announce any name; one with a brace cannot have
+    one."""
     try:
-        return bool(beside(stream, "owner"))
+        return bool(companion_key(stream, "owner"))
     except InvalidArgument:
         return False
 
 
-def _known(record: bytes | MillstreamError | None) -> bytes | None:
+def _owner_of(record: bytes | None) -> OwnerRecord:
+    """The owner; none if the record is malformed: members do not take such a stream, and log why."""
+    try:
+        return OwnerRecord.parse(record)
+    except MalformedOwnerRecord:
+        return OwnerRecord(0, "")
+
+
+def _value_of(record: bytes | MillstreamError | None) -> bytes | None:
     if isinstance(record, MillstreamError):
         raise record
     return record
 
 
 def announce_stream(broker: BlockingBroker, service: str, announcement: Announcement) -> EntryId:
-    added = broker.xadd(balancer_stream(service), announcement.fields())
-    assert added is not None  # only create=False gives None
-    return added
+    """Announces a stream on the load-balancer stream of a service, so that a member takes it."""
+    [lbs_id] = broker.run(add_announcements, balancer_stream(service), [announcement])
+    return lbs_id
 
 
 def force_release(broker: BlockingBroker, service: str, stream: str) -> str:
-    """Voids the owner's token, and puts the announcement where the members' sweeps look. Returns who owned it."""
-    found = [one for one in assignments(broker, service) if one.stream == stream]
-    if not found:
-        raise NoSuchStream(f"stream {stream!r} is not announced. `millstream assignments ls {service}` lists what is.")
+    """Invalidates the owner's token, and moves the announcement to where members scan. Returns the previous owner."""
+    of_stream = [assignment for assignment in assignments(broker, service) if assignment.stream == stream]
+    if not of_stream:
+        raise NoSuchStream(
+            f"stream {stream!r} is not announced. `millstream assignments ls {service}` lists announced streams."
+        )
     [record], _ = broker.run(leases.read_leases, [stream])
-    held = _known(record)
-    owner = OwnerRecord.parse(held)
-    if held is not None and owner.member:
-        broker.run(leases.release_lease, stream, held)
+    current = _value_of(record)
+    owner = OwnerRecord.parse(current)
+    if current is not None and owner.member:
+        broker.run(leases.release_lease, stream, current)
     name, group = balancer_stream(service), balancer_group(service)
     try:
-        broker.xclaim_ids(name, group, NOBODY, [one.lbs_id for one in found], min_idle_ms=0)
+        broker.xclaim_ids(name, group, UNOWNED, [assignment.lbs_id for assignment in of_stream], min_idle_ms=0)
     except NoSuchGroup:
-        pass  # no member was ever there: the first one makes the group, and reads every announcement
+        pass  # no member has joined yet: the first one creates the group and reads every announcement
     return owner.member

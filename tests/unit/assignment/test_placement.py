@@ -1,4 +1,4 @@
-"""Everybody computes the same even shares, within capacities, and nobody hands over without need."""
+"""Shares are even, within capacities, and no stream is handed over without need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ tables = st.dictionaries(
 
 
 @given(tables, st.integers(0, 200))
-def test_shares_add_up_to_what_there_is_or_to_what_fits(members: dict[str, Member], total: int) -> None:
+def test_sum_of_shares_is_limited_by_streams_and_capacity(members: dict[str, Member], total: int) -> None:
     shares = targets(members, total)
     assert sum(shares.values()) == min(total, sum(member.capacity for member in members.values()))
     assert all(0 <= share <= members[name].capacity for name, share in shares.items())
@@ -24,22 +24,22 @@ def test_shares_add_up_to_what_there_is_or_to_what_fits(members: dict[str, Membe
 @given(tables, st.integers(0, 200))
 def test_shares_differ_by_one_at_most_where_capacity_allows(members: dict[str, Member], total: int) -> None:
     shares = targets(members, total)
-    roomy = [share for name, share in shares.items() if share < members[name].capacity]
-    if roomy:
-        assert max(shares.values()) <= min(roomy) + 1
+    below_capacity = [share for name, share in shares.items() if share < members[name].capacity]
+    if below_capacity:
+        assert max(shares.values()) <= min(below_capacity) + 1
 
 
-def test_what_does_not_divide_goes_to_those_who_hold_the_most() -> None:
+def test_remainder_goes_to_members_that_own_the_most() -> None:
     members = {"a": Member(1, 3, 100), "b": Member(1, 4, 100), "c": Member(1, 3, 100)}
     assert targets(members, 10) == {"a": 3, "b": 4, "c": 3}
 
 
 @given(tables, st.integers(0, 200))
-def test_an_even_spread_is_left_alone(members: dict[str, Member], total: int) -> None:
-    settled = {name: Member(1, share, members[name].capacity) for name, share in targets(members, total).items()}
-    assert targets(settled, total) == {name: member.owned for name, member in settled.items()}
+def test_even_distribution_is_not_changed(members: dict[str, Member], total: int) -> None:
+    balanced = {name: Member(1, share, members[name].capacity) for name, share in targets(members, total).items()}
+    assert targets(balanced, total) == {name: member.owned for name, member in balanced.items()}
 
 
-def test_a_member_is_dead_at_the_millisecond_at_which_its_lease_ends() -> None:
+def test_member_is_dead_when_its_lease_ends() -> None:
     members = {"a": Member(100, 0, 1), "b": Member(101, 0, 1)}
     assert set(living(members, 100)) == {"b"}
