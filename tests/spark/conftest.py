@@ -26,7 +26,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.ui.showConsoleProgress", "false")
-        # As pipelines set it: Spark's own choice starts stat(1) and chmod(1) several times for each batch.
+        # As in pipelines: Spark's default starts stat(1) and chmod(1) several times for each batch.
         .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
         .getOrCreate()
     )

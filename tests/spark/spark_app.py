@@ -1,4 +1,4 @@
-"""A small application for every place that Spark runs in: reads a stream, writes it back as a batch and as a query.
+"""A small application for each environment of Spark: reads a stream, and writes it with a batch and with a query.
 
 Usage: python spark_app.py '{"url": ..., "checkpoint": ..., "master" | "remote": ..., "spark": {...}}'
 """

@@ -56,12 +56,12 @@ class Attempt:
         fields = {"attempt": self._number, "what": what, **{name: str(value) for name, value in more.items()}}
         self._broker.xadd(self._notes, fields)
 
-    def wait_for_rival(self, what: str) -> None:
-        def noted() -> bool:
+    def wait_for_other_attempt(self, what: str) -> None:
+        def has_arrived() -> bool:
             notes = self._broker.xrange(self._notes)
             return any(note.text("what") == what and note.text("attempt") != self._number for note in notes)
 
-        wait_until(noted, what=f"the other attempt: {what}", timeout_s=60)
+        wait_until(has_arrived, what=f"the other attempt: {what}", timeout_s=60)
 
 
 Write = Callable[[Any, Iterator[pa.RecordBatch]], Written]
@@ -86,18 +86,18 @@ def write_against_a_rival(
         def given() -> Iterator[pa.RecordBatch]:
             for at, batch in enumerate(batches):
                 if at == 0 and task.attemptNumber():
-                    attempt.wait_for_rival(f"stored {half - 1}")  # on a slow machine the copy might come early
+                    attempt.wait_for_other_attempt(f"stored {half - 1}")  # on a slow machine the copy might come early
                 if at == half and not task.attemptNumber():
-                    attempt.wait_for_rival(f"stored {half}")
+                    attempt.wait_for_other_attempt(f"stored {half}")
                 yield batch
                 attempt.note(f"stored {at}")  # for the sink asks for the next one when it has stored this one
                 if at > half:
-                    attempt.wait_for_rival(f"stored {at}")
+                    attempt.wait_for_other_attempt(f"stored {at}")
 
         written = write(writer, given())
         facts = {"rows": written.rows, "added": written.added, "skipped": written.skipped}
         attempt.note("ended", task=task.taskAttemptId(), executor=os.getcwd(), **facts)
-        attempt.wait_for_rival("ended" if task.attemptNumber() else COMMITTED)
+        attempt.wait_for_other_attempt("ended" if task.attemptNumber() else COMMITTED)
         return written
 
 

@@ -1,4 +1,4 @@
-"""The transaction of the bulk writer: a refused one leaves no trace, an interrupted one is whole or not there."""
+"""The transaction of the bulk writer: a rejected one changes nothing, an interrupted one is complete or absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millstream import BlockingBroker, open_blocking_broker
 from millstream.broker.broker import Broker
 from millstream.broker.keys import slot_of
 from millstream.broker.open import open_broker
-from millstream.broker.steps.once import Digest, Once, RowsMissing
+from millstream.broker.scripts.append_once import Digest, Once, RowsMissing
 from millstream.errors import (
     IdTooSmall,
     MillstreamError,
@@ -49,8 +49,8 @@ def broker(request: pytest.FixtureRequest) -> Iterator[BlockingBroker]:
         yield opened
 
 
-def say(broker: BlockingBroker, *words: str) -> Any:
-    return broker.link.call_many(Batch([tuple(map(str.encode, words))], b"s"))[0]
+def run_command(broker: BlockingBroker, *args: str) -> Any:
+    return broker.transport.call_many(Batch([tuple(map(str.encode, args))], b"s"))[0]
 
 
 def rows(*values: bytes) -> UniformRows:
@@ -69,8 +69,8 @@ def append(broker: BlockingBroker, once: BulkOnce, *values: bytes) -> tuple[int,
 
 def everything(broker: BlockingBroker) -> Any:
     return [
-        say(broker, *words)
-        for words in (
+        run_command(broker, *args)
+        for args in (
             ("TYPE", "s"),
             ("XINFO", "STREAM", "s", "FULL", "COUNT", "0"),
             ("XINFO", "GROUPS", "s"),
@@ -85,19 +85,19 @@ def everything(broker: BlockingBroker) -> Any:
 def plain(state: Any) -> Any:
     """Errors as texts, so that they can be compared."""
     if isinstance(state, list):
-        return [plain(one) for one in state]
+        return [plain(item) for item in state]
     return state.text if isinstance(state, ErrorReply) else state
 
 
-def lived_in(broker: BlockingBroker) -> None:
-    """Pending entries, a group that lags, a deleted top, trimmed entries, a time to live."""
+def use_stream(broker: BlockingBroker) -> None:
+    """A stream with pending entries, a lagging group, a deleted last entry, trimmed entries and a TTL."""
     ids = broker.xadd_many("s", [{"n": n} for n in range(10)])
     broker.create_group("s", "g", start="0")
     broker.create_group("s", "h", start=ids[7])
     broker.xreadgroup("s", "g", "c", count=4)
     broker.xdel("s", [ids[5], ids[9]])
-    say(broker, "XTRIM", "s", "MAXLEN", "6")
-    say(broker, "PEXPIRE", "s", "10000000")
+    run_command(broker, "XTRIM", "s", "MAXLEN", "6")
+    run_command(broker, "PEXPIRE", "s", "10000000")
 
 
 def emptied(broker: BlockingBroker) -> None:
@@ -106,21 +106,19 @@ def emptied(broker: BlockingBroker) -> None:
 
 
 def set_ahead(broker: BlockingBroker) -> None:
-    say(broker, "XADD", "s", "5-5", "n", "1")
-    say(broker, "XSETID", "s", "99999999999999-7", "ENTRIESADDED", "77", "MAXDELETEDID", "88-8")
+    run_command(broker, "XADD", "s", "5-5", "n", "1")
+    run_command(broker, "XSETID", "s", "99999999999999-7", "ENTRIESADDED", "77", "MAXDELETEDID", "88-8")
 
 
-SCENES: list[Callable[[BlockingBroker], None]] = [lived_in, emptied, set_ahead, lambda broker: None]
+SCENES: list[Callable[[BlockingBroker], None]] = [use_stream, emptied, set_ahead, lambda broker: None]
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_refused_transaction_leaves_everything_as_it_was(
-    broker: BlockingBroker, scene: Callable[[BlockingBroker], None]
-) -> None:
+def test_rejected_transaction_changes_nothing(broker: BlockingBroker, scene: Callable[[BlockingBroker], None]) -> None:
     scene(broker)
     if scene is SCENES[-1]:
         append(broker, writer(), b"1", b"2")
-        say(broker, "DEL", "s")  # the markers know of rows, and there is no stream
+        run_command(broker, "DEL", "s")  # there are markers, but no stream
     else:
         append(broker, writer(), b"1", b"2")
     before = plain(everything(broker))
@@ -148,12 +146,12 @@ def test_a_refused_transaction_leaves_everything_as_it_was(
     ],
 )
 @pytest.mark.parametrize("scene", ["on a stream", "without a stream"])
-def test_what_cannot_be_written_leaves_everything_as_it_was(
+def test_rows_that_cannot_be_written_change_nothing(
     broker: BlockingBroker, spoilt: tuple[str, ...], error: type[MillstreamError], scene: str
 ) -> None:
     if scene == "on a stream" and spoilt[0] != "SET":
-        lived_in(broker)
-    say(broker, *spoilt)
+        use_stream(broker)
+    run_command(broker, *spoilt)
     before = plain(everything(broker))
 
     with pytest.raises(error):
@@ -162,16 +160,16 @@ def test_what_cannot_be_written_leaves_everything_as_it_was(
     assert plain(everything(broker)) == before
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_who_waits_hears_nothing_of_a_refused_transaction(broker: BlockingBroker, there: bool) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_blocked_readers_are_not_woken_by_a_rejected_transaction(broker: BlockingBroker, exists: bool) -> None:
     append(broker, writer(), b"1")
     (last,) = broker.xrange("s")
-    if not there:
+    if not exists:
         broker.delete("s")
-    heard: list[Any] = []
-    reader = threading.Thread(target=lambda: heard.append(broker.xread({"s": last.id}, block_ms=0)))
+    received: list[Any] = []
+    reader = threading.Thread(target=lambda: received.append(broker.xread({"s": last.id}, block_ms=0)))
     reader.start()
-    wait_until(lambda: waiting(broker) == 1, what="the reader to wait")
+    wait_until(lambda: waiting(broker) == 1, what="a blocked reader")
 
     with pytest.raises(StaleWriter):
         append(broker, writer(4), b"no")
@@ -179,7 +177,7 @@ def test_who_waits_hears_nothing_of_a_refused_transaction(broker: BlockingBroker
     append(broker, writer(6), b"yes")
 
     reader.join(20)
-    ((entry,),) = heard[0].values()
+    ((entry,),) = received[0].values()
     assert entry.fields[b"event"] == b"yes"
 
 
@@ -188,24 +186,27 @@ def waiting(broker: BlockingBroker) -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_short_way_does_what_the_long_way_does(broker: BlockingBroker, seed: int) -> None:
-    """Writers, versions, replays and zombies in turn: the same outcome of each step, the same rows and markers."""
-    chance = random.Random(seed)
-    made: dict[tuple[int, int], list[bytes]] = {}
+def test_bulk_append_has_the_same_result_as_append_once(broker: BlockingBroker, seed: int) -> None:
+    """Several writers, versions, replays and stale writers: each step has the same result, rows and markers."""
+    rng = random.Random(seed)
+    rows_by_writer: dict[tuple[int, int], list[bytes]] = {}
     for _ in range(40):
-        who, epoch = chance.randrange(2), chance.randint(1, 3)
-        known = made.setdefault((who, epoch), [b"%d %d %d" % (who, epoch, n) for n in range(chance.randint(1, 30))])
-        values = list(known[: chance.randint(1, len(known))])
-        if chance.random() < 0.2:
-            values[chance.randrange(len(values))] = b"other"
-        start = chance.choice((0, 0, 0, chance.randrange(len(values))))
-        cuts = [start, *sorted(chance.randrange(start, len(values) + 1) for _ in range(2)), len(values)]
+        writer_number, epoch = rng.randrange(2), rng.randint(1, 3)
+        version = (writer_number, epoch)
+        version_rows = rows_by_writer.setdefault(
+            version, [b"%d %d %d" % (*version, n) for n in range(rng.randint(1, 30))]
+        )
+        values = list(version_rows[: rng.randint(1, len(version_rows))])
+        if rng.random() < 0.2:
+            values[rng.randrange(len(values))] = b"other"
+        start = rng.choice((0, 0, 0, rng.randrange(len(values))))
+        cuts = [start, *sorted(rng.randrange(start, len(values) + 1) for _ in range(2)), len(values)]
         outcomes = []
         for short in (True, False):
             digest = Digest()
             digest.add([b"event", value, b"id", b""] for value in values[:start])
             kind = BulkOnce if short else Once
-            once = kind(f"s{short}", f"w{who}", epoch, position=start, digest=digest)
+            once = kind(f"s{short}", f"w{writer_number}", epoch, position=start, digest=digest)
             outcome: list[Any] = []
             try:
                 for first, past in pairwise(cuts):
@@ -220,27 +221,27 @@ def test_the_short_way_does_what_the_long_way_does(broker: BlockingBroker, seed:
             except MillstreamError as error:
                 outcome.append(type(error))
             stream = f"s{short}"
-            markers = [say(broker, "HGET", f"{{{stream}}}.once:w{n}", "0") for n in range(2)]
+            markers = [run_command(broker, "HGET", f"{{{stream}}}.once:w{n}", "0") for n in range(2)]
             stored = [entry.fields for entry in broker.xrange(stream)]
             outcomes.append((outcome, stored, [marker and marker.split(b" ")[:3] for marker in markers]))
         assert outcomes[0] == outcomes[1], seed
 
 
-# --- what a server can refuse, and how it ends ----------------------------------------------------------------------
+# --- rejections by the server ----------------------------------------------------------------------
 
 
-def test_out_of_memory_takes_whole_chunks(broker: BlockingBroker) -> None:
+def test_out_of_memory_rejects_whole_chunks(broker: BlockingBroker) -> None:
     append(broker, writer(), b"1")
     used = int(broker.server_info("memory")["used_memory"])
-    say(broker, "CONFIG", "SET", "maxmemory", str(used + 3_000_000))
+    run_command(broker, "CONFIG", "SET", "maxmemory", str(used + 3_000_000))
     once = writer(6)
     many = [b"%d" % n + b"x" * 200 for n in range(50_000)]
     try:
         with pytest.raises(OutOfMemory):
             append(broker, once, *many)
     finally:
-        say(broker, "CONFIG", "SET", "maxmemory", "0")
-    stored = int(say(broker, "HGET", MARKERS, "0").split(b" ")[1])
+        run_command(broker, "CONFIG", "SET", "maxmemory", "0")
+    stored = int(run_command(broker, "HGET", MARKERS, "0").split(b" ")[1])
     assert stored > 0
     assert stored % 1000 == 0
     assert broker.xlen("s") == 1 + stored
@@ -250,23 +251,23 @@ def test_out_of_memory_takes_whole_chunks(broker: BlockingBroker) -> None:
     assert broker.xlen("s") == 1 + len(many)
 
 
-def test_memory_that_runs_out_before_exec(redis_url: str) -> None:
-    """The server looks again at EXEC, at all that was queued, and not between the commands."""
+def test_out_of_memory_before_exec_writes_nothing(redis_url: str) -> None:
+    """The server checks memory at EXEC for all queued commands, and not between them."""
     with open_blocking_broker(redis_url) as broker:
-        session = broker.link.open_own(broker.link.primaries()[0])
+        session = broker.transport.open_own(broker.transport.primaries()[0])
         try:
             session.exchange([(b"MULTI",), (b"XADD", b"s", b"*", b"n", b"1")], 0, whole=True)
-            say(broker, "CONFIG", "SET", "maxmemory", "1")
+            run_command(broker, "CONFIG", "SET", "maxmemory", "1")
             (refused,) = session.exchange([(b"EXEC",)], 0, whole=True)
         finally:
-            say(broker, "CONFIG", "SET", "maxmemory", "0")
+            run_command(broker, "CONFIG", "SET", "maxmemory", "0")
             session.close()
         assert refused.text.startswith("EXECABORT Transaction discarded because of: OOM")
         assert broker.xlen("s") == 0
 
 
 @pytest.mark.parametrize("missing", ["eval", "xsetid", "del", "xadd", "exec"])
-def test_without_a_permission_nothing_is_written(redis_server: RedisProcess, missing: str) -> None:
+def test_missing_permission_writes_nothing(redis_server: RedisProcess, missing: str) -> None:
     ask(redis_server, "ACL", "SETUSER", "poor", "reset", "on", ">pw", "~*", "+@all", f"-{missing}")
     try:
         with (
@@ -275,7 +276,7 @@ def test_without_a_permission_nothing_is_written(redis_server: RedisProcess, mis
         ):
             append(broker, writer(), b"1")
             before = plain(everything(broker))
-            for epoch in (4, 5, 6):  # to be refused, to be skipped, to be added
+            for epoch in (4, 5, 6):  # rejected, skipped, added
                 with pytest.raises(PermissionDenied):
                     append(poor, writer(epoch), b"1")
             assert plain(everything(broker)) == before
@@ -283,7 +284,7 @@ def test_without_a_permission_nothing_is_written(redis_server: RedisProcess, mis
         ask(redis_server, "ACL", "DELUSER", "poor")
 
 
-def test_a_replica_and_a_primary_without_one_refuse_all_of_it() -> None:
+def test_replica_and_primary_without_replicas_reject_the_transaction() -> None:
     with RedisProcess(["--repl-diskless-sync-delay", "0"]) as primary:
         with (
             RedisProcess(["--replicaof", "127.0.0.1", str(primary.port)]) as replica,
@@ -301,20 +302,20 @@ def test_a_replica_and_a_primary_without_one_refuse_all_of_it() -> None:
             assert plain(everything(copy)) == plain(everything(broker))
         with open_blocking_broker(primary.url, deadline_ms=100) as broker:
             before = plain(everything(broker))
-            say(broker, "CONFIG", "SET", "min-replicas-to-write", "1")
+            run_command(broker, "CONFIG", "SET", "min-replicas-to-write", "1")
             with pytest.raises(ServerError, match="NOREPLICAS"):
                 append(broker, writer(7), b"4")
             assert plain(everything(broker)) == before
 
 
-def test_an_append_only_file_that_ends_anywhere() -> None:
-    """After a crash a transaction is there as a whole, marker and all, or not at all."""
+def test_truncated_append_only_file_has_whole_transactions() -> None:
+    """After a crash a transaction and its marker are complete or absent."""
     with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as server:
         with open_blocking_broker(server.url) as broker:
             append(broker, writer(), b"1", b"2")
             with pytest.raises(StaleWriter):
                 append(broker, writer(4), b"no")
-            kept = plain(everything(broker))
+            rejected_state = plain(everything(broker))
             (file,) = server.directory.glob("appendonlydir/*.incr.aof")
             first = file.stat().st_size
             with pytest.raises(StaleWriter):
@@ -329,16 +330,16 @@ def test_an_append_only_file_that_ends_anywhere() -> None:
             file.write_bytes(written[:end])
             server.start()
             with open_blocking_broker(server.url) as broker:
-                expected = full if end == len(written) else kept
+                expected = full if end == len(written) else rejected_state
                 assert without_times(everything(broker)) == without_times(expected), end
             server.kill()
 
 
 def without_times(state: Any) -> Any:
-    return [one for index, one in enumerate(plain(state)) if index != 3]
+    return [item for index, item in enumerate(plain(state)) if index != 3]
 
 
-def test_a_journal_keeps_it(tmp_path: Path) -> None:
+def test_transaction_survives_a_restart_with_a_journal(tmp_path: Path) -> None:
     url = f"local://{tmp_path}"
     with open_blocking_broker(url, max_stream_len=None) as broker:
         set_ahead(broker)
@@ -350,8 +351,8 @@ def test_a_journal_keeps_it(tmp_path: Path) -> None:
         assert plain(everything(broker)) == before
 
 
-def test_streams_stay_short_by_themselves(redis_url: str) -> None:
-    """As by every other way to add, where the broker was opened with ``max_stream_len``."""
+def test_streams_are_trimmed_to_the_brokers_limit(redis_url: str) -> None:
+    """As with every other append, if the broker was opened with ``max_stream_len``."""
     values = [b"%d" % n for n in range(10)]
     for url in (redis_url, f"local://{uuid4().hex}"):
         with open_blocking_broker(url, max_stream_len=100) as broker:
@@ -374,7 +375,7 @@ async def test_event_loops_run_it_too(redis_url: str) -> None:
             assert await broker.run(writer().append_uniform, rows(b"1", b"2", b"3")) == (1, 2)
 
 
-def test_on_a_cluster(cluster: ClusterSetup) -> None:
+def test_bulk_append_on_a_cluster(cluster: ClusterSetup) -> None:
     with open_blocking_broker(cluster.url) as broker:
         for _ in range(12):
             name = f"bulk:{uuid4().hex}"
@@ -386,23 +387,20 @@ def test_on_a_cluster(cluster: ClusterSetup) -> None:
             broker.delete_stream(name, companions=True)
 
 
-def test_a_slot_that_moves(cluster: ClusterSetup) -> None:
-    """While it moves a transaction waits: nobody can be asked for half of it."""
+def test_bulk_append_while_a_slot_moves(resharded_cluster: ClusterSetup) -> None:
+    """A transaction waits while its slot moves, because neither node has all of its keys meanwhile."""
+    cluster = resharded_cluster
     with open_blocking_broker(cluster.url) as broker:
         assert append(broker, writer(), b"1") == (1, 0)
         slot = slot_of(b"s")
         source = cluster.owner(slot)
         target = next(node for node in cluster.nodes if node is not source)
         done: list[Any] = []
-        try:
-            cluster.begin_move(slot, target)
-            waiting = threading.Thread(target=lambda: done.append(append(broker, writer(5, 1, b"1"), b"2", b"3")))
-            waiting.start()
-            ask(source, "MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", "s", MARKERS)
-            cluster.end_move(slot, target)
-            waiting.join(30)
-            assert done == [(2, 0)]
-            assert [entry.fields[b"event"] for entry in broker.xrange("s")] == [b"1", b"2", b"3"]
-        finally:
-            broker.delete("s", MARKERS)
-            cluster.end_move(slot, source)
+        cluster.begin_move(slot, target)
+        waiting = threading.Thread(target=lambda: done.append(append(broker, writer(5, 1, b"1"), b"2", b"3")))
+        waiting.start()
+        ask(source, "MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", "s", MARKERS)
+        cluster.end_move(slot, target)
+        waiting.join(30)
+        assert done == [(2, 0)]
+        assert [entry.fields[b"event"] for entry in broker.xrange("s")] == [b"1", b"2", b"3"]

@@ -1,4 +1,4 @@
-"""The same application in every place: spark-submit, Connect, pipelines, a cluster, Spark 4.2."""
+"""The same application in each environment: spark-submit, Connect, declarative pipelines, a cluster, Spark 4.2."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def spark_home() -> Path:
     return Path(pyspark.__file__).parent
 
 
-def run(words: list[str], where: Path, **more: str) -> str:
+def run(command: list[str], where: Path, **more: str) -> str:
     done = subprocess.run(
-        words, capture_output=True, text=True, env=environment(**more), timeout=240, check=False, cwd=where
+        command, capture_output=True, text=True, env=environment(**more), timeout=240, check=False, cwd=where
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -55,12 +55,12 @@ def fill(url: str) -> None:
         broker.xadd_many("in", [{"event": str(n)} for n in range(ROWS)])
 
 
-def check(url: str, said: str) -> dict[str, Any]:
+def check(url: str, output: str) -> dict[str, Any]:
     with open_blocking_broker(url) as broker:
         for stream in ("batch_out", "stream_out"):
             assert sorted(int(entry.text("event")) for entry in broker.xrange(stream)) == list(range(ROWS))
         assert [(group.name, group.lag) for group in broker.group_info("in")] == [("spark", 0)]
-    answer: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+    answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     assert answer["rows"] == ROWS
     return answer
 
@@ -91,11 +91,17 @@ def spark_42() -> str:
     return str(ROOT / ".venv-spark42" / "bin" / "python")
 
 
+def spark_42_variables() -> dict[str, str]:
+    """The environment for that interpreter. SPARK_HOME may name another Spark for the tests as a whole."""
+    python = spark_42()
+    [home] = Path(python).parents[1].glob("lib/python*/site-packages/pyspark")
+    return {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "SPARK_HOME": str(home)}
+
+
 def test_spark_4_2(redis_url, tmp_path):
     python = spark_42()
     fill(redis_url)
-    names = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
-    said = run([python, str(APP), asked(redis_url, tmp_path, master="local[2]")], tmp_path, **names)
+    said = run([python, str(APP), asked(redis_url, tmp_path, master="local[2]")], tmp_path, **spark_42_variables())
     assert check(redis_url, said)["version"].startswith("4.2.")
 
 
@@ -138,12 +144,12 @@ class StandaloneCluster(NamedTuple):
         }
 
     def executors(self) -> set[Path]:
-        """The directories of all executors that were started until now."""
+        """The directories of all executors that were started so far."""
         return {path for path in self.where.glob("worker*/app-*/*") if path.is_dir()}
 
 
 def second_host() -> str:
-    """Another name of this machine, where it has one: Spark takes workers with different names for different hosts."""
+    """Another name of this machine, if it has one: to Spark, workers with different names are on different hosts."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.2", 0))
@@ -158,19 +164,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
     where = tmp_path_factory.mktemp("cluster")
     launch = str(spark_home() / "bin" / "spark-class")
     port = free_port()
-    made = StandaloneCluster(f"spark://127.0.0.1:{port}", ("127.0.0.1", second_host()), where)
+    started = StandaloneCluster(f"spark://127.0.0.1:{port}", ("127.0.0.1", second_host()), where)
     parts = [["master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]]
-    for n, host in enumerate(made.hosts):
-        parts.append(["worker.Worker", made.master, "--host", host, "--webui-port", str(free_port())])
+    for n, host in enumerate(started.hosts):
+        parts.append(["worker.Worker", started.master, "--host", host, "--webui-port", str(free_port())])
         parts[-1] += ["--cores", "1", "--memory", "600m", "--work-dir", str(where / f"worker{n}")]
     daemons = environment(SPARK_DAEMON_JAVA_OPTS=SHORT_LIVED)
     with ExitStack() as stack:
         logs = []
-        for at, words in enumerate(parts):
+        for at, command in enumerate(parts):
             log = stack.enter_context((where / f"part{at}.log").open("w+"))
             logs.append(Path(log.name))
-            words[0] = f"org.apache.spark.deploy.{words[0]}"
-            process = subprocess.Popen([launch, *words], stdout=log, stderr=log, env=daemons)
+            command[0] = f"org.apache.spark.deploy.{command[0]}"
+            process = subprocess.Popen([launch, *command], stdout=log, stderr=log, env=daemons)
             stack.callback(process.wait, 60)
             stack.callback(process.terminate)
             if at == 0:
@@ -181,15 +187,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
                 what="a worker of the cluster",
                 timeout_s=60,
             )
-        yield made
+        yield started
 
 
 @pytest.mark.at_length  # `make test` runs a whole pipeline on such a cluster
 def test_a_standalone_cluster_of_two_workers(cluster, redis_url, tmp_path):
     fill(redis_url)
     before = cluster.executors()
-    words = [sys.executable, str(APP), asked(redis_url, tmp_path, master=cluster.master, spark=cluster.settings())]
-    check(redis_url, run(words, tmp_path))
+    command = [sys.executable, str(APP), asked(redis_url, tmp_path, master=cluster.master, spark=cluster.settings())]
+    check(redis_url, run(command, tmp_path))
     assert len(cluster.executors() - before) == 2
 
 
@@ -209,28 +215,28 @@ PLANTED = {"no_marker": {"stream": "no_marker", "delivery": "at_least_once"}}
 
 
 class Speculated(NamedTuple):
-    """What is in Redis after a write whose first partition was written by two attempts."""
+    """The rows in Redis after two attempts wrote the first partition."""
 
     rows: list[int]
     """As they lie in the stream; of several streams, one after the other."""
     attempts: dict[int, dict[str, str]]
-    """What each attempt of the first partition noted at its end, by its number."""
+    """What each attempt of the first partition recorded_gaps at its end, by its number."""
 
 
 @pytest.fixture(scope="module")
 def speculated(
     cluster: StandaloneCluster, shared_redis: RedisProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Speculated]:
-    """All writes in one application, which costs more to start than all of them take."""
+    """All writes in one application, because starting one takes longer than the writes."""
     if len(set(cluster.hosts)) == 1:
         pytest.skip("127.0.0.2 cannot be bound: Spark starts no second attempt on the host of the first")
     where = tmp_path_factory.mktemp("speculated")
     url, writes = shared_redis.url, {**ONCE, **PLANTED}
     settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS), **cluster.settings()}
     with open_blocking_broker(url) as broker:
-        broker.link.call(Command((b"FLUSHALL",)))
+        broker.transport.call(Command((b"FLUSHALL",)))
         broker.xadd_many("in", [{"event": str(n)} for n in range(SPECULATED_ROWS)])
-        # Small chunks: a batch is several steps, and rivals meet in the middle of it.
+        # Small chunks: a batch has several chunks, and the attempts overlap inside it.
         more = {name: {"chunkRows": "8", **write} for name, write in writes.items()}
         plan = {"rows": SPECULATED_ROWS, "half": HALF, "writes": more, "master": cluster.master, "spark": settings}
         run([sys.executable, str(SPECULATING_APP), asked(url, where, **plan)], where)
@@ -246,42 +252,42 @@ def _speculated(broker: BlockingBroker, stream: str) -> Speculated:
     )
 
 
-def check_attempts(found: Speculated) -> tuple[dict[str, int], dict[str, int]]:
-    """What both attempts did, having made sure that there were two, at the same time, each with all rows."""
-    assert set(found.attempts) == {0, 1}
+def check_attempts(speculated_write: Speculated) -> tuple[dict[str, int], dict[str, int]]:
+    """The counts of both attempts, after checking that there were two in parallel, each with all rows."""
+    assert set(speculated_write.attempts) == {0, 1}
     for fact in ("task", "executor"):
-        assert len({attempt[fact] for attempt in found.attempts.values()}) == 2, fact
-    first, copy = ({k: int(found.attempts[n][k]) for k in ("rows", "added", "skipped")} for n in range(2))
+        assert len({attempt[fact] for attempt in speculated_write.attempts.values()}) == 2, fact
+    first, copy = ({k: int(speculated_write.attempts[n][k]) for k in ("rows", "added", "skipped")} for n in range(2))
     assert first["rows"] == copy["rows"] == SPECULATED_ROWS // 2
     return first, copy
 
 
 @pytest.mark.at_length
 @pytest.mark.parametrize("write", ONCE)
-def test_two_attempts_of_a_task_write_at_once_and_every_row_is_there_once(write: str, speculated):
-    found: Speculated = speculated[write]
-    first, copy = check_attempts(found)
+def test_two_parallel_attempts_of_a_task_add_each_row_once(write: str, speculated):
+    result: Speculated = speculated[write]
+    first, copy = check_attempts(result)
     assert first["added"] >= HALF * BATCH_ROWS, "the first attempt had half of its rows stored"
     assert copy["added"] >= BATCH_ROWS, "its copy overtook it"
     assert first["added"] + copy["added"] == first["skipped"] + copy["skipped"] == SPECULATED_ROWS // 2
     for part in range(2):
         own = range(part * SPECULATED_ROWS // 2, (part + 1) * SPECULATED_ROWS // 2)
-        assert [row for row in found.rows if row in own] == list(own), f"rows of partition {part}, in their order"
-    assert len(found.rows) == SPECULATED_ROWS
+        assert [row for row in result.rows if row in own] == list(own), f"rows of partition {part}, in their order"
+    assert len(result.rows) == SPECULATED_ROWS
 
 
 @pytest.mark.at_length
-def test_without_a_marker_the_same_two_attempts_double_their_rows(speculated):
-    """The planted fault: were there no second attempt, or did it not write, no row would be there twice."""
-    found: Speculated = speculated["no_marker"]
-    first, copy = check_attempts(found)
+def test_two_parallel_attempts_without_a_marker_duplicate_rows(speculated):
+    """Checks the test itself: without a second attempt that writes, no row would be duplicated."""
+    result: Speculated = speculated["no_marker"]
+    first, copy = check_attempts(result)
     assert first["added"] == copy["added"] == SPECULATED_ROWS // 2
     twice = range(SPECULATED_ROWS // 2)
-    assert sorted(found.rows) == sorted([*twice, *range(SPECULATED_ROWS)])
+    assert sorted(result.rows) == sorted([*twice, *range(SPECULATED_ROWS)])
 
 
 def test_a_redis_cluster(spark, tmp_path):
-    """Streams on all nodes, their markers beside them."""
+    """Streams and their markers are on all nodes."""
     with ClusterSetup() as cluster, open_blocking_broker(cluster.url) as broker:
         rows = spark.range(0, 200, 1, 2).selectExpr("cast(id AS STRING) AS value", "id % 9 AS part")
         for _ in range(2):

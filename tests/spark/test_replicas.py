@@ -1,4 +1,4 @@
-"""With replicas asked for, a source reads nothing that a failover could take back; a sink waits till they have it."""
+"""With durability=replicated(n) a source only reads entries that replicas have, and a sink waits for replicas."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def add(primary: RedisProcess, *events: str, **options: Any) -> None:
 
 
 class Query:
-    """A reader, driven as Spark drives it."""
+    """Calls a streaming reader as Spark does."""
 
     def __init__(self, url: str, *, finished: dict[str, Any] | None = None, **options: str) -> None:
-        asked = {"url": url, "subscribe": "s", "startingOffsets": "earliest", **options}
-        self._reader = RedisStreamsSource(asked).streamReader(DEFAULT_SCHEMA)
+        options = {"url": url, "subscribe": "s", "startingOffsets": "earliest", **options}
+        self._reader = RedisStreamsSource(options).streamReader(DEFAULT_SCHEMA)
         self.finished = finished or self._reader.initialOffset()
 
     def batch(self) -> list[str]:
@@ -65,7 +65,7 @@ class Query:
         return read
 
 
-def test_what_no_replica_has_is_not_read(pair: Pair) -> None:
+def test_entries_that_no_replica_has_are_not_read(pair: Pair) -> None:
     primary, replica = pair
     first = Query(primary.url, durability="replicated(1)")
     assert first.batch() == ["0"]
@@ -83,8 +83,8 @@ def test_what_no_replica_has_is_not_read(pair: Pair) -> None:
     assert patient.batch() == []
 
 
-def test_a_failover_takes_nothing_back_that_was_read(pair: Pair) -> None:
-    """As in a planned one: the replica is promoted while the old primary still answers."""
+def test_failover_removes_no_entry_that_was_read(pair: Pair) -> None:
+    """As in a planned failover: the replica is promoted while the old primary still replies."""
     primary, replica = pair
     first = Query(primary.url, durability="replicated(1)")
     hasty = Query(primary.url)
@@ -101,7 +101,7 @@ def test_a_failover_takes_nothing_back_that_was_read(pair: Pair) -> None:
         Query(replica.url, finished=hasty.finished).batch()
 
 
-def test_the_key_that_replicas_are_asked_by_is_beside_the_stream_and_ends(pair: Pair) -> None:
+def test_replication_check_uses_a_companion_key_with_a_ttl(pair: Pair) -> None:
     primary, _ = pair
     query = Query(primary.url, durability="replicated(1)")
     query.batch()
@@ -110,8 +110,8 @@ def test_the_key_that_replicas_are_asked_by_is_beside_the_stream_and_ends(pair: 
     assert 0 < ask(primary, "PTTL", "{s}.replicas") <= 86_400_000
 
 
-def test_a_full_server_is_still_read(pair: Pair) -> None:
-    """Or else what would make room, reading and then trimming, could never happen."""
+def test_server_without_free_memory_is_still_read(pair: Pair) -> None:
+    """Otherwise reading and trimming, which free memory, could not continue."""
     primary, _ = pair
     query = Query(primary.url, durability="replicated(1)", deadlineMs="20000")
     assert query.batch() == ["0"]
@@ -124,14 +124,14 @@ def test_a_full_server_is_still_read(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("level", ["appended", "fsynced", "replicated(0)", "twice"])
-def test_other_levels_are_refused(level: str) -> None:
+def test_other_durability_levels_are_rejected(level: str) -> None:
     with pytest.raises(InvalidOption, match="durability"):
         source_options({"url": "redis://h", "subscribe": "s", "durability": level}, streaming=True)
 
 
 # --- the sink ---------------------------------------------------------------------------------------------------------
 
-KNOWN_AGAIN = [
+IDEMPOTENT = [
     {},
     {"idColumn": "at"},
     {"delivery": "exactly_once_by_event_id", "eventIdColumn": "at"},
@@ -139,27 +139,33 @@ KNOWN_AGAIN = [
 
 
 def write(primary: RedisProcess, **options: str) -> Delivered:
-    """What a task does with 2,500 rows: three steps."""
+    """Writes 2,500 rows as a task does, in three chunks."""
     rows = pa.record_batch({"value": [b"%d" % n for n in range(2500)], "at": [f"{n}-1" for n in range(1, 2501)]})
-    asked = {"url": primary.url, "stream": "out", "durability": "replicated(1)", "txnAppId": "app", "txnVersion": "1"}
-    return write_here({**asked, **options}, rows.schema, [rows], partition="0")
+    defaults = {
+        "url": primary.url,
+        "stream": "out",
+        "durability": "replicated(1)",
+        "txnAppId": "app",
+        "txnVersion": "1",
+    }
+    return write_here({**defaults, **options}, rows.schema, [rows], partition="0")
 
 
 class Resuming(logging.Handler):
-    """Lets the replica go on once the sink has said that rows were not confirmed."""
+    """Resumes the replica when the sink logs that rows were not confirmed."""
 
     def __init__(self, replica: RedisProcess) -> None:
         super().__init__(logging.WARNING)
         self._replica = replica
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.messages.append(record.getMessage())
         self._replica.signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("options", KNOWN_AGAIN, ids=["exactly_once", "idColumn", "by_event_id"])
-def test_rows_that_no_replica_confirmed_are_given_again_and_are_there_once(pair: Pair, options: dict[str, str]) -> None:
+@pytest.mark.parametrize("options", IDEMPOTENT, ids=["exactly_once", "idColumn", "by_event_id"])
+def test_unconfirmed_rows_are_written_again_and_stored_once(pair: Pair, options: dict[str, str]) -> None:
     primary, replica = pair
     resuming = Resuming(replica)
     log = logging.getLogger("millstream.spark")
@@ -170,14 +176,14 @@ def test_rows_that_no_replica_confirmed_are_given_again_and_are_there_once(pair:
     finally:
         log.removeHandler(resuming)
         replica.signal(signal.SIGCONT)
-    (said,) = resuming.said
-    assert "'out'" in said
-    assert "replicated(1)" in said
+    (message,) = resuming.messages
+    assert "'out'" in message
+    assert "replicated(1)" in message
     ask(replica, "REPLICAOF", "NO", "ONE")
     assert ask(replica, "XLEN", "out") == ask(primary, "XLEN", "out") == 2500
 
 
-def test_a_sink_gives_up_at_its_deadline_and_a_repetition_adds_nothing(pair: Pair) -> None:
+def test_sink_fails_at_its_deadline_and_a_repeated_write_adds_nothing(pair: Pair) -> None:
     primary, replica = pair
     replica.signal(signal.SIGSTOP)
     try:
@@ -190,18 +196,18 @@ def test_a_sink_gives_up_at_its_deadline_and_a_repetition_adds_nothing(pair: Pai
     assert ask(primary, "XLEN", "out") == 2500
 
 
-def test_rows_that_would_be_added_twice_are_not_given_again(pair: Pair) -> None:
+def test_unconfirmed_rows_are_not_repeated_if_that_would_duplicate_them(pair: Pair) -> None:
     primary, replica = pair
     replica.signal(signal.SIGSTOP)
     try:
-        with pytest.raises(DurabilityUnavailable, match="do not repeat it blindly"):
+        with pytest.raises(DurabilityUnavailable, match="check the replicas"):
             write(primary, delivery="at_least_once")
         assert 0 < ask(primary, "XLEN", "out") <= 2500
     finally:
         replica.signal(signal.SIGCONT)
 
 
-def test_what_the_server_will_never_give_is_said_at_once(pair: Pair) -> None:
+def test_durability_that_the_server_does_not_support_fails_immediately(pair: Pair) -> None:
     primary, _ = pair
     with pytest.raises(DurabilityUnavailable, match=r"appendonly|appendfsync"):
         write(primary, durability="fsynced")

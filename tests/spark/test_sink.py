@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from millstream import BlockingBroker, open_blocking_broker
-from millstream.broker import retention
+from millstream.broker.scripts import retention
 from millstream.testing import RedisProcess, free_port
 
 pytestmark = pytest.mark.spark
@@ -51,7 +52,7 @@ def copy_query(spark: SparkSession, url: str, where: Path, source: dict[str, str
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had died between the sink's write and Spark's commit."""
+    """The state after a driver crashed between the sink's write and Spark's commit."""
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
@@ -66,19 +67,30 @@ def run(query: Any) -> Any:
 # --- batch ---
 
 
-def test_a_report_tells_what_was_written_whatever_was_there_already(spark, broker, save, tmp_path):
+def test_report_counts_added_and_skipped_rows(spark, broker, save, tmp_path):
     times = sf.when(sf.col("id") != 7, sf.col("id") + 1000).alias("at")
     rows = spark.range(0, 1000, 1, 3).select(sf.col("id").cast("string").alias("event"), sf.lit("x").alias("k"), times)
     report = tmp_path / "report.json"
     options = {"stream": "out", "txnAppId": "app", "report": str(report), "timeColumn": "at", "also.b.stream": "other"}
-    told = {"rows": 1000, "bytes": 10 + 90 * 2 + 900 * 3, "oldest": 1000, "newest": 1999, "dropped": 0}
-    for version in ("1", "1", "2"):
+    expected = {"rows": 1000, "bytes": 10 + 90 * 2 + 900 * 3, "oldest": 1000, "newest": 1999, "dropped": 0}
+    for version, added in (("1", 1000), ("1", 0), ("2", 1000)):
         save(rows, txnVersion=version, **options)
-        assert json.loads(report.read_text()) == told, "the rows of one write, however many places and however often"
+        reported = json.loads(report.read_text())
+        target_counts = {"added": added, "skipped": 1000 - added, "dropped": 0}
+        assert reported.pop("places") == {"sink": target_counts, "b": target_counts}
+        assert (reported.pop("added"), reported.pop("skipped")) == (2 * added, 2000 - 2 * added)
+        assert reported == expected, "the rows of one write, for any number of targets and attempts"
     save(rows.where("id < 0"), txnVersion="3", **options)
-    assert json.loads(report.read_text()) == {"rows": 0, "bytes": 0, "oldest": None, "newest": None, "dropped": 0}
+    reported = json.loads(report.read_text())
+    assert (reported["rows"], reported["bytes"], reported["oldest"], reported["added"], reported["skipped"]) == (
+        0,
+        0,
+        None,
+        0,
+        0,
+    )
     assert [broker.xlen("out"), broker.xlen("other")] == [2000, 2000]
-    assert set(broker.xrange("out")[0].fields) == {b"event", b"k"}, "the times are no field"
+    assert set(broker.xrange("out")[0].fields) == {b"event", b"k"}, "the time column is not a field"
 
 
 def test_every_row_is_written_once_and_in_order_within_its_partition(spark, broker, save):
@@ -99,7 +111,7 @@ def test_fields_columns_routes_and_names(spark, broker, save):
     assert [entry.fields for entry in broker.xrange("m")] == [{b"a": b"1", b"b": b"2"}]
 
 
-def test_what_was_read_can_be_written_back_with_all_its_fields(spark, broker, save, redis_url):
+def test_rows_that_were_read_can_be_written_back_with_all_fields(spark, broker, save, redis_url):
     broker.xadd("in", {"a": b"\x00\xff", "b": "2"})
     broker.xadd("in", {"event": "x"})
     rows = spark.read.format("redis_streams").options(url=redis_url, subscribe="in").load()
@@ -107,7 +119,7 @@ def test_what_was_read_can_be_written_back_with_all_its_fields(spark, broker, sa
     assert [entry.fields for entry in broker.xrange("back")] == [entry.fields for entry in broker.xrange("in")]
 
 
-def test_a_transaction_of_the_same_version_adds_nothing_and_a_lower_one_is_refused(spark, broker, save):
+def test_same_version_adds_nothing_and_a_lower_version_is_rejected(spark, broker, save):
     rows = numbers(spark, 100)
     save(rows, stream="out", txnAppId="job", txnVersion="7", chunkRows="10")
     save(rows, stream="out", txnAppId="job", txnVersion="7", chunkRows="33")
@@ -119,14 +131,66 @@ def test_a_transaction_of_the_same_version_adds_nothing_and_a_lower_one_is_refus
     assert broker.xlen("out") == 200
 
 
-def test_a_replay_with_other_rows_is_an_error_and_never_silent(spark, broker, save):
+def test_replay_with_different_rows_is_an_error(spark, broker, save):
     save(numbers(spark, 100, 1), stream="out", txnAppId="job", txnVersion="1")
-    other = numbers(spark, 100, 1).select(sf.concat(sf.lit("1"), sf.col("value")).alias("value"))
+    different_rows = numbers(spark, 100, 1).select(sf.concat(sf.lit("1"), sf.col("value")).alias("value"))
     with pytest.raises(PySparkException, match="NonDeterministicReplay"):
-        save(other, stream="out", txnAppId="job", txnVersion="1")
+        save(different_rows, stream="out", txnAppId="job", txnVersion="1")
     with pytest.raises(PySparkException, match="NonDeterministicReplay"):
         save(numbers(spark, 40, 1), stream="out", txnAppId="job", txnVersion="1")
     assert values(broker, "out") == list(range(100))
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 8])
+def test_replay_split_into_other_tasks_is_rejected_and_adds_nothing(spark, broker, save, redis_url, tasks):
+    client = redis.Redis.from_url(redis_url)
+    options = {"stream": "out", "txnAppId": "job", "txnVersion": "1"}
+    save(numbers(spark, 8, 4), **options)
+    save(numbers(spark, 8, 4), **options)
+    with pytest.raises(PySparkException, match="NonDeterministicReplay"):
+        save(numbers(spark, 8, tasks), **options)
+    assert sorted(values(broker, "out")) == list(range(8))
+    save(numbers(spark, 8, 4), **options)
+    save(numbers(spark, 8, tasks), **{**options, "txnVersion": "2"})
+    assert broker.xlen("out") == 16
+    [record] = client.keys("*once.tasks*")
+    assert client.pttl(record) > 0
+
+
+def test_replay_with_fewer_tasks_after_a_crash_is_detected_at_commit(spark, broker, save, redis_url):
+    options = {"stream": "out", "txnAppId": "job", "txnVersion": "1"}
+    save(numbers(spark, 8, 4), **options)
+    client = redis.Redis.from_url(redis_url)
+    client.delete(*client.keys("*once.tasks*"))  # as if the driver had crashed before the commit
+    with pytest.raises(PySparkException, match="NonDeterministicReplay"):
+        save(numbers(spark, 8, 2), **options)
+
+
+def test_streaming_replay_of_files_with_fewer_tasks_is_rejected(spark, broker, redis_url, tmp_path):
+    for number in range(4):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{number}.txt").write_text(f"{2 * number}\n{2 * number + 1}\n")
+
+    def query() -> Any:
+        rows = spark.readStream.schema("value STRING").text(str(tmp_path / "in"))
+        writer = rows.writeStream.format("redis_streams").options(url=redis_url, stream="out")
+        return writer.option("checkpointLocation", str(tmp_path / "place")).trigger(availableNow=True).start()
+
+    setting = "spark.sql.files.minPartitionNum"
+    try:
+        spark.conf.set(setting, "4")
+        run(query())
+        forget_last_commit(tmp_path / "place")
+        spark.conf.set(setting, "1")
+        replay = query()
+        with pytest.raises(PySparkException, match="NonDeterministicReplay"):
+            replay.awaitTermination(90)
+        assert sorted(values(broker, "out")) == list(range(8))
+        spark.conf.set(setting, "4")
+        run(query())
+    finally:
+        spark.conf.unset(setting)
+    assert sorted(values(broker, "out")) == list(range(8))
 
 
 def test_plain_batch_writes_are_independent_of_each_other(spark, broker, save):
@@ -153,7 +217,7 @@ def test_two_sinks_into_one_stream_from_one_batch(spark, broker, redis_url, tmp_
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "exactly_once_by_event_id"])
-def test_several_places_from_one_pass_and_a_replay_adds_to_none(spark, broker, save, tmp_path, delivery):
+def test_several_targets_are_written_in_one_pass_and_a_replay_adds_nothing(spark, broker, save, tmp_path, delivery):
     made = spark.sparkContext.accumulator(0)
 
     def count(batches):
@@ -176,24 +240,24 @@ def test_several_places_from_one_pass_and_a_replay_adds_to_none(spark, broker, s
     once = list(range(3000))
     assert made.value == 2 * 3000, "a pass makes its rows once"
     assert sorted(values(broker, "here")) == once
-    # Event ids know no sink: whoever comes second with an id adds nothing, by whatever name it goes.
+    # Event ids are not bound to a sink: a second row with the same id is skipped, whatever its sink id.
     twice = sorted(once * 2) if delivery == "exactly_once" else once
     assert sorted(values(broker, "there")) == twice
 
 
 def test_a_query_into_two_servers(spark, broker, redis_url, tmp_path):
     broker.xadd_many("in", [{"event": str(number)} for number in range(500)])
-    with RedisProcess() as other:
+    with RedisProcess() as second_server:
         source = {"subscribe": "in", "startingOffsets": "earliest"}
-        sink = {"stream": "out", "also.mirror.url": other.url}
+        sink = {"stream": "out", "also.mirror.url": second_server.url}
         run(copy_query(spark, redis_url, tmp_path / "c", source, sink))
         forget_last_commit(tmp_path / "c")
         run(copy_query(spark, redis_url, tmp_path / "c", source, sink))
-        with open_blocking_broker(other.url) as mirror:
+        with open_blocking_broker(second_server.url) as mirror:
             assert values(broker, "out") == values(mirror, "out") == list(range(500))
 
 
-def test_event_ids_decide_where_rows_have_no_order(spark, broker, save):
+def test_event_ids_recognise_rows_without_a_stable_order(spark, broker, save):
     rows = spark.range(200).selectExpr("cast(id AS STRING) AS value", "concat('e', id) AS event_id")
     options = {"stream": "out", "delivery": "exactly_once_by_event_id", "eventIdColumn": "event_id"}
     save(rows.repartition(3), content="value", **options)
@@ -222,12 +286,12 @@ def test_at_least_once_adds_every_time(spark, broker, save):
     assert not broker.exists("{out}.once:job/sink")
 
 
-def test_a_hard_cap_holds(spark, broker, save):
+def test_hard_cap_limits_the_stream(spark, broker, save):
     save(numbers(spark, 1000, 1), stream="out", maxlen="100")
     assert values(broker, "out") == list(range(900, 1000))
 
 
-def test_what_a_hard_cap_takes_from_a_group_unread_is_counted(broker):
+def test_unread_entries_removed_by_a_hard_cap_are_counted(broker):
     from millstream.model import TrimPolicy
     from millstream.spark.fan_out import cap
 
@@ -244,7 +308,7 @@ def test_what_a_hard_cap_takes_from_a_group_unread_is_counted(broker):
     assert cap(broker, "nothing", TrimPolicy(max_len=20)) == 0
 
 
-def test_a_querys_hard_cap_enters_what_it_takes_unread_into_the_account_of_losses(spark, broker, redis_url, tmp_path):
+def test_hard_cap_of_a_query_records_losses_of_groups(spark, broker, redis_url, tmp_path):
     broker.create_group("out", "slow", start="0")
     broker.xadd_many("in", [{"event": str(n)} for n in range(300)])
     source = {"subscribe": "in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "120"}
@@ -254,11 +318,11 @@ def test_a_querys_hard_cap_enters_what_it_takes_unread_into_the_account_of_losse
     assert broker.run(retention.losses, "out") == {"slow": 500}
 
 
-def test_a_server_that_is_out_of_memory_for_a_while_only_delays(spark, broker, save):
+def test_server_that_is_out_of_memory_for_a_while_delays_the_write(spark, broker, save):
     from millstream.wire.commands import Command
 
     def limit(size: bytes) -> None:
-        broker.link.call(Command((b"CONFIG", b"SET", b"maxmemory", size)))
+        broker.transport.call(Command((b"CONFIG", b"SET", b"maxmemory", size)))
 
     limit(b"1")
     release = threading.Timer(1.5, limit, (b"0",))
@@ -271,7 +335,7 @@ def test_a_server_that_is_out_of_memory_for_a_while_only_delays(spark, broker, s
     assert sorted(values(broker, "out")) == list(range(500))
 
 
-def test_a_durability_that_the_server_cannot_give_is_refused(spark, save, broker):
+def test_durability_that_the_server_does_not_support_is_rejected(spark, save, broker):
     with pytest.raises(PySparkException, match="DurabilityUnavailable"):
         save(numbers(spark, 10), stream="out", durability="fsynced")
     assert broker.xlen("out") == 0
@@ -310,11 +374,11 @@ def test_stream_to_stream_to_a_consumer_group(spark, broker, redis_url, tmp_path
     broker.xadd_many("in", [{"event": str(n)} for n in range(40)])
     source = {"subscribe": "in", "startingOffsets": "earliest", "group": "spark"}
     run(copy_query(spark, redis_url, tmp_path, source, {"stream": "out"}))
-    seen = []
+    received = []
     while deliveries := broker.xreadgroup("out", "workers", "w", count=15):
-        seen += [int(delivery.fields[b"event"]) for delivery in deliveries if delivery.fields]
+        received += [int(delivery.fields[b"event"]) for delivery in deliveries if delivery.fields]
         assert broker.xack("out", "workers", [delivery.id for delivery in deliveries]) == len(deliveries)
-    assert sorted(seen) == list(range(40))
+    assert sorted(received) == list(range(40))
     assert [(group.name, group.lag) for group in broker.group_info("in")] == [("spark", 0)]
 
 
@@ -332,15 +396,13 @@ def test_stream_to_stream_to_a_consumer_group(spark, broker, redis_url, tmp_path
         ({"stream": "o", "url": "local://"}, "millstream serve"),
     ],
 )
-def test_a_wrong_option_is_an_error_that_names_it(spark, broker, save, options: dict[str, str], named: str):
+def test_invalid_option_is_named_in_the_error(spark, broker, save, options: dict[str, str], named: str):
     with pytest.raises(PySparkException, match=re.escape(named)):
         save(numbers(spark, 1), **options)
     assert broker.list_streams("*") == []
 
 
-def test_a_server_that_does_not_answer_a_wrong_password_and_overwrite_are_refused(
-    spark, broker, save, redis_url, tmp_path
-):
+def test_unreachable_server_wrong_password_and_overwrite_are_errors(spark, broker, save, redis_url, tmp_path):
     with pytest.raises(PySparkException, match=r"BrokerUnavailable.*option url"):
         save(numbers(spark, 1), stream="o", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500")
     with pytest.raises(PySparkException, match=r"AuthenticationFailed.*passwordEnv"):

@@ -69,7 +69,7 @@ def fill(broker: BlockingBroker, stream: str, count: int, first: int = 0) -> lis
 
 
 def reported(progress: Any) -> Any:
-    """What the source says about the streams' ends, in a query's progress."""
+    """The streams' ends in a query's progress."""
     return json.loads(progress["sources"][0]["latestOffset"])
 
 
@@ -80,7 +80,7 @@ def values(rows: list[Any]) -> list[int]:
 # --- batch ---
 
 
-def test_a_batch_read_gives_the_default_columns(broker, read):
+def test_batch_read_has_the_default_columns(broker, read):
     entry = broker.xadd("orders", {"event": b"\x00\xff", "region": "eu"})
     (row,) = read(subscribe="orders").collect()
     assert (row["stream"], row["id"], bytes(row["value"])) == ("orders", str(entry), b"\x00\xff")
@@ -88,7 +88,7 @@ def test_a_batch_read_gives_the_default_columns(broker, read):
     assert {name: bytes(value) for name, value in row["fields"].items()} == {"event": b"\x00\xff", "region": b"eu"}
 
 
-def test_one_stream_is_split_over_partitions_and_nothing_is_lost(broker, read):
+def test_one_stream_is_split_into_partitions_without_loss(broker, read):
     ids = fill(broker, "orders", 3000)
     rows = read(subscribe="orders", minPartitions="4", pageSize="100")
     assert 2 <= rows.rdd.getNumPartitions() <= 4
@@ -103,7 +103,7 @@ def test_many_streams_share_few_partitions(broker, read):
     assert values(rows.collect()) == list(range(200))
 
 
-def test_a_batch_read_begins_and_ends_where_it_is_told(broker, read):
+def test_batch_read_uses_starting_and_ending_offsets(broker, read):
     ids = fill(broker, "orders", 10)
     rows = read(
         subscribe="orders",
@@ -117,7 +117,7 @@ def test_a_batch_read_begins_and_ends_where_it_is_told(broker, read):
     assert values(read(subscribe="timed", startingTimestamp="2000").collect()) == [2, 3]
 
 
-def test_a_stream_that_does_not_exist_has_no_rows(read):
+def test_missing_stream_has_no_rows(read):
     assert read(subscribe="nothing").collect() == []
     assert read(subscribePattern="nothing.*").collect() == []
 
@@ -135,7 +135,7 @@ def test_a_schema_maps_fields_by_name(broker, read):
         read("n INT", subscribe="orders", mode="FAILFAST").collect()
 
 
-def test_big_entries_are_read_in_small_pages(broker, read):
+def test_large_entries_are_read_in_small_pages(broker, read):
     big = b"x" * 1_000_000
     broker.xadd_many("big", [{"event": big} for _ in range(20)])
     assert read(subscribe="big").selectExpr("sum(length(value))").first()[0] == 20_000_000
@@ -151,7 +151,7 @@ def test_batch_and_streaming_reads_agree(broker, read, stream):
     assert sorted(streamed, key=lambda row: row["id"]) == sorted(batch, key=lambda row: row["id"])
 
 
-def test_a_limit_is_kept_and_available_now_ends_where_it_began(broker, stream):
+def test_row_limit_is_kept_and_available_now_ends_at_the_initial_end(broker, stream):
     fill(broker, "orders", 100)
     options = {"subscribe": "orders", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "30", "minPartitions": "2"}
     query = stream.start("limited", **options)
@@ -163,7 +163,7 @@ def test_a_limit_is_kept_and_available_now_ends_where_it_began(broker, stream):
     assert [len(offset["streams"]["orders"].get("splits", ())) for offset in offsets] == [1, 1, 1, 1]
 
 
-def test_a_restart_goes_on_from_its_checkpoint_with_other_options(broker, stream):
+def test_restart_continues_from_its_checkpoint_with_other_options(broker, stream):
     fill(broker, "orders", 50)
     first = stream.run("restart1", subscribe="orders", startingOffsets="earliest", minPartitions="4")
     fill(broker, "orders", 70, first=50)
@@ -172,14 +172,14 @@ def test_a_restart_goes_on_from_its_checkpoint_with_other_options(broker, stream
     assert values(second) == list(range(50, 120))
 
 
-def test_streams_that_appear_later_are_picked_up_and_an_idle_query_starts_no_batch(broker, stream):
+def test_new_streams_are_read_and_an_idle_query_starts_no_batch(broker, stream):
     fill(broker, "s1", 3)
     query = stream.start("later", available_now=False, subscribePattern="s[0-9]+", startingOffsets="earliest")
     try:
         wait_until(lambda: len(stream.rows["later"]) == 3, what="the first stream", timeout_s=90)
         fill(broker, "s2", 4, first=3)
         wait_until(lambda: len(stream.rows["later"]) == 7, what="the new stream", timeout_s=90)
-        broker.create_group("s3", "nobody", start="0")
+        broker.create_group("s3", "unused", start="0")
         wait_until(lambda: query.status["message"] == "Waiting for data to arrive", what="an idle query", timeout_s=90)
         polled = len(stream.offsets())
         before = json.dumps(query.lastProgress["sources"][0]["endOffset"])
@@ -191,14 +191,14 @@ def test_streams_that_appear_later_are_picked_up_and_an_idle_query_starts_no_bat
         query.stop()
 
 
-def test_latest_is_where_a_new_query_begins(broker, stream):
+def test_new_query_starts_at_latest(broker, stream):
     fill(broker, "orders", 5)
     assert stream.run("fresh", subscribe="orders") == []
     fill(broker, "orders", 2, first=5)
     assert values(stream.run("fresh2", subscribe="orders")) == [5, 6]
 
 
-def test_lag_and_rate_are_seen_in_the_progress(broker, stream):
+def test_progress_has_lag_and_rate(broker, stream):
     fill(broker, "orders", 100)
     query = stream.start(
         "lagging", subscribe="orders", startingOffsets="earliest", maxOffsetsPerTrigger="40", group="spark"
@@ -210,7 +210,7 @@ def test_lag_and_rate_are_seen_in_the_progress(broker, stream):
     assert query.recentProgress[0]["processedRowsPerSecond"] > 0
 
 
-def test_progress_is_a_groups_position_and_only_moves_forward(broker, stream):
+def test_progress_is_published_as_the_groups_position(broker, stream):
     fill(broker, "orders", 30)
     stream.run("grouped", subscribe="orders", startingOffsets="earliest", group="spark", maxOffsetsPerTrigger="10")
     (group,) = broker.group_info("orders")
@@ -253,7 +253,7 @@ def test_safe_trimming_while_a_query_runs_loses_nothing(broker, stream):
 # --- data loss ---
 
 
-def test_what_was_trimmed_before_it_was_read_is_an_error_that_counts_it(broker, stream):
+def test_entries_trimmed_before_planning_are_a_counted_error(broker, stream):
     fill(broker, "orders", 10)
     stream.run("loss1", subscribe="orders", startingOffsets="earliest")
     fill(broker, "orders", 20, first=10)
@@ -269,59 +269,59 @@ def test_what_was_trimmed_before_it_was_read_is_an_error_that_counts_it(broker, 
     assert reported(query.recentProgress[0])["streams"]["orders"]["lost"] == 15
 
 
-def test_what_was_trimmed_between_planning_and_reading_is_counted_in_the_progress(broker, stream):
-    """Only the tasks can find this: when the driver looked, all entries were there."""
+def test_entries_trimmed_between_planning_and_reading_are_counted_in_the_progress(broker, stream):
+    """Only tasks can detect this: when the driver planned the batch, all entries existed."""
     from millstream.model import TrimPolicy
 
     fill(broker, "orders", 20)
-    seen: list[int] = []
+    values_read: list[int] = []
 
     def trim_and_read(batch: DataFrame, number: int) -> None:
         if number == 0:
             fill(broker, "orders", 10, first=20)
             broker.xtrim("orders", TrimPolicy(max_len=3))  # the batch of 20, and 7 of the next one
         for _ in range(2):
-            seen.extend(values(batch.collect()))
+            values_read.extend(values(batch.collect()))
 
     options = {"url": stream.url, "subscribe": "orders", "startingOffsets": "earliest", "failOnDataLoss": "false"}
     rows = stream.spark.readStream.format("redis_streams").options(**options, minPartitions="2").load()
     writer = rows.writeStream.foreachBatch(trim_and_read).option("checkpointLocation", str(stream.where / "checkpoint"))
     query = writer.start()
     try:
-        wait_until(lambda: len(seen) == 6, what="what was left", timeout_s=90)
+        wait_until(lambda: len(values_read) == 6, what="the remaining entries", timeout_s=90)
         fill(broker, "orders", 1, first=30)
-        wait_until(lambda: len(seen) == 8, what="another batch", timeout_s=90)
+        wait_until(lambda: len(values_read) == 8, what="another batch", timeout_s=90)
         wait_until(lambda: query.lastProgress["batchId"] >= 2, what="its progress", timeout_s=90)
     finally:
         query.stop()
-    assert seen == [27, 28, 29] * 2 + [30] * 2
-    said = reported(query.lastProgress)["streams"]["orders"]
-    assert (said["lost"], said["gaps"]) == (27, 2)
-    assert not broker.link.call(Command((b"KEYS", b"*gaps*")))
+    assert values_read == [27, 28, 29] * 2 + [30] * 2
+    progress = reported(query.lastProgress)["streams"]["orders"]
+    assert (progress["lost"], progress["gaps"]) == (27, 2)
+    assert not broker.transport.call(Command((b"KEYS", b"*gaps*")))
 
 
-def test_a_reader_that_may_not_write_reads_on_behind_a_gap(broker, stream):
-    broker.link.call(Command((b"ACL", b"SETUSER", b"looker", b"on", b"nopass", b"~orders", b"+@all")))
+def test_reader_without_write_permission_continues_after_a_gap(broker, stream):
+    broker.transport.call(Command((b"ACL", b"SETUSER", b"readonly", b"on", b"nopass", b"~orders", b"+@all")))
     from millstream.model import TrimPolicy
 
     fill(broker, "orders", 20)
-    seen: list[int] = []
+    values_read: list[int] = []
 
     def trim_and_read(batch: DataFrame, number: int) -> None:
         broker.xtrim("orders", TrimPolicy(max_len=3))
-        seen.extend(values(batch.collect()))
+        values_read.extend(values(batch.collect()))
 
-    url = stream.url.replace("redis://", "redis://looker:x@")
+    url = stream.url.replace("redis://", "redis://readonly:x@")
     options = {"url": url, "subscribe": "orders", "startingOffsets": "earliest", "failOnDataLoss": "false"}
     rows = stream.spark.readStream.format("redis_streams").options(**options, maxOffsetsPerTrigger="10").load()
     writer = rows.writeStream.foreachBatch(trim_and_read).option("checkpointLocation", str(stream.where / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert query.exception() is None
-    assert seen == [17, 18, 19]
+    assert values_read == [17, 18, 19]
 
 
-def test_deletions_make_a_loss_only_possible(broker, stream):
+def test_deletions_make_a_loss_possible_instead_of_certain(broker, stream):
     fill(broker, "orders", 5)
     stream.run("del1", subscribe="orders", startingOffsets="earliest")
     ids = fill(broker, "orders", 5, first=5)
@@ -334,42 +334,44 @@ def test_deletions_make_a_loss_only_possible(broker, stream):
         query.awaitTermination(60)
 
 
-def test_a_stream_that_was_made_anew_is_named_and_read_from_its_beginning_if_allowed(broker, stream):
+def test_recreated_stream_is_an_error_or_read_from_its_beginning(broker, stream):
     fill(broker, "orders", 10)
-    stream.run("anew1", subscribe="orders", startingOffsets="earliest")
+    stream.run("recreated1", subscribe="orders", startingOffsets="earliest")
     broker.delete_stream("orders")
     fill(broker, "orders", 3)
-    query = stream.start("anew2", subscribe="orders")
-    with pytest.raises(PySparkException, match="made anew"):
+    query = stream.start("recreated2", subscribe="orders")
+    with pytest.raises(PySparkException, match="recreated"):
         query.awaitTermination(60)
-    assert values(stream.run("anew3", subscribe="orders", failOnDataLoss="false")) == [0, 1, 2]
+    assert values(stream.run("recreated3", subscribe="orders", failOnDataLoss="false")) == [0, 1, 2]
 
 
 # --- secrets ---
 
 
-def test_a_password_is_in_no_plan_no_checkpoint_and_no_error(broker, redis_url, spark, tmp_path):
-    broker.link.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush-hush", b"~*", b"+@all")))
+def test_password_is_not_in_plans_checkpoints_or_errors(broker, redis_url, spark, tmp_path):
+    broker.transport.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush-hush", b"~*", b"+@all")))
     fill(broker, "orders", 5)
     secret = tmp_path / "password"
     secret.write_text("hush-hush\n")
-    places = [
+    addresses = [
         {"url": redis_url.replace("redis://", "redis://reader:hush-hush@")},
         {"url": redis_url, "username": "reader", "passwordFile": str(secret)},
     ]
-    for at, place in enumerate(places):
-        rows = spark.read.format("redis_streams").options(subscribe="orders", **place).load()
+    for at, address in enumerate(addresses):
+        rows = spark.read.format("redis_streams").options(subscribe="orders", **address).load()
         assert rows.count() == 5
         assert "hush" not in rows._jdf.queryExecution().toString()
-        stream = Stream(spark, place["url"], tmp_path / str(at))
-        options = {name: value for name, value in place.items() if name != "url"}
+        stream = Stream(spark, address["url"], tmp_path / str(at))
+        options = {name: value for name, value in address.items() if name != "url"}
         assert len(stream.run(f"secret{at}", subscribe="orders", startingOffsets="earliest", **options)) == 5
         with pytest.raises(PySparkException) as caught:
-            spark.read.format("redis_streams").options(subscribe="orders", startingOffsets="?", **place).load().count()
+            spark.read.format("redis_streams").options(
+                subscribe="orders", startingOffsets="?", **address
+            ).load().count()
         assert "hush" not in str(caught.value)
-        held = [path for path in (tmp_path / str(at)).rglob("*") if path.is_file()]
-        assert held
-        assert not [path for path in held if b"hush" in path.read_bytes()]
+        files = [path for path in (tmp_path / str(at)).rglob("*") if path.is_file()]
+        assert files
+        assert not [path for path in files if b"hush" in path.read_bytes()]
 
 
 # --- bad input ---
@@ -385,18 +387,18 @@ def test_a_password_is_in_no_plan_no_checkpoint_and_no_error(broker, redis_url, 
         ({"subscribe": "a", "url": "local://"}, "millstream serve"),
     ],
 )
-def test_a_wrong_option_is_an_error_that_names_it(read, options: dict[str, str], named: str):
+def test_invalid_option_is_named_in_the_error(read, options: dict[str, str], named: str):
     with pytest.raises(PySparkException, match=re.escape(named)):
         read(**options).collect()
 
 
-def test_a_server_that_does_not_answer_and_a_wrong_password_are_named(read, broker):
+def test_unreachable_server_and_wrong_password_name_the_option(read, broker):
     from millstream.testing import free_port
 
     with pytest.raises(PySparkException, match=r"BrokerUnavailable.*option url"):
         read(subscribe="a", url=f"redis://127.0.0.1:{free_port()}", deadlineMs="500").collect()
 
-    broker.link.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush", b"~*", b"+@all")))
+    broker.transport.call(Command((b"ACL", b"SETUSER", b"reader", b"on", b">hush", b"~*", b"+@all")))
     with pytest.raises(PySparkException, match=r"AuthenticationFailed.*passwordEnv") as caught:
         read(subscribe="a", username="reader", passwordEnv="PATH").collect()
     assert "hush" not in str(caught.value)

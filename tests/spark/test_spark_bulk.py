@@ -1,4 +1,4 @@
-"""The short way and the long way of append_once are one protocol: a replay may take the other, with other chunks."""
+"""Bulk append and append_once use one protocol: a replay may use the other one, with other chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.broker.context import DEFAULT_LIMITS
-from millstream.broker.steps.once import Digest, Once
+from millstream.broker.scripts.append_once import Digest, Once
 from millstream.errors import NonDeterministicReplay, StaleWriter
 from millstream.spark.bulk import BulkOnce, UniformRows
 from millstream.testing.servers import ServedBroker
@@ -32,19 +32,19 @@ def opened(url: str, chunk: int) -> BlockingBroker:
     return open_blocking_broker(url, limits=replace(DEFAULT_LIMITS, script_entries=chunk, script_bytes=3000))
 
 
-def write(url: str, values: list[bytes], *, chunk: int, short: bool, epoch: int = 1) -> tuple[int, int]:
-    kind = BulkOnce if short else Once
+def write(url: str, values: list[bytes], *, chunk: int, bulk: bool, epoch: int = 1) -> tuple[int, int]:
+    kind = BulkOnce if bulk else Once
     once = kind("out", "w", epoch, digest=Digest())
     added = skipped = 0
     with opened(url, chunk) as broker:
         for first in range(0, len(values), 130):
             part = UniformRows([b"event"], [pa.array(values[first : first + 130], pa.binary())])
             if isinstance(once, BulkOnce):
-                new, known = broker.run(once.append_uniform, part)
+                new_added, new_skipped = broker.run(once.append_uniform, part)
             else:
                 appended = broker.run(once.append_rows, list(part))
-                new, known = appended.added, appended.skipped
-            added, skipped = added + new, skipped + known
+                new_added, new_skipped = appended.added, appended.skipped
+            added, skipped = added + new_added, skipped + new_skipped
         broker.run(once.finish)
     return added, skipped
 
@@ -56,27 +56,27 @@ def stored(url: str) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_replays_by_either_way_add_what_is_missing_and_nothing_else(url: str, seed: int):
-    chance = random.Random(seed)
-    reached = 0
-    for short in (chance.random() < 0.5, True, False, True):
-        count = 500 if reached == 500 else chance.randrange(reached, 501)
-        if count < reached:
+    rng = random.Random(seed)
+    stored_count = 0
+    for bulk in (rng.random() < 0.5, True, False, True):
+        count = 500 if stored_count == 500 else rng.randrange(stored_count, 501)
+        if count < stored_count:
             continue
-        added, skipped = write(url, VALUES[:count], chunk=chance.choice([1, 7, 90, 1000]), short=short)
-        assert (added, skipped) == (count - reached, reached)
-        reached = count
-        assert stored(url) == VALUES[:reached]
+        added, skipped = write(url, VALUES[:count], chunk=rng.choice([1, 7, 90, 1000]), bulk=bulk)
+        assert (added, skipped) == (count - stored_count, stored_count)
+        stored_count = count
+        assert stored(url) == VALUES[:stored_count]
 
 
 def test_other_rows_fewer_rows_and_older_versions_are_refused(url: str):
-    write(url, VALUES, chunk=100, short=True, epoch=5)
-    other = [*VALUES[:250], b"other", *VALUES[251:]]
-    for short in (True, False):
+    write(url, VALUES, chunk=100, bulk=True, epoch=5)
+    different_rows = [*VALUES[:250], b"other", *VALUES[251:]]
+    for bulk in (True, False):
         with pytest.raises(NonDeterministicReplay):
-            write(url, other, chunk=60, short=short, epoch=5)
+            write(url, different_rows, chunk=60, bulk=bulk, epoch=5)
         with pytest.raises(NonDeterministicReplay):
-            write(url, VALUES[:400], chunk=60, short=short, epoch=5)
+            write(url, VALUES[:400], chunk=60, bulk=bulk, epoch=5)
         with pytest.raises(StaleWriter):
-            write(url, VALUES, chunk=60, short=short, epoch=4)
+            write(url, VALUES, chunk=60, bulk=bulk, epoch=4)
     assert stored(url) == VALUES
-    assert write(url, VALUES[:3], chunk=60, short=True, epoch=6) == (3, 0)
+    assert write(url, VALUES[:3], chunk=60, bulk=True, epoch=6) == (3, 0)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark.md"
 
 
-def test_the_how_to_runs_as_it_is_written(spark, redis_url, tmp_path):
+def test_code_of_the_how_to_page_runs(spark, redis_url, tmp_path):
     with open_blocking_broker(redis_url) as broker:
         broker.xadd_many("orders", [{"event": str(n), "amount": "1.50", "customer": "c"} for n in range(5)])
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -22,7 +22,7 @@ def test_the_how_to_runs_as_it_is_written(spark, redis_url, tmp_path):
     names = {"spark": spark, "orders": orders}
     for block in blocks:
         if "pyspark import pipelines" in block:
-            continue  # runs inside a pipeline only: test_places has it
+            continue  # only runs inside a declarative pipeline: see test_places
         code = block.replace("redis://localhost:6379", redis_url).replace("/data/checkpoints", str(tmp_path))
         exec(compile(code, str(PAGE), "exec"), names)
     assert names["rows"].count() == 5

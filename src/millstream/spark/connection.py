@@ -1,6 +1,7 @@
-"""Where the server is and who connects: travels to the tasks without its secrets, and finds them where it is used.
+"""The server's address and login, pickled to the tasks without secrets: each process that connects reads them.
 
-One broker for each address and process: Python workers live on between tasks, and so do their connections."""
+There is one broker for each address and process. Spark reuses Python workers for several tasks, so their connections
+are reused too."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from millstream.broker import DEFAULT_LIMITS, BlockingBroker, Limits, open_blocking_broker, redacted
+from millstream.broker import BlockingBroker, Limits, open_blocking_broker
+from millstream.broker.context import DEFAULT_LIMITS
+from millstream.broker.transport.targets import redacted
 from millstream.errors import AuthenticationFailed, BrokerUnavailable, TLSFailed
 from millstream.spark.errors import InvalidOption
 
@@ -24,8 +27,8 @@ _SCHEMES = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
-    """Pickles as it was written: ``${NAME}``, ``urlFile``, ``passwordFile`` and ``passwordEnv`` are looked up by each
-    process. With ``url_file`` the ``url`` is empty."""
+    """Pickles unresolved: each process resolves ``${NAME}``, ``urlFile``, ``passwordFile`` and ``passwordEnv``. With
+    ``url_file`` the ``url`` is empty."""
 
     url: str
     username: str | None = None
@@ -37,7 +40,7 @@ class Address:
     url_file: str | None = None
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         return redacted(self.url) if self.url_file is None else f"the url in {self.url_file}"
 
     def resolve(self, environment: Mapping[str, str] = os.environ) -> str:
@@ -65,7 +68,7 @@ class Address:
         return None if self.password_file is None else _read_secret("passwordFile", self.password_file)
 
     def __repr__(self) -> str:
-        return f"Address({self.shown!r})"
+        return f"Address({self.description!r})"
 
 
 def _read_secret(option: str, path: str) -> str:
@@ -87,7 +90,7 @@ def address_from(
     answer_ms: int = DEFAULT_LIMITS.answer_ms,
     url_file: str | None = None,
 ) -> Address:
-    """Checks what can be checked before the environment is known."""
+    """Validates what does not depend on the environment variables of a process."""
     if url is not None and url_file is not None:
         raise InvalidOption("urlFile", url_file, "only one of url and urlFile")
     if password_file is not None and password_env is not None:
@@ -101,69 +104,69 @@ def address_from(
     return Address(url, username, password_file, password_env, deadline_ms, connect_ms, answer_ms, url_file)
 
 
-def _variable(name: str, environment: Mapping[str, str], where: str) -> str:
+def _variable(name: str, environment: Mapping[str, str], source: str) -> str:
     value = environment.get(name)
     if value:
         return value
-    if where == "${MILLSTREAM_URL}":
+    if source == "${MILLSTREAM_URL}":
         raise InvalidOption("url", None, "an address such as redis://localhost:6379, or set MILLSTREAM_URL")
     raise InvalidOption(
-        "passwordEnv" if where == "passwordEnv" else "url",
+        "passwordEnv" if source == "passwordEnv" else "url",
         f"${{{name}}}",
         f"an environment variable that is set; {name} must be set on the driver and on every executor",
     )
 
 
 def _check(url: str) -> None:
-    scheme, found, _ = url.partition("://")
+    scheme, separator, _ = url.partition("://")
     if scheme == "local":
         raise InvalidOption(
             "url",
             redacted(url),
-            "a server: Spark's tasks are other processes and cannot see a broker inside this one. "
-            "Start one with `millstream serve` and give its redis:// address",
+            "a server: Spark's tasks are other processes and cannot reach an embedded broker. "
+            "Start a server with `millstream serve` and use its redis:// address",
         )
-    if not found or scheme not in _SCHEMES:
+    if not separator or scheme not in _SCHEMES:
         raise InvalidOption(
             "url", redacted(url), "an address that begins with " + ", ".join(f"{s}://" for s in _SCHEMES)
         )
 
 
 _open: dict[tuple[int, str, int, Limits], BlockingBroker] = {}
-_reached: set[BlockingBroker] = set()
+_connected: set[BlockingBroker] = set()
 
 
 def broker_at(address: Address, *, script_entries: int = DEFAULT_LIMITS.script_entries) -> BlockingBroker:
-    """The process's broker for this address. Secrets are looked up each time, so that a changed password is seen."""
+    """The process's broker for this address. Secrets are resolved each time, so that a changed password is used."""
     limits = replace(
         DEFAULT_LIMITS, script_entries=script_entries, connect_ms=address.connect_ms, answer_ms=address.answer_ms
     )
     key = (os.getpid(), address.resolve(), address.deadline_ms, limits)
     broker = _open.get(key)
     if broker is None:
-        # Only the sink's own options shorten a stream.
+        # Only the sink's own options trim a stream.
         broker = _open[key] = open_blocking_broker(
             key[1], deadline_ms=address.deadline_ms, limits=limits, max_stream_len=None
         )
     return broker
 
 
-def reached_broker(address: Address) -> BlockingBroker:
-    """``broker_at`` for the driver's first contact: an error comes before any data moves, and names the option.
+def connected_broker(address: Address) -> BlockingBroker:
+    """``broker_at``, after a PING. The PING is sent once for each address and process.
 
-    Once for each address and process: who was reached once is not asked again.
+    A connection error is raised here, before any data is read or written, and names the option.
     """
     broker = broker_at(address)
-    if broker in _reached:
+    if broker in _connected:
         return broker
     try:
         broker.ping()
     except BrokerUnavailable as error:
-        raise BrokerUnavailable(f"option url: {address.shown} does not answer. {error}") from error
+        raise BrokerUnavailable(f"option url: {address.description} does not reply. {error}") from error
     except TLSFailed as error:
-        raise TLSFailed(f"option url: {address.shown} cannot be reached over TLS. {error}") from error
+        raise TLSFailed(f"option url: {address.description} cannot be reached over TLS. {error}") from error
     except AuthenticationFailed as error:
         names = "url, urlFile, username, passwordFile or passwordEnv"
-        raise AuthenticationFailed(f"options {names}: {address.shown} refused the login. {error}") from error
-    _reached.add(broker)
+        raise AuthenticationFailed(f"options {names}: {address.description} refused the login. {error}") from error
+    _connected.add(broker)
     return broker

@@ -1,7 +1,8 @@
-"""Entries that left a stream before they were read: found by counts, since ids cannot tell, and each counted once.
+"""Detects entries that were removed before they were read, from the stream's counts, and counts each loss once.
 
-The driver finds them when it plans, the tasks when they read. A task cannot answer the driver: one that meets a gap
-notes it in a hash beside a stream, and the driver looks there when the batch is finished.
+Ids do not show a loss. The driver detects losses when it plans a batch, the tasks when they read it. A task cannot
+report to the driver, so it records the gap in a companion hash of a stream, which the driver reads when the batch is
+finished.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import uuid4
 
-from millstream.broker import BlockingBroker, beside, typed
+from millstream.broker import BlockingBroker, companion_key
+from millstream.broker.failures import typed_error
 from millstream.errors import InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import EntryId, StreamInfo
 from millstream.spark.offsets import StreamPosition
 from millstream.wire import Batch, ErrorReply, to_bytes, to_name
 
-_OR_TAKEN_BACK = (
-    "or a failover took back what no replica had, and a reader with durability=replicated(n) would not have read."
+_OR_FAILOVER = (
+    "or a failover removed entries that no replica had. With durability=replicated(n) a reader does not read those."
 )
 
 
 class Gap(NamedTuple):
-    """``lost`` is None where nobody can know how many; ``certain`` is false where deletions look the same."""
+    """Entries that are missing in a stream.
+
+    ``lost`` is None if their number is unknown; ``certain`` is false if deletions have the same effect on the counts.
+    """
 
     lost: int | None
     certain: bool
@@ -32,27 +37,28 @@ class Gap(NamedTuple):
 
 
 def gap_after(
-    stream: str, start: StreamPosition, info: StreamInfo | None, *, seen: tuple[str | None] | None = None
+    stream: str, start: StreamPosition, info: StreamInfo | None, *, current_digest: tuple[str | None] | None = None
 ) -> Gap | None:
-    """What is missing of the entries after ``start``, given what the stream says now (None: it does not exist), and
-    what was ``seen`` in the place of the entry that was read last (None: nobody has looked)."""
+    """The gap after ``start``, if there is one, according to the stream's stats (None: it does not exist).
+
+    ``current_digest``: the digest of the entry that now has the id ``start.id``; None if it was not read."""
     if info is None:
         if start.id == (0, 0):
             return None
         return Gap(None, False, f"stream {stream!r} was read up to {start.id} and is gone: entries were possibly lost.")
-    if _made_anew(start, info):
+    if _is_recreated(start, info):
         text = (
             f"stream {stream!r} was read up to {start.id}, but now ends at {info.last_generated}: it was deleted and "
-            f"made anew, and entries of the old one were possibly lost; {_OR_TAKEN_BACK}"
+            f"recreated, and entries of the old stream were possibly lost; {_OR_FAILOVER}"
         )
         return Gap(None, False, text, recreated=True)
-    if seen is not None and _replaced(start, info, seen[0]):
+    if current_digest is not None and _is_replaced(start, info, current_digest[0]):
         text = (
-            f"stream {stream!r} was read up to {start.id}, and now holds another entry there: it was deleted and made "
-            f"anew with the same ids, and entries of the old one were possibly lost; {_OR_TAKEN_BACK}"
+            f"stream {stream!r} was read up to {start.id}, and now has another entry there: it was deleted and "
+            f"recreated with the same ids, and entries of the old stream were possibly lost; {_OR_FAILOVER}"
         )
         return Gap(None, False, text, recreated=True)
-    if not _overtaken(start.id, info):
+    if not _is_trimmed_past(start.id, info):
         return None
     if start.added is None:
         if info.max_deleted <= start.id and info.entries_added == info.length:
@@ -61,10 +67,10 @@ def gap_after(
         return Gap(None, False, text)
     lost = info.entries_added - info.length - start.added
     if lost < 0:
-        # All that was read is gone, but fewer entries have ever left this stream: it is not the one that was read.
+        # Fewer entries were ever removed from this stream than were read, and none of those is left: it was recreated.
         text = (
-            f"stream {stream!r} was read up to {start.id}, but fewer entries have left it than were read: it was "
-            "deleted and made anew, and entries of the old one were possibly lost."
+            f"stream {stream!r} was read up to {start.id}, but fewer entries were removed than read: it was deleted "
+            "and recreated, and entries of the old stream were possibly lost."
         )
         return Gap(None, False, text, recreated=True)
     if lost == 0:
@@ -74,120 +80,122 @@ def gap_after(
     return Gap(lost, certain, f"{lost} entries of stream {stream!r} after {start.id} {how} before they were read.")
 
 
-def _made_anew(start: StreamPosition, info: StreamInfo) -> bool:
+def _is_recreated(start: StreamPosition, info: StreamInfo) -> bool:
     if start.added is None:
-        return False  # a start that a user chose may lie in the future
+        return False  # a start that the user configured may be in the future
     if info.last_generated < start.id:
         return True
     return start.exact and info.entries_added < start.added
 
 
-def _replaced(start: StreamPosition, info: StreamInfo, seen: str | None) -> bool:
-    """Whether another entry stands where the last one was read, or none though nobody has trimmed or deleted it."""
-    if seen is not None:
-        return seen != start.witness
+def _is_replaced(start: StreamPosition, info: StreamInfo, current_digest: str | None) -> bool:
+    """Whether the last read entry is now another one, or is missing although it was neither trimmed nor deleted."""
+    if current_digest is not None:
+        return current_digest != start.witness
     return info.first is not None and info.first.id <= start.id and info.max_deleted < start.id
 
 
-def _overtaken(after: EntryId, info: StreamInfo) -> bool:
-    """True when trimming has passed ``after``: while an entry at or before it is left, none behind it was trimmed."""
+def _is_trimmed_past(after: EntryId, info: StreamInfo) -> bool:
+    """Whether trimming has passed ``after``: while an entry at or before it exists, no later entry was trimmed."""
     return info.first is None or info.first.id > after
 
 
-KEPT_MS = 86_400_000
-"""How long a note outlives its writing: the driver takes it when the batch ends, a dead driver never does."""
+GAP_RECORD_TTL_MS = 86_400_000
+"""TTL of recorded gaps: the driver deletes them when the batch ends, unless it crashed."""
 _UNKNOWN = b"?"
 
 log = logging.getLogger("millstream.spark")
 
 
 class Loss(NamedTuple):
-    """``entries`` that are known to be lost, in so many ``gaps``: of some of them nobody knows the size."""
+    """The number of lost ``entries`` that is known, and the number of ``gaps``; the size of some gaps is unknown."""
 
     entries: int = 0
     gaps: int = 0
 
 
 class LossAccount:
-    """What a query has lost since it was started, by stream. On the driver."""
+    """The losses of a query since it was started, by stream. Used on the driver."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Loss] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._planned: dict[str, int | None] = {}
 
-    def planning(self) -> None:
-        """The next batch is looked for: what is found from here on belongs to it."""
+    def start_planning(self) -> None:
+        """Planning of the next batch starts: gaps that are detected from now on belong to it."""
         self._planned = {}
 
-    def by_driver(self, stream: str, gap: Gap) -> bool:
-        """A gap before the next batch; True where it is a new one. An idle query meets the same one again and again."""
+    def add_driver_gap(self, stream: str, gap: Gap) -> bool:
+        """Counts a gap before the next batch; True if it is new. An idle query detects the same gap at each poll."""
         self._planned[stream] = gap.lost
-        if self._told.get(stream) == gap.explanation:
+        if self._reported.get(stream) == gap.explanation:
             return False
-        self._told[stream] = gap.explanation
+        self._reported[stream] = gap.explanation
         self._add(stream, gap.lost or 0, gaps=1)
         return True
 
-    def by_tasks(self, noted: Mapping[str, int | None]) -> dict[str, int | None]:
-        """What the finished batch's tasks met; returns what of it is new.
+    def add_task_gaps(self, recorded: Mapping[str, int | None]) -> dict[str, int | None]:
+        """Counts the gaps that tasks of the finished batch recorded; returns the losses that are new.
 
-        A task meets again what the driver met when it planned the batch, perhaps with more gone meanwhile.
+        A task also detects the gap that the driver detected when it planned the batch, possibly with more entries lost.
         """
-        fresh: dict[str, int | None] = {}
-        for stream, lost in noted.items():
+        new_losses: dict[str, int | None] = {}
+        for stream, lost in recorded.items():
             if stream not in self._planned:
                 self._add(stream, lost or 0, gaps=1)
-                fresh[stream] = lost
+                new_losses[stream] = lost
                 continue
-            known = self._planned[stream]
-            if known is not None and lost is not None and lost > known:
-                self._add(stream, lost - known, gaps=0)
-                fresh[stream] = lost - known
-        return fresh
+            counted = self._planned[stream]
+            if counted is not None and lost is not None and lost > counted:
+                self._add(stream, lost - counted, gaps=0)
+                new_losses[stream] = lost - counted
+        return new_losses
 
     def _add(self, stream: str, entries: int, *, gaps: int) -> None:
         before = self.totals.get(stream, Loss())
         self.totals[stream] = Loss(before.entries + entries, before.gaps + gaps)
 
 
-def new_book(streams: Iterable[str]) -> bytes | None:
-    """The key that a batch's tasks write to; None where no stream of the batch can have companions."""
+def new_gap_key(streams: Iterable[str]) -> bytes | None:
+    """The key where a batch's tasks record gaps; None if no stream of the batch can have companion keys."""
     for stream in streams:
         try:
-            return beside(stream, f"gaps:{uuid4().hex}")
+            return companion_key(stream, f"gaps:{uuid4().hex}")
         except InvalidArgument:
             continue  # a name with '}' and no hash tag
     return None
 
 
-def note(broker: BlockingBroker, book: bytes, stream: str, lost: int | None) -> None:
-    """In a task. A repeated task writes the same field: a number replaces what was there, an unknown one does not."""
+def record_gap(broker: BlockingBroker, gap_key: bytes, stream: str, lost: int | None) -> None:
+    """Called in a task. A repeated task writes the same field: a number replaces it, an unknown number does not."""
     field = to_bytes(stream)
-    line = (b"HSETNX", book, field, _UNKNOWN) if lost is None else (b"HSET", book, field, b"%d" % lost)
-    ending = (b"PEXPIRE", book, b"%d" % KEPT_MS)
+    record = (b"HSETNX", gap_key, field, _UNKNOWN) if lost is None else (b"HSET", gap_key, field, b"%d" % lost)
+    expiry = (b"PEXPIRE", gap_key, b"%d" % GAP_RECORD_TTL_MS)
     try:
-        for reply in broker.link.call_many(Batch([line, ending], book, atomic=True, repeatable=True)):
+        for reply in broker.transport.call_many(Batch([record, expiry], gap_key, atomic=True, repeatable=True)):
             if isinstance(reply, ErrorReply):
-                raise typed(reply)
+                raise typed_error(reply)
     except MillstreamError as error:
-        # A reader that may not write reads on: the gap is in the log.
-        log.warning("the gap in stream %r is not in the query's progress: %s", stream, error)
+        # A reader without write permission continues: the gap is in the log.
+        log.warning("the gap in stream %r is missing in the query's progress: %s", stream, error)
 
 
-def noted(broker: BlockingBroker, book: bytes) -> dict[str, int | None]:
-    """On the driver, once the batch is finished. Reads alone: an answer may be lost and the question asked again, and
-    what had been taken away with the first one would be missing from the query's progress."""
+def recorded_gaps(broker: BlockingBroker, gap_key: bytes) -> dict[str, int | None]:
+    """Called on the driver when the batch is finished.
+
+    It does not delete the gaps: if the reply is lost, the command is repeated, and the gaps must still be there.
+    """
     try:
-        found = broker.hgetall(book)
+        fields = broker.hgetall(gap_key)
     except PermissionDenied:
-        return {}  # its tasks could not note anything either, and have said so
-    return {to_name(stream): None if lost == _UNKNOWN else int(lost) for stream, lost in found.items()}
+        return {}  # the tasks have no permission either, and have logged it
+    return {to_name(stream): None if lost == _UNKNOWN else int(lost) for stream, lost in fields.items()}
 
 
-def forget(broker: BlockingBroker, book: bytes) -> None:
-    """On the driver, after what was noted is counted. Notes that cannot be taken away end by themselves."""
+def delete_gap_record(broker: BlockingBroker, gap_key: bytes) -> None:
+    """Called on the driver after the gaps were counted. If deleting fails, the key expires."""
     try:
-        broker.delete(book)
+        broker.delete(gap_key)
     except MillstreamError as error:
-        log.info("notes of gaps stay in %r for a day at most: %s", to_name(book), error)
+        log.info("recorded gaps in %r could not be deleted; they expire after a day: %s", to_name(gap_key), error)

@@ -1,4 +1,4 @@
-"""What can go wrong between Spark and a stream. Messages name the option to change; none of them holds a secret."""
+"""Errors of the data source. Messages name the option to change; none contains a secret."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from millstream.errors import InvalidArgument, MillstreamError
 
 
 class InvalidOption(InvalidArgument):
-    """An option is missing, unknown, or not what it may be. Raised before any data moves. ``argument`` names it;
-    ``got`` is what may be shown of its value: never a secret."""
+    """An option is missing, unknown or not valid. Raised before any data is read or written. ``argument`` names it;
+    ``got`` is its value without secrets."""
 
     def __init__(self, option: str, got: object, allowed: str) -> None:
         super().__init__(f"option {option}", got, allowed)
@@ -18,10 +18,10 @@ class InvalidOption(InvalidArgument):
 
 
 class DataLost(MillstreamError):
-    """Entries left the stream before this reader had read them.
+    """Entries were removed from the stream before this reader read them.
 
-    ``lost`` counts them, or is None where nobody can know. ``certain`` is false where entries were deleted one by
-    one, which looks the same: then the loss is only possible.
+    ``lost`` counts them, or is None if the number is unknown. ``certain`` is false if entries were deleted one by one,
+    which cannot be distinguished from trimming: then the loss is only possible.
     """
 
     stream: str
@@ -30,8 +30,8 @@ class DataLost(MillstreamError):
 
     def __init__(self, stream: str, explanation: str, *, lost: int | None, certain: bool) -> None:
         super().__init__(
-            f"{explanation} Let retention see this reader (option group, and trim safely), or set "
-            "failOnDataLoss=false to log the gap and go on.",
+            f"{explanation} Set the option group and use safe trimming, so that unread entries are kept, or set "
+            "failOnDataLoss=false to log the gap and continue.",
             stream=stream,
             lost=lost,
             certain=certain,
@@ -39,34 +39,34 @@ class DataLost(MillstreamError):
 
 
 class MalformedEntry(MillstreamError):
-    """mode=FAILFAST, and a field's text is not of its column's type."""
+    """With mode=FAILFAST: a field's text cannot be cast to its column's type."""
 
 
 class UnusableRow(MillstreamError):
-    """A row cannot become an entry: it holds no field, no stream, or no event id. Nothing of its chunk was written."""
+    """A row cannot become an entry: it has no field, stream or event id. No row of its chunk was written."""
 
 
 class NoWriteIdentity(MillstreamError):
-    """A streaming write found neither query id nor batch id in its task, so a replay could not be recognised."""
+    """A streaming write has no query id or batch id in its task, so a replay could not be recognised."""
 
 
-class TaskUnheard(MillstreamError):
-    """A write is to be committed, but some of its tasks have not said what they wrote. It fails, and may be repeated:
-    what is there is not added again."""
+class MissingCommitMessage(MillstreamError):
+    """Some tasks of a write sent no commit message, so the write fails. It may be repeated: stored rows are not added
+    again."""
 
-    def __init__(self, what: str, tasks: int) -> None:
+    def __init__(self, write: str, tasks: int) -> None:
         super().__init__(
-            f"{what}: {tasks} task(s) have not said what they wrote, so the write counts as failed. Repeat it.",
+            f"{write}: {tasks} task(s) did not report what they wrote, so the write failed. Repeat it.",
             tasks=tasks,
         )
 
 
 class RowsMiscounted(MillstreamError):
-    """The server confirmed another number of rows than the task was given. The task fails, and may be retried."""
+    """The server did not confirm as many rows as the task received. The task fails, and may be retried."""
 
     def __init__(self, given: int, confirmed: int, **facts: Any) -> None:
         super().__init__(
-            f"{given} rows were given to the task, but {confirmed} were confirmed; the task fails rather than go on. "
+            f"the task received {given} rows, but the server confirmed {confirmed}, so the task fails. "
             "Please report this with the stream's XINFO.",
             given=given,
             confirmed=confirmed,

@@ -1,43 +1,51 @@
-"""What a source may be asked for, read from Spark's text options into values; and what both sides share. Pure: nothing
-connects here. The sink's options are in ``sink_options``.
+"""Options of the source, and those that source and sink share, parsed from Spark's text options. No I/O.
 
-Names follow Spark's Kafka source and are case-insensitive. An unknown name is an error, so that a typo cannot pass.
+The sink's options are in ``sink_options``. Names follow Spark's Kafka source and are case-insensitive. An unknown name
+is an error, so that a misspelled option is not ignored.
 
 Both sides
     url             redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (with TLS rediss+...);
                     ``${NAME}`` in it is replaced from the environment of each process that connects.
                     Default: ``${MILLSTREAM_URL}``.
-    urlFile         in its place: a file that holds the url, read where it is used.
+    urlFile         instead of ``url``: a file that contains it, read by each process that connects.
     username, passwordFile, passwordEnv
-                    who connects, and the file or the environment variable that holds the password, read where it is
-                    used: so no secret lies in a plan, in a checkpoint or in a log.
-    deadlineMs      how long a task tries on when the server does not answer (default 60000).
+                    the user, and the file or environment variable that contains the password. Each process that
+                    connects reads it, so no plan, checkpoint or log contains a secret.
+    deadlineMs      how long a task retries while the server does not reply (default 60000).
     connectTimeoutMs, answerTimeoutMs
-                    within that: how long opening one connection may take, and how long a sent command may go without
-                    an answer before its connection counts as broken and another is tried (default 5000 each).
-    valueField      the field that the column ``value`` stands for (default ``event``).
+                    within the deadline: the limit for opening one connection, and for the reply to a command before
+                    the connection is replaced (default 5000 each).
+    valueField      the field that becomes the column ``value`` (default ``event``).
 
 Source
     subscribe       names of streams, separated by commas; or
-    subscribePattern  a regular expression that a stream's whole name must match. Exactly one of the two.
+    subscribePattern  a regular expression that must match a stream's whole name. Exactly one of the two is required.
     startingOffsets earliest, latest, or JSON such as {"orders": "1526919030474-55", "other": "earliest"}: reading
-                    begins AFTER the id, as in XREAD and as a query's own offsets mean it. Streaming defaults to latest,
-                    batch to earliest. A restarted query goes on from its checkpoint instead.
-    startingTimestamp  milliseconds since 1970: reading begins with the first entry of that time or later.
-    endingOffsets   batch only: latest (default), or JSON per stream; the named id is included.
-    maxOffsetsPerTrigger  rows in one micro-batch at most, over all streams.
+                    starts AFTER the id, as with XREAD. Streaming defaults to latest, batch to earliest. A restarted
+                    query continues from its checkpoint instead.
+    startingTimestamp  milliseconds since 1970: reading starts with the first entry of that time or later.
+    endingOffsets   batch only: latest (default), or JSON per stream; the id is included.
+    maxOffsetsPerTrigger  maximum number of rows in one micro-batch, over all streams.
     minPartitions, maxRecordsPerPartition (default 250000)
-                    a batch is cut into enough partitions for both.
-    splitStreams    true (default). false: no stream is cut within a batch, so that its entries are read, and written,
-                    in their order; there are then at most as many partitions as streams.
-    failOnDataLoss  true (default): entries that were trimmed, possibly trimmed, before they were read are an error.
+                    a batch is split into enough partitions for both.
+    splitStreams    true (default). false: no stream is split within a batch, so that its entries are read and written
+                    in order. There are then at most as many partitions as streams.
+    failOnDataLoss  true (default): entries that were trimmed, or possibly trimmed, before they were read are an error.
                     false: they are logged and counted.
-    durability      memory (default): what the primary holds is read. replicated(n): only what n replicas hold too, so
-                    that a failover takes nothing back that was read; n must be all replicas, as for writes.
-    group           publishes progress as this consumer group's position, so that lag and safe trimming see the query.
-    pageSize        entries in one XRANGE at most (default 5000; big entries make it smaller by themselves).
+    durability      memory (default): reads every entry of the primary. replicated(n): reads only entries that n
+                    replicas have, so that a failover does not remove entries that were read. n must be the number of
+                    all replicas, as for writes.
+    group           publishes progress as the position of this consumer group, which lag tools and safe trimming use.
+    pageSize        maximum number of entries in one XRANGE (default 5000; smaller if entries are large).
+    maxEntryBytes   an entry with more bytes (names and values) is replaced by one field, ``millstream.oversize``,
+                    which contains its size, so that it cannot exhaust the memory of the JVM (default: no limit). If
+                    this option is set, an entry with repeated field names has one more field,
+                    ``millstream.repeated``, which lists those names.
+    pushFilters     batch only: true reads only the entries that filters select, if Spark pushes filters (``filters``).
+                    Default false, because Spark up to 4.3 applies the filters of one query to other queries of the same
+                    loaded DataFrame: load a DataFrame for each query.
     mode, columnNameOfCorruptRecord
-                    with a schema of your own: PERMISSIVE (default: a bad cast is null), DROPMALFORMED, FAILFAST.
+                    with a user's schema: PERMISSIVE (default: a failed cast gives null), DROPMALFORMED, FAILFAST.
 """
 
 from __future__ import annotations
@@ -48,7 +56,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from millstream.broker import DEFAULT_LIMITS
+from millstream.broker.context import DEFAULT_LIMITS
 from millstream.errors import InvalidArgument
 from millstream.model import Durability, EntryId, parse_duration_ms
 from millstream.spark.connection import Address, address_from
@@ -82,6 +90,8 @@ SOURCE_OPTIONS: Final = (
     "durability",
     "group",
     "pageSize",
+    "maxEntryBytes",
+    "pushFilters",
     "mode",
     "columnNameOfCorruptRecord",
 )
@@ -91,7 +101,7 @@ _ALIASES: Final = {
     "stream.group.name": "group",
     "stream.read.batch.size": "pageSize",
 }
-"""What users of the Scala connector wrote."""
+"""Option names of the Scala connector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +120,13 @@ class SourceOptions:
     durability: Durability | None = None
     group: str | None = None
     page_size: int = 5000
+    max_entry_bytes: int | None = None
+    push_filters: bool = False
     mode: Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"] = "PERMISSIVE"
     corrupt_column: str = "_corrupt_record"
 
     def reads(self, stream: str) -> bool:
-        """Whether subscribe or subscribePattern asks for this stream."""
+        """Whether subscribe or subscribePattern includes this stream."""
         return stream in self.streams if self.pattern is None else bool(re.fullmatch(self.pattern, stream))
 
     def start_of(self, stream: str, default: Literal["earliest", "latest"]) -> Start:
@@ -124,22 +136,22 @@ class SourceOptions:
 
 
 class GivenOptions:
-    """The options as they were given, by lower-cased name. Each reader below names the option it complains about."""
+    """Spark's text options by name. Each method parses one option; its error names the option."""
 
-    def __init__(self, raw: Mapping[str, str], known: tuple[str, ...], ignored: frozenset[str]) -> None:
-        names = {name.lower(): name for name in known}
+    def __init__(self, raw: Mapping[str, str], allowed: tuple[str, ...], ignored: frozenset[str]) -> None:
+        names = {name.lower(): name for name in allowed}
         self._values: dict[str, str] = {}
         for given, value in raw.items():
             name = _ALIASES.get(given.lower(), given)
             if name.lower() in names:
                 self._values[names[name.lower()]] = value
             elif given.lower() not in ignored:
-                raise InvalidOption(given, "it", f"one of: {', '.join(sorted(known))}")
+                raise InvalidOption(given, "it", f"one of: {', '.join(sorted(allowed))}")
 
     def text(self, name: str) -> str | None:
         value = self._values.get(name)
         if value is not None and not value.strip():
-            raise InvalidOption(name, value, "a text that is not empty, or leave it out")
+            raise InvalidOption(name, value, "a text that is not empty; or omit the option")
         return value
 
     def number(self, name: str, default: int | None, *, least: int = 1) -> int | None:
@@ -156,9 +168,9 @@ class GivenOptions:
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = self.text(name) or default
-        for each in allowed:
-            if value.lower() == each.lower():
-                return each
+        for name_allowed in allowed:
+            if value.lower() == name_allowed.lower():
+                return name_allowed
         raise InvalidOption(name, value, ", ".join(allowed))
 
     def duration_ms(self, name: str, default: int) -> int:
@@ -166,31 +178,33 @@ class GivenOptions:
         if value is None:
             return default
         try:
-            found = parse_duration_ms(value, name)
+            milliseconds = parse_duration_ms(value, name)
         except InvalidArgument as error:
             raise InvalidOption(name, value, error.allowed) from None
-        if found == 0:
+        if milliseconds == 0:
             raise InvalidOption(name, value, "a length of time above 0, such as 30m, 24h or 7d")
-        return found
+        return milliseconds
 
 
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Reads the source's options; an InvalidOption names the first that is wrong."""
+    """Parses the source's options. Raises InvalidOption for the first option that is not valid."""
     given = GivenOptions(raw, SOURCE_OPTIONS, frozenset())
     subscribe, pattern = given.text("subscribe"), given.text("subscribePattern")
     if (subscribe is None) == (pattern is None):
         raise InvalidOption("subscribe", subscribe, "exactly one of subscribe and subscribePattern")
     if streaming and given.text("endingOffsets") is not None:
         raise InvalidOption("endingOffsets", given.text("endingOffsets"), "it in batch reads only (spark.read)")
+    if streaming and given.text("pushFilters") is not None:
+        raise InvalidOption("pushFilters", given.text("pushFilters"), "it in batch reads only (spark.read)")
     if not streaming and given.text("maxOffsetsPerTrigger") is not None:
         value = given.text("maxOffsetsPerTrigger")
         raise InvalidOption("maxOffsetsPerTrigger", value, "it in streaming reads only (spark.readStream)")
     ending = given.text("endingOffsets")
     names, starting = _stream_names(subscribe), _starting(given)
     ends = None if ending is None or ending == "latest" else _per_stream("endingOffsets", ending, ("latest",))
-    for option, places in (("startingOffsets", starting), ("endingOffsets", ends)):
-        if isinstance(places, Mapping) and names and (strange := set(places) - set(names)):
-            raise InvalidOption(option, sorted(strange), "streams that subscribe names")
+    for option, positions in (("startingOffsets", starting), ("endingOffsets", ends)):
+        if isinstance(positions, Mapping) and names and (unknown := set(positions) - set(names)):
+            raise InvalidOption(option, sorted(unknown), "streams that subscribe names")
     return SourceOptions(
         address=address_of(given),
         streams=names,
@@ -206,6 +220,8 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         durability=_replicas(given.text("durability")),
         group=given.text("group"),
         page_size=given.whole("pageSize", 5000),
+        max_entry_bytes=given.number("maxEntryBytes", None),
+        push_filters=given.choice("pushFilters", "false", ("true", "false")) == "true",
         mode=given.choice("mode", "PERMISSIVE", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")),  # type: ignore[arg-type]  # choice gives one of these
         corrupt_column=given.text("columnNameOfCorruptRecord") or "_corrupt_record",
     )
@@ -228,12 +244,12 @@ def _replicas(text: str | None) -> Durability | None:
     if text in (None, "memory"):
         return None
     try:
-        wanted = Durability.parse(str(text))
+        durability = Durability.parse(str(text))
     except InvalidArgument:
-        wanted = None
-    if wanted is None or wanted.level != "replicated":
+        durability = None
+    if durability is None or durability.level != "replicated":
         raise InvalidOption("durability", text, "memory, or replicated(n)")
-    return wanted
+    return durability
 
 
 def _stream_names(subscribe: str | None) -> tuple[str, ...]:
@@ -262,27 +278,27 @@ def _starting(given: GivenOptions) -> Start | Mapping[str, Start] | None:
             raise InvalidOption("startingTimestamp", timestamp, "only one of startingTimestamp and startingOffsets")
         return EntryId(timestamp, 0).previous() if timestamp else "earliest"
     if offsets in (None, "earliest", "latest"):
-        return offsets  # type: ignore[return-value]  # mypy does not narrow the text to the two words
+        return offsets  # type: ignore[return-value]  # mypy does not narrow the text to the two literals
     return _per_stream("startingOffsets", str(offsets), ("earliest", "latest"))
 
 
-def _per_stream(option: str, text: str, words: tuple[str, ...]) -> Mapping[str, Start]:
-    allowed = f'{", ".join(words)}, or JSON such as {{"orders": "1526919030474-55"}}'
+def _per_stream(option: str, text: str, keywords: tuple[str, ...]) -> Mapping[str, Start]:
+    allowed = f'{", ".join(keywords)}, or JSON such as {{"orders": "1526919030474-55"}}'
     try:
         raw = json.loads(text)
     except ValueError:
         raise InvalidOption(option, text, allowed) from None
     if isinstance(raw, dict) and set(raw) == {"offsets"} and isinstance(raw["offsets"], dict):
-        # The Scala connector's form: {"offsets": {"orders": {"groupName": "g", "offset": "1-1"}}}.
+        # The format of the Scala connector: {"offsets": {"orders": {"groupName": "g", "offset": "1-1"}}}.
         raw = {name: each.get("offset") if isinstance(each, dict) else each for name, each in raw["offsets"].items()}
     if not isinstance(raw, dict) or not raw or not all(isinstance(value, str) for value in raw.values()):
         raise InvalidOption(option, text, allowed)
-    return {name: _one_start(option, value, words, allowed) for name, value in raw.items()}
+    return {name: _parse_start(option, value, keywords, allowed) for name, value in raw.items()}
 
 
-def _one_start(option: str, value: str, words: tuple[str, ...], allowed: str) -> Start:
-    if value in words:
-        return value  # type: ignore[return-value]  # one of the words that Start lists
+def _parse_start(option: str, value: str, keywords: tuple[str, ...], allowed: str) -> Start:
+    if value in keywords:
+        return value  # type: ignore[return-value]  # one of the literals of Start
     try:
         return EntryId.parse(value)
     except InvalidArgument:

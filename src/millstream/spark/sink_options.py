@@ -1,35 +1,39 @@
-"""What a sink may be asked for, and where a write goes: to one place, or to several at once. Pure.
+"""Options of the sink, and the one or more targets of a write. No I/O.
 
-Beside the options of both sides (``options``)
-    stream          where rows go: a name, or a template such as ``orders.${region}``, filled from columns. Without it
-                    the column ``stream`` decides. The option wins over the column.
+Besides the options of both sides (``options``)
+    stream          the target stream: a name, or a template such as ``orders.${region}``, filled from columns. Default:
+                    the column ``stream``, which this option overrides.
     content         auto (default): a map column ``fields``, else a column ``value``, else every column is a field;
                     or one of ``fields``, ``value``, ``columns``.
-    idColumn        the column that holds explicit ids; each must be greater than the stream's last, so a stream's rows
-                    come sorted and in one partition. The ids of a chunk are checked before any of it is written.
-    maxlen, minid   a hard cap on the stream; ``~`` before the number trims whole nodes only, which is cheaper.
+    idColumn        the column of explicit ids; each must be greater than the stream's last, so a stream's rows must be
+                    sorted and in one partition. The ids of a chunk are checked before any of it is written.
+    maxlen, minid   a hard cap on the stream; ``~`` before the number only removes whole nodes, which is cheaper.
     durability      memory, appended, fsynced or replicated(n).
     delivery        exactly_once (default), exactly_once_by_event_id, at_least_once.
     eventIdColumn, eventIdWindow (default 24h)
-                    for exactly_once_by_event_id: the column that identifies an event, and how long it is remembered.
+                    for exactly_once_by_event_id: the column that identifies an event, and how long its id is stored.
     txnAppId, txnVersion
-                    the identity of a batch write (also in foreachBatch), in Delta's names: a write of the same
-                    application with the same version adds nothing twice, one with a lower version is refused.
-    sinkId          tells several writes of one batch into one stream apart (default ``sink``).
-    forgetAfter     how long a writer's position is remembered after its last write (default 7d).
-    chunkRows       rows in one atomic step at most (default 1000); may change between restarts.
-    report          batch writes only: a file on the driver's machine that tells what was written, once it is: JSON with
-                    ``rows``, ``bytes`` (of the field ``valueField``), and ``oldest`` and ``newest`` of
-    timeColumn      a column of whole numbers, which becomes no field.
+                    the identity of a batch write (also in foreachBatch), named as in Delta: a write of the same
+                    application and version adds no row twice, one with a lower version is rejected.
+    sinkId          distinguishes several writes of one batch to one stream (default ``sink``).
+    forgetAfter     how long a writer's position is stored after its last write (default 7d).
+    fence           a key and the value that it must hold, with a space between: nothing is written unless the key holds
+                    it, which is checked in the same atomic step. The key is on the same server, on Cluster in the slot
+                    of the stream; ``none`` for no check. Pipelines set it.
+    chunkRows       maximum number of rows in one atomic step (default 1000); may change between restarts.
+    report          batch writes only: a file on the driver's machine that reports a finished write. It is JSON with
+                    ``rows``, ``bytes`` (of the field ``valueField``), ``added``, ``skipped`` (rows that were already
+                    stored) and ``dropped`` over all targets, the same for each target under ``places`` if there are
+                    several, and ``oldest`` and ``newest`` of ``timeColumn``.
+    timeColumn      a column of whole numbers, which does not become a field.
     also.<name>.<option>
-                    one more place for the same rows, written in the same pass: its url, its stream,
-                    its cap... ``<name>`` is its sinkId. What is not said of it is as for the first.
+                    one more target for the same rows, written in the same pass: its url, its stream, its cap and so
+                    on. ``<name>`` is its sinkId. Options that are not given are those of the first target.
 
-Further places get the same rows, which Spark then makes and hands over once. Each has an address, a stream and a
-position of its own.
+Further targets receive the same rows, which Spark produces once. Each has its own address, stream and position.
 
-What a write was is measured in the tasks as rows pass, added up when all of them are done, and told in the ``report``:
-Spark hands a writer's count back to nobody, and an observation of its own slows a write down (decision 9).
+The tasks measure rows while they write them, and the driver adds the numbers up and writes the ``report``: Spark does
+not return a writer's counts, and its observations slow a write down (decision 9).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from millstream.broker.scripts.script import Fence
 from millstream.errors import InvalidArgument
 from millstream.model import Durability, EntryId, TrimPolicy
 from millstream.spark.connection import Address
@@ -64,14 +69,15 @@ SINK_OPTIONS: Final = (
     "txnVersion",
     "sinkId",
     "forgetAfter",
+    "fence",
     "chunkRows",
     "report",
     "timeColumn",
 )
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
-"""Spark hands some of its own settings to the sink as well."""
+_SPARK_SETTINGS: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
+"""Spark passes some of its own settings to the sink."""
 
-_OWN: Final = (
+_TARGET_OPTIONS: Final = (
     *ADDRESS,
     "stream",
     "maxlen",
@@ -80,10 +86,12 @@ _OWN: Final = (
     "eventIdWindow",
     "sinkId",
     "forgetAfter",
+    "fence",
     "chunkRows",
 )
-"""What may differ from place to place. What rows look like may not: they are made once."""
+"""Options that may differ between targets. Those of the row format may not, because rows are converted once."""
 _PREFIX: Final = "also."
+_COUNTED: Final = ("added", "skipped", "dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +113,12 @@ class SinkOptions:
     chunk_rows: int = 1000
     report: str | None = None
     time_column: str | None = None
+    fence: Fence | None = None
 
 
 def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Reads the sink's options; an InvalidOption names the first that is wrong."""
-    given = GivenOptions(raw, SINK_OPTIONS, _SPARKS_OWN)
+    """Parses the sink's options. Raises InvalidOption for the first option that is not valid."""
+    given = GivenOptions(raw, SINK_OPTIONS, _SPARK_SETTINGS)
     delivery = given.choice("delivery", "exactly_once", ("exactly_once", "exactly_once_by_event_id", "at_least_once"))
     app, version = given.text("txnAppId"), given.number("txnVersion", None, least=0)
     if (app is None) != (version is None):
@@ -126,7 +135,7 @@ def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         raise InvalidOption("idColumn", id_column, "it with delivery exactly_once")
     report, time_column = given.text("report"), given.text("timeColumn")
     if streaming and report is not None:
-        raise InvalidOption("report", report, "it in batch writes only; a streaming query tells its progress")
+        raise InvalidOption("report", report, "it in batch writes only; a streaming query reports its progress")
     if time_column is not None and report is None:
         raise InvalidOption("timeColumn", time_column, "it together with report")
     return SinkOptions(
@@ -147,7 +156,19 @@ def sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         chunk_rows=given.whole("chunkRows", 1000),
         report=report,
         time_column=time_column,
+        fence=_fence(given.text("fence"), delivery),
     )
+
+
+def _fence(text: str | None, delivery: str) -> Fence | None:
+    if text is None or text == "none":
+        return None
+    key, space, record = text.partition(" ")
+    if not space or not key or not record:
+        raise InvalidOption("fence", text, "a key and the value that it must hold, with a space between")
+    if delivery == "at_least_once":
+        raise InvalidOption("fence", text, "it with delivery exactly_once or exactly_once_by_event_id")
+    return Fence(key.encode(), record.encode())
 
 
 def _trim(given: GivenOptions) -> TrimPolicy | None:
@@ -178,7 +199,7 @@ def _durability(text: str | None) -> Durability | None:
 
 
 def sink_targets(raw: Mapping[str, str], *, streaming: bool) -> tuple[SinkOptions, ...]:
-    """The options of each place, the first one first. Raises InvalidOption, as ``sink_options`` does."""
+    """The options of each target, the main target first. Raises InvalidOption, as ``sink_options`` does."""
     first: dict[str, str] = {}
     further: dict[str, dict[str, str]] = {}
     for given, value in raw.items():
@@ -186,32 +207,51 @@ def sink_targets(raw: Mapping[str, str], *, streaming: bool) -> tuple[SinkOption
             first[given] = value
             continue
         name, _, option = given[len(_PREFIX) :].rpartition(".")
-        if not name or option.lower() not in map(str.lower, _OWN):
-            raise InvalidOption(given, "it", f"also.<name>.<option>, with one of: {', '.join(sorted(_OWN))}")
+        if not name or option.lower() not in map(str.lower, _TARGET_OPTIONS):
+            raise InvalidOption(given, "it", f"also.<name>.<option>, with one of: {', '.join(sorted(_TARGET_OPTIONS))}")
         further.setdefault(name, {})[option.lower()] = value
     targets = [sink_options(first, streaming=streaming)]
-    as_first = {given.lower(): value for given, value in first.items()}
-    for name, own in further.items():
+    defaults = {given.lower(): value for given, value in first.items()}
+    for name, changes in further.items():
         try:
-            targets.append(sink_options({**as_first, "sinkid": name, **own}, streaming=streaming))
+            targets.append(sink_options({**defaults, "sinkid": name, **changes}, streaming=streaming))
         except InvalidOption as error:
             raise InvalidOption(f"{_PREFIX}{name}.{error.option}", error.got, error.allowed) from None
     ids = [target.sink_id for target in targets]
     for at, sink_id in enumerate(ids):
         if sink_id in ids[:at]:
-            raise InvalidOption("sinkId", sink_id, "a name of its own for each place; two would share one position")
+            raise InvalidOption(
+                "sinkId", sink_id, "a different name for each target, because two targets would share one position"
+            )
     return tuple(targets)
 
 
 class Delivered(NamedTuple):
-    """What a sink got. ``bytes`` are those of the events' text; ``oldest`` and ``newest`` of their times: None where no
-    row has one. ``dropped``: entries that a hard cap took before a group had read them."""
+    """What was written to a sink.
+
+    ``bytes``: of the events' text. ``oldest``, ``newest``: of their times, None if no row has one. ``dropped``: entries
+    that a hard cap removed before a group read them. ``added`` and ``skipped``: rows that were stored, and rows that
+    were stored before; None if the sink does not know. ``dropped``, ``added`` and ``skipped`` are sums over all
+    targets; ``places`` has them by sink id if there are several targets."""
 
     rows: int = 0
     bytes: int = 0
     oldest: int | None = None
     newest: int | None = None
     dropped: int = 0
+    added: int | None = None
+    skipped: int | None = None
+    places: dict[str, dict[str, int]] | None = None
+
+    def numbers(self) -> dict[str, int]:
+        """The numbers of the observer event ``pipeline.sink``."""
+        optional = {name: count for name in ("added", "skipped") if (count := getattr(self, name)) is not None}
+        return {"rows": self.rows, "bytes": self.bytes, "dropped": self.dropped, **optional}
+
+    def of(self, sink_id: str) -> Delivered:
+        """The same write, with the numbers of one target."""
+        numbers = (self.places or {}).get(sink_id)
+        return self if numbers is None else self._replace(**numbers, places=None)
 
     def plus(self, other: Delivered) -> Delivered:
         return Delivered(
@@ -220,7 +260,25 @@ class Delivered(NamedTuple):
             min((time for time in (self.oldest, other.oldest) if time is not None), default=None),
             max((time for time in (self.newest, other.newest) if time is not None), default=None),
             self.dropped + other.dropped,
+            _sum(self.added, other.added),
+            _sum(self.skipped, other.skipped),
+            _merged(self.places, other.places),
         )
+
+
+def _sum(left: int | None, right: int | None) -> int | None:
+    return left if right is None else right if left is None else left + right
+
+
+def _merged(
+    left: dict[str, dict[str, int]] | None, right: dict[str, dict[str, int]] | None
+) -> dict[str, dict[str, int]] | None:
+    if left is None or right is None:
+        return left or right
+    return {
+        sink_id: {name: left.get(sink_id, {}).get(name, 0) + right.get(sink_id, {}).get(name, 0) for name in _COUNTED}
+        for sink_id in {**left, **right}
+    }
 
 
 def total(parts: Iterable[Delivered]) -> Delivered:
@@ -228,7 +286,7 @@ def total(parts: Iterable[Delivered]) -> Delivered:
 
 
 def write_report(path: str, parts: Iterable[Delivered]) -> None:
-    """Before the write returns: whoever waits for that finds the whole file."""
+    """Called before the write returns, so that the file is complete when it does."""
     Path(path).write_text(json.dumps(total(parts)._asdict()))
 
 

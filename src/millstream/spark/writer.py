@@ -1,12 +1,13 @@
-"""The writers that Spark runs: checked on the driver, writing in the tasks.
+"""The writers that Spark runs: created on the driver, they write in the tasks.
 
-Driver: the constructor, ``commit`` and ``abort``. Tasks: ``write``, in other processes, perhaps several times for one
-partition: at once (speculation) or one after the other (retries). Whoever comes second adds nothing.
+Driver: the constructor, ``commit`` and ``abort``. Tasks: ``write``, in other processes, possibly several times for one
+partition: in parallel (speculation) or one after the other (retries). Only the first attempt adds a row.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,19 +15,21 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from millstream.broker import gc_paused
+from millstream.broker.bulk import gc_paused
+from millstream.spark.connection import broker_at
 from millstream.spark.delivery import WriteIdentity, streaming_identity
 from millstream.spark.entries import mapping_for
-from millstream.spark.errors import TaskUnheard
+from millstream.spark.errors import MissingCommitMessage
 from millstream.spark.fan_out import Meter, WriteTarget, fan_out
 from millstream.spark.sink_options import Delivered, SinkOptions, total, write_report
+from millstream.spark.task_record import RowsGiven, WrittenPosition, record_tasks
 
 log = logging.getLogger("millstream.spark")
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task did, over all targets. ``dropped``: what the hard cap took before a group had read it."""
+    """The commit message of one task, over all targets. ``dropped``: unread entries that the hard cap removed."""
 
     partition: int
     rows: int
@@ -34,11 +37,13 @@ class Written(WriterCommitMessage):
     skipped: int
     dropped: int
     measured: Delivered | None = None
-    """The rows themselves, whatever the number of targets; None where nobody asked."""
+    """The rows themselves, whatever the number of targets; None without the option ``report``."""
+    given: tuple[tuple[RowsGiven, ...], ...] = ()
+    """For each target, the rows that are recognised by their position."""
 
 
-class _Writing:
-    """What both writers do in a task."""
+class _TaskWriter(ABC):
+    """Writes rows in a task; the base of both writers."""
 
     def __init__(self, targets: Sequence[SinkOptions], schema: pa.Schema) -> None:
         self._targets = [(options, mapping_for(schema, options)) for options in targets]
@@ -46,33 +51,52 @@ class _Writing:
         self._report = options.report
         self._meter = None if options.report is None else Meter(schema, mapping, options.time_column)
 
-    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
-        raise AssertionError("each writer has its own")
+    @abstractmethod
+    def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity: ...
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """In a task. The number of rows confirmed is the number of rows given, or the task fails."""
+        """Called in a task. Fails if the number of confirmed rows is not the number of rows received."""
         task = TaskContext.get()
         assert task is not None
         targets = [
             WriteTarget(options, mapping, self._identity(task, options) if options.delivery == "exactly_once" else None)
             for options, mapping in self._targets
         ]
-        seen: list[Delivered] = []
+        measured: list[Delivered] = []
         with gc_paused():
-            fan_out(iterator if self._meter is None else self._meter.over(iterator, seen), targets)
-        done = [target.finish() for target in targets]
+            fan_out(iterator if self._meter is None else self._meter.over(iterator, measured), targets)
+        counts = [target.finish() for target in targets]
+        sums = {
+            name: sum(getattr(target_counts, name) for target_counts in counts)
+            for name in ("added", "skipped", "dropped")
+        }
+        places = None
+        if len(targets) > 1:
+            places = {
+                target.options.sink_id: {name: getattr(target.counts, name) for name in sums} for target in targets
+            }
         return Written(
             task.partitionId(),
-            rows=sum(one.rows for one in done),
-            added=sum(one.added for one in done),
-            skipped=sum(one.skipped for one in done),
-            dropped=sum(one.dropped for one in done),
-            measured=None if self._meter is None else total(seen)._replace(dropped=sum(one.dropped for one in done)),
+            rows=sum(target_counts.rows for target_counts in counts),
+            **sums,
+            measured=None if self._meter is None else total(measured)._replace(**sums, places=places),
+            given=tuple(tuple(target.given) for target in targets),
         )
 
+    def _record_tasks(self, results: Sequence[Written]) -> None:
+        """Called on the driver. Raises NonDeterministicReplay if an earlier attempt was split into other tasks."""
+        for at, (options, _) in enumerate(self._targets):
+            given: dict[WrittenPosition, dict[int, int]] = {}
+            for written in results:
+                for position, rows in written.given[at]:
+                    given.setdefault(position, {})[written.partition] = rows
+            if given:
+                broker = broker_at(options.address, script_entries=options.chunk_rows)
+                record_tasks(broker, given, len(results), options.forget_after_ms)
 
-class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
-    """``fallback_app`` is made once on the driver, so that all tasks and all their retries are one application."""
+
+class RedisStreamsBatchWriter(_TaskWriter, DataSourceArrowWriter):
+    """``fallback_app`` is created once on the driver, so that all tasks and their retries are one application."""
 
     def __init__(self, targets: Sequence[SinkOptions], schema: pa.Schema, fallback_app: str) -> None:
         super().__init__(targets, schema)
@@ -81,19 +105,20 @@ class RedisStreamsBatchWriter(_Writing, DataSourceArrowWriter):
     def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
         app, version = options.txn_app_id, options.txn_version
         if app is None or version is None:
-            app, version = self._fallback_app, 0
+            return WriteIdentity(self._fallback_app, 0, options.sink_id, task.partitionId(), replayable=False)
         return WriteIdentity(app, version, options.sink_id, task.partitionId())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        done = told_to_driver(messages, "batch write")
+        results = commit_results(messages, "batch write")
+        self._record_tasks(results)
         if self._report is not None:
-            write_report(self._report, [one.measured for one in done if one.measured is not None])
+            write_report(self._report, [result.measured for result in results if result.measured is not None])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _report_abort(messages, "batch write")
 
 
-class RedisStreamsWriter(_Writing, DataSourceStreamArrowWriter):
+class RedisStreamsWriter(_TaskWriter, DataSourceStreamArrowWriter):
     def _identity(self, task: TaskContext, options: SinkOptions) -> WriteIdentity:
         return streaming_identity(
             task.getLocalProperty("sql.streaming.queryId"),
@@ -103,28 +128,28 @@ class RedisStreamsWriter(_Writing, DataSourceStreamArrowWriter):
         )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        told_to_driver(messages, f"batch {batchId}")
+        self._record_tasks(commit_results(messages, f"batch {batchId}"))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _report_abort(messages, f"batch {batchId}")
 
 
-def told_to_driver(messages: Sequence[WriterCommitMessage | None], what: str) -> list[Written]:
-    """What the tasks' commit messages say that a user should know, into the driver's log.
+def commit_results(messages: Sequence[WriterCommitMessage | None], write: str) -> list[Written]:
+    """The commit messages of all tasks; logs skipped rows and dropped entries.
 
-    Raises TaskUnheard where one of the tasks has sent none: nobody knows then what it has written.
+    Raises MissingCommitMessage if a task sent none, because it is unknown then what the task wrote.
     """
-    done = [message for message in messages if isinstance(message, Written)]
-    if len(done) != len(messages):
-        raise TaskUnheard(what, len(messages) - len(done))
-    if skipped := sum(message.skipped for message in done):
-        log.info("%s: %d rows were there already and were not added again", what, skipped)
-    if dropped := sum(message.dropped for message in done):
-        log.warning("%s: the hard cap (maxlen, minid) took %d entries before a group had read them", what, dropped)
-    return done
+    results = [message for message in messages if isinstance(message, Written)]
+    if len(results) != len(messages):
+        raise MissingCommitMessage(write, len(messages) - len(results))
+    if skipped := sum(result.skipped for result in results):
+        log.info("%s: %d rows were already stored and were not added again", write, skipped)
+    if dropped := sum(result.dropped for result in results):
+        log.warning("%s: the hard cap (maxlen, minid) removed %d entries before a group read them", write, dropped)
+    return results
 
 
-def _report_abort(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
-    done = [message for message in messages if isinstance(message, Written)]
-    rows = sum(message.added for message in done)
-    log.warning("%s failed; %d rows of it are in the stream, and a replay will not add them again", what, rows)
+def _report_abort(messages: Sequence[WriterCommitMessage | None], write: str) -> None:
+    results = [message for message in messages if isinstance(message, Written)]
+    rows = sum(result.added for result in results)
+    log.warning("%s failed; %d of its rows are stored, and a replay will not add them again", write, rows)

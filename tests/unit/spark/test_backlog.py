@@ -26,11 +26,11 @@ def offset(**added: int | None) -> Offset:
         (offset(), offset(), 0),
     ],
 )
-def test_what_lies_between_is_counted_or_unknown(start: Offset, end: Offset, expected: int | None) -> None:
+def test_entries_between_offsets_are_counted_or_unknown(start: Offset, end: Offset, expected: int | None) -> None:
     assert beyond(start, end) == expected
 
 
 @pytest.mark.parametrize("start", ["latest", '{"a": "5-0"}'])
-def test_where_a_first_batch_began_is_known_for_earliest_alone(start: str) -> None:
+def test_backlog_of_a_first_batch_is_only_known_for_earliest(start: str) -> None:
     nobody = {"url": "redis://127.0.0.1:1", "subscribe": "a", "startingOffsets": start}
     assert backlog(nobody, None) is None

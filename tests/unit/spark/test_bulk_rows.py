@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.steps.once import Digest
+from millstream.broker.scripts.append_once import Digest
 from millstream.errors import OutOfMemory, ServerError, WrongKeyType
-from millstream.spark.bulk import Appends, UniformRows, verdict
+from millstream.spark.bulk import Appends, UniformRows, transaction_result
 from millstream.spark.errors import RowsMiscounted
 from millstream.wire.commands import ErrorReply
 from millstream.wire.resp import pack
@@ -22,7 +22,7 @@ tables = st.integers(1, 4).flatmap(
 
 
 @given(tables, st.integers(0, 20), st.integers(0, 20))
-def test_the_same_bytes_as_one_by_one(table: list[list[bytes]], first: int, past: int) -> None:
+def test_bulk_packing_gives_the_same_bytes_as_packing_each_row(table: list[list[bytes]], first: int, past: int) -> None:
     names = [b"name%d" % n for n in range(len(table[0]))]
     rows = UniformRows(names, [pa.array(column, pa.binary()) for column in zip(*table, strict=True)])
     Appends(b"another", rows).packed()
@@ -32,21 +32,21 @@ def test_the_same_bytes_as_one_by_one(table: list[list[bytes]], first: int, past
 
     assert list(Appends(b"s", part)) == expected
     assert bytes(Appends(b"s", part).packed()) == b"".join(map(pack, expected))
-    one, other = Digest(), Digest()
-    one.add(part)
+    row_digest, bulk_digest = Digest(), Digest()
+    row_digest.add(part)
     if len(part):
-        other.add_packed(part.names, part.packed_values())
-    assert one.word() == other.word()
+        bulk_digest.add_packed(part.names, part.packed_values())
+    assert row_digest.hexdigest() == bulk_digest.hexdigest()
 
 
 GATE, GONE = b"OK", 1
 FULL = ErrorReply("ERR The stream has exhausted the last possible ID, unable to add more items")
 
 
-def test_verdicts() -> None:
-    assert verdict([[b"OK"], GATE, b"1-1", b"1-2", [b"OK", b"2", b"1-2"], GONE], 2) == [b"OK"]
+def test_transaction_result_returns_the_opening_reply() -> None:
+    assert transaction_result([[b"OK"], GATE, b"1-1", b"1-2", [b"OK", b"2", b"1-2"], GONE], 2) == [b"OK"]
     stale = [b"STALE", b"7"]
-    assert verdict([stale, GATE, FULL, FULL, [b"SHUT"], GONE], 2) == stale
+    assert transaction_result([stale, GATE, FULL, FULL, [b"SHUT"], GONE], 2) == stale
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_verdicts() -> None:
         ([*[ErrorReply("EXECABORT previous errors")] * 4, ErrorReply("OOM no"), ErrorReply("EXECABORT")], OutOfMemory),
     ],
 )
-def test_no_error_is_overlooked(replies: list[Any], error: type[Exception]) -> None:
+def test_transaction_result_raises_every_error(replies: list[Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        verdict(replies, 2)
+        transaction_result(replies, 2)

@@ -1,13 +1,13 @@
-"""Rows into entries: which columns become what, decided from the schema before any data moves."""
+"""Mapping of rows to entries: the schema decides which columns become fields, marks and streams."""
 
 import pyarrow as pa
 import pytest
 
-from millstream.broker.steps.once import Digest
+from millstream.broker.scripts.append_once import Digest
 from millstream.errors import PayloadTooLarge
 from millstream.spark.bulk import UniformRows
 from millstream.spark.delivery import WriteIdentity, streaming_identity
-from millstream.spark.entries import mapping_for, pieces, refuse_oversize
+from millstream.spark.entries import check_sizes, mapping_for, pieces
 from millstream.spark.errors import InvalidOption, NoWriteIdentity, UnusableRow
 from millstream.spark.sink_options import sink_options
 from millstream.wire.resp import pack
@@ -31,7 +31,7 @@ def maps(*cells: dict[str, str | None] | None) -> pa.Array:
     return pa.array([None if c is None else list(c.items()) for c in cells], pa.map_(pa.string(), pa.string()))
 
 
-def test_a_value_column_is_one_field():
+def test_value_column_becomes_one_field():
     assert write({"value": texts("a", "ä")}, stream="out") == [
         ("out", [[b"event", b"a"], [b"event", "ä".encode()]], None)
     ]
@@ -39,13 +39,13 @@ def test_a_value_column_is_one_field():
     assert rows == [[b"body", b"\x00\xff"]]
 
 
-def test_a_map_wins_over_a_value_and_may_be_overruled():
+def test_map_column_has_priority_over_value_unless_content_is_set():
     table = {"value": texts("v"), "fields": maps({"a": "1", "b": "2"})}
     assert write(table, stream="out")[0][1] == [[b"a", b"1", b"b", b"2"]]
     assert write(table, stream="out", content="value")[0][1] == [[b"event", b"v"]]
 
 
-def test_maps_of_one_field_and_of_several_and_slices_of_them():
+def test_map_columns_and_slices_of_them_become_fields():
     column = maps({"a": "1"}, {"a": "2"}, {"a": "3"}, {"b": "4", "c": None, "d": "5"})
     assert write({"fields": column[:3]}, stream="o")[0][1] == [[b"a", b"1"], [b"a", b"2"], [b"a", b"3"]]
     assert write({"fields": column[1:]}, stream="o")[0][1] == [[b"a", b"2"], [b"a", b"3"], [b"b", b"4", b"d", b"5"]]
@@ -53,7 +53,7 @@ def test_maps_of_one_field_and_of_several_and_slices_of_them():
     assert write({"fields": maps({}, {"b": "2", "c": "3"})[1:]}, stream="o")[0][1] == [[b"b", b"2", b"c", b"3"]]
 
 
-def test_all_columns_become_fields_and_null_is_no_field():
+def test_columns_become_fields_and_null_is_omitted():
     table = {"n": pa.array([1, None]), "name": texts("x", "y"), "ok": pa.array([True, False])}
     assert write(table, stream="out")[0][1] == [
         [b"n", b"1", b"name", b"x", b"ok", b"true"],
@@ -61,21 +61,21 @@ def test_all_columns_become_fields_and_null_is_no_field():
     ]
 
 
-def test_a_stream_column_routes_and_the_option_wins():
+def test_stream_option_overrides_the_stream_column():
     table = {"stream": texts("b", "a", "b"), "value": texts("1", "2", "3")}
     assert write(table) == [("b", [[b"event", b"1"], [b"event", b"3"]], None), ("a", [[b"event", b"2"]], None)]
     assert [stream for stream, _, _ in write(table, stream="out")] == ["out"]
     assert write({"stream": texts("s"), "n": pa.array([1])}) == [("s", [[b"n", b"1"]], None)]
 
 
-def test_a_stream_may_be_named_by_bytes_that_are_no_text():
+def test_stream_column_may_contain_invalid_utf8():
     names = pa.array([b"caf\xe9", b"plain", b"caf\xe9"], pa.binary())
     batch = pa.record_batch({"stream": names, "value": ["1", "2", "3"]})
     mapping = mapping_for(batch.schema, sink_options({"url": "redis://h"}, streaming=True))
     assert [(piece.stream, len(piece.rows)) for piece in pieces(mapping, batch)] == [("caf\udce9", 2), ("plain", 1)]
 
 
-def test_a_template_is_filled_from_columns():
+def test_stream_template_is_filled_from_columns():
     table = {"region": texts("eu", "us"), "n": pa.array([1, 2]), "value": texts("a", "b")}
     assert [stream for stream, _, _ in write(table, stream="{orders}.${region}.${n}")] == [
         "{orders}.eu.1",
@@ -96,7 +96,7 @@ def test_a_template_is_filled_from_columns():
         ({"stream": texts("a")}, {}, "column"),
     ],
 )
-def test_a_schema_that_cannot_be_written_is_refused_before_any_row(table, options, named: str):
+def test_schema_that_cannot_be_written_is_rejected(table, options, named: str):
     with pytest.raises(InvalidOption, match=named):
         write(table, **options)
 
@@ -113,12 +113,12 @@ def test_a_schema_that_cannot_be_written_is_refused_before_any_row(table, option
         ({"value": texts("a"), "e": texts(None)}, {"stream": "o", "idColumn": "e"}),
     ],
 )
-def test_a_row_that_cannot_be_an_entry_is_an_error(table, options):
+def test_row_that_cannot_become_an_entry_is_an_error(table, options):
     with pytest.raises(UnusableRow):
         write(table, **options)
 
 
-def test_marks_travel_with_their_rows():
+def test_marks_stay_with_their_rows():
     table = {"value": texts("1", "2"), "e": texts("x", "y")}
     options = {"stream": "o", "delivery": "exactly_once_by_event_id", "eventIdColumn": "e"}
     assert write(table, **options) == [("o", [[b"event", b"1"], [b"event", b"2"]], [b"x", b"y"])]
@@ -126,21 +126,21 @@ def test_marks_travel_with_their_rows():
 
 @pytest.mark.parametrize("values", [[], [b""], [b"a", b"\r\n$1\r\n", b"x" * 1000], [b"ab"] * 50])
 @pytest.mark.parametrize("names", [[b"event"], [b"event", b"id", b"headers"]])
-def test_the_short_way_packs_the_same_bytes(values: list[bytes], names: list[bytes]):
+def test_uniform_rows_pack_the_same_bytes(values: list[bytes], names: list[bytes]):
     columns = [binary(*column) for column in (values, values[::-1], values)]
     rows = UniformRows(names, columns[: len(names)])
     listed = [rows[at] for at in range(len(rows))]
     assert list(rows) == listed
     flat = tuple(value for row in listed for value in row[1::2])
     assert b"*%d\r\n%b" % (len(flat), rows.packed_values()) == pack(flat)
-    again = UniformRows(names, columns[: len(names)])
-    for part in (again[:1], again[1:], rows[1:], rows[1:2][:5]):
+    unpacked = UniformRows(names, columns[: len(names)])
+    for part in (unpacked[:1], unpacked[1:], rows[1:], rows[1:2][:5]):
         assert part.packed_values() == b"".join(pack(tuple(row[1::2]))[4:] for row in part)
     assert list(rows.take([at for at in range(len(rows)) if at % 2])) == listed[1::2]
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_a_digest_does_not_depend_on_how_rows_are_cut_or_packed(cut: int):
+def test_digest_does_not_depend_on_chunks_or_packing(cut: int):
     few, many = UniformRows([b"a"], [binary(b"1", b"2")]), UniformRows([b"a", b"b"], [binary(b"1"), binary(b"2")])
     rows = [*few, *many, *few]
     whole, parts, packed = Digest(), Digest(), Digest()
@@ -149,20 +149,20 @@ def test_a_digest_does_not_depend_on_how_rows_are_cut_or_packed(cut: int):
     parts.add(rows[cut:])
     for piece in (few[:1], few[1:], many, few):
         packed.add_packed(piece.names, piece.packed_values())
-    assert whole.word() == parts.word() == packed.word()
+    assert whole.hexdigest() == parts.hexdigest() == packed.hexdigest()
 
 
-def test_a_digest_tells_names_from_values_and_one_row_from_two():
-    words = set()
+def test_digest_distinguishes_names_values_and_row_boundaries():
+    digests = set()
     alike = ([[b"a", b"1"]], [[b"1", b"a"]], [[b"a", b"1", b"b", b"2"]], [[b"a", b"1"], [b"b", b"2"]], [[b"a", b""]])
     for rows in ([], *alike, [[b"a", b"1"], [b"a", b"2"]], [[b"a", b"1$1\r\n2\r\n"]]):
         digest = Digest()
         digest.add(rows)
-        words.add(digest.word())
-    assert len(words) == len(alike) + 3
+        digests.add(digest.hexdigest())
+    assert len(digests) == len(alike) + 3
 
 
-def test_a_streaming_write_without_ids_never_falls_back():
+def test_streaming_write_without_ids_is_an_error():
     assert streaming_identity("q", "7", "sink", 3) == WriteIdentity("q", 7, "sink", 3)
     for query, batch in ((None, "1"), ("q", None), ("", "")):
         with pytest.raises(NoWriteIdentity, match="txnAppId"):
@@ -178,12 +178,12 @@ def test_a_streaming_write_without_ids_never_falls_back():
         ({"fields": maps({"a": "x" * 50, "b": "y" * 50}, {"c": "z"})}, 102),
     ],
 )
-def test_a_row_above_the_limit_of_an_entry_is_refused_before_any_is_written(table, size: int):
+def test_row_above_the_entry_limit_is_rejected_before_any_is_written(table, size: int):
     batch = pa.RecordBatch.from_pydict(table)
     [piece] = pieces(
         mapping_for(batch.schema, sink_options({"url": "redis://h", "stream": "s"}, streaming=False)), batch
     )
-    refuse_oversize(piece, size)
+    check_sizes(piece, size)
     with pytest.raises(PayloadTooLarge) as refused:
-        refuse_oversize(piece, size - 1)
+        check_sizes(piece, size - 1)
     assert (refused.value.size, refused.value.limit) == (size, size - 1)

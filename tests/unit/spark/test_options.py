@@ -46,7 +46,7 @@ def test_a_timestamp_starts_with_the_first_entry_of_that_millisecond():
     assert source(startingTimestamp="1000").start_of("orders", "latest") == EntryId(1000, 0).previous()
 
 
-def test_the_scala_connectors_names_are_understood():
+def test_option_names_of_the_scala_connector_are_accepted():
     options = source_options(
         {
             "url": URL,
@@ -82,16 +82,17 @@ def test_the_scala_connectors_names_are_understood():
         ({"subscribe": "a", "endingOffsets": "latest"}, "endingOffsets"),
         ({"subscribe": "a", "subscribes": "b"}, "subscribes"),
         ({"subscribe": "a", "group": " "}, "group"),
+        ({"subscribe": "a", "pushFilters": "true"}, "pushFilters"),
     ],
 )
-def test_a_source_option_that_is_wrong_is_named(given: dict[str, str], named: str):
+def test_invalid_source_option_is_named(given: dict[str, str], named: str):
     with pytest.raises(InvalidOption) as caught:
         source_options({"url": URL, **given}, streaming=True)
     assert caught.value.option == named
     assert named in str(caught.value)
 
 
-def test_an_end_for_a_stream_that_is_not_read_is_an_error():
+def test_ending_offset_of_an_unsubscribed_stream_is_an_error():
     """A typo there would read to the end, in silence."""
     given = {"url": URL, "subscribe": "orders", "endingOffsets": '{"order": "5-0"}'}
     with pytest.raises(InvalidOption) as caught:
@@ -118,18 +119,18 @@ def test_an_end_for_a_stream_that_is_not_read_is_an_error():
         ({"steam": "out"}, "steam"),
     ],
 )
-def test_a_sink_option_that_is_wrong_is_named(given: dict[str, str], named: str):
+def test_invalid_sink_option_is_named(given: dict[str, str], named: str):
     with pytest.raises(InvalidOption) as caught:
         sink(streaming=False, **given)
     assert caught.value.option == named
 
 
-def test_a_streaming_write_takes_no_transaction_of_its_own():
+def test_streaming_write_rejects_a_transaction_id():
     with pytest.raises(InvalidOption, match="txnAppId"):
         sink(txnAppId="app", txnVersion="1")
 
 
-def test_the_sink_reads_caps_durations_and_ignores_what_is_sparks():
+def test_sink_parses_caps_and_durations_and_ignores_spark_settings():
     options = sink(maxlen="~1000", forgetAfter="2h", checkpointLocation="/somewhere", queryName="q")
     assert options.trim == TrimPolicy(max_len=1000, approximate=True)
     assert options.forget_after_ms == 7_200_000
@@ -137,7 +138,7 @@ def test_the_sink_reads_caps_durations_and_ignores_what_is_sparks():
     assert sink(forgetAfter="30 min").forget_after_ms == 1_800_000
 
 
-def test_an_address_holds_no_secret_until_it_is_used(tmp_path):
+def test_address_contains_no_secret_until_it_is_resolved(tmp_path):
     secret = tmp_path / "password"
     secret.write_text("p@ss/word\n")
     by_file = source(username="spark", passwordFile=str(secret)).address
@@ -157,7 +158,7 @@ def test_a_password_in_an_address_is_not_shown():
         assert "hush" not in str(caught.value)
 
 
-def test_options_replace_their_part_of_the_login_and_leave_the_rest():
+def test_login_options_replace_only_their_part_of_the_url():
     known = {"SECRET": "p@ss"}
     url = "redis+sentinel://us%20er:old@a:1,b:2/main/3"
     assert source(url=url, username="spark").address.resolve(known) == url.replace("us%20er", "spark")
@@ -167,11 +168,11 @@ def test_options_replace_their_part_of_the_login_and_leave_the_rest():
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+sentinel", "rediss+cluster"])
-def test_tls_is_a_way_in_to_every_set_up(scheme: str):
+def test_tls_schemes_are_accepted_for_every_topology(scheme: str):
     assert source(url=f"{scheme}://h:1/main").address.resolve({}) == f"{scheme}://h:1/main"
 
 
-def test_what_is_missing_in_the_environment_is_named():
+def test_missing_environment_variable_is_named():
     with pytest.raises(InvalidOption, match="SECRET"):
         source(url="redis://:${SECRET}@h").address.resolve({})
     with pytest.raises(InvalidOption, match="MILLSTREAM_URL"):
@@ -180,7 +181,7 @@ def test_what_is_missing_in_the_environment_is_named():
         source(passwordFile="/no/such/file").address.resolve({})
 
 
-def test_an_embedded_broker_is_refused_with_a_way_out():
+def test_embedded_broker_is_rejected_with_advice():
     with pytest.raises(InvalidOption, match="millstream serve"):
         source(url="local://")
     with pytest.raises(InvalidOption, match="redis://"):

@@ -9,8 +9,8 @@ from millstream.spark.offsets import Offset
 from millstream.spark.source import DEFAULT_SCHEMA, RedisStreamsSource
 
 
-def test_a_query_without_a_group_warns_once_for_each_start_from_a_checkpoint_too(monkeypatch, caplog):
-    monkeypatch.setattr(module.RedisStreamsReader, "_survey", lambda self: None)
+def test_query_without_a_group_warns_once_for_each_start(monkeypatch, caplog):
+    monkeypatch.setattr(module.RedisStreamsReader, "_stats", lambda self: None)
     monkeypatch.setattr(module.plan, "next_offset", lambda *args, **named: None)
     start = Offset({}).to_json()
     source = RedisStreamsSource({"url": "redis://h", "subscribe": "a"})

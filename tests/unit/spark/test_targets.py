@@ -1,4 +1,4 @@
-"""Several places for one write: how their options are read, and how batches are given to all of them."""
+"""Several targets of one write: parsing of their options, and distribution of batches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from millstream.spark.sink_options import sink_targets
 FIRST = {"url": "redis://a", "stream": "orders", "maxlen": "100", "txnAppId": "app", "txnVersion": "3"}
 
 
-def test_a_further_place_is_as_the_first_but_for_what_is_said_of_it() -> None:
+def test_further_target_inherits_options_of_the_first() -> None:
     further = {"also.Audit.url": "redis://b", "also.Audit.stream": "audit", "also.audit.2.chunkRows": "10"}
     first, audit, second = sink_targets({**FIRST, **further}, streaming=False)
     assert (first.address.url, first.stream, first.sink_id) == ("redis://a", "orders", "sink")
     assert (audit.address.url, audit.stream, audit.sink_id, audit.trim) == ("redis://b", "audit", "Audit", first.trim)
     assert (second.stream, second.sink_id, second.chunk_rows) == ("orders", "audit.2", 10)
-    assert {one.txn_version for one in (first, audit, second)} == {3}
+    assert {target.txn_version for target in (first, audit, second)} == {3}
 
 
-def test_one_place_is_the_rule() -> None:
-    assert [one.stream for one in sink_targets(FIRST, streaming=False)] == ["orders"]
+def test_one_target_is_the_default() -> None:
+    assert [target.stream for target in sink_targets(FIRST, streaming=False)] == ["orders"]
 
 
 @pytest.mark.parametrize(
@@ -41,65 +41,65 @@ def test_one_place_is_the_rule() -> None:
         ({"also.b.stream": "x", "also.c.sinkId": "b"}, "sinkId"),
     ],
 )
-def test_a_wrong_option_of_a_place_is_named(given: dict[str, str], named: str) -> None:
+def test_invalid_option_of_a_target_is_named(given: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidOption) as refused:
         sink_targets({**FIRST, **given}, streaming=False)
     assert refused.value.option == named
 
 
-def test_a_wrong_address_of_a_place_is_shown_without_its_password() -> None:
+def test_invalid_address_of_a_target_is_shown_without_its_password() -> None:
     with pytest.raises(InvalidOption) as refused:
         sink_targets({**FIRST, "also.b.url": "http://user:s3cret@b"}, streaming=False)
     assert "s3cret" not in f"{refused.value!r} {refused.value} {vars(refused.value)}"
 
 
-class Place:
-    """Stands for a WriteTarget: remembers what it got, and in which thread; fails when it is told to."""
+class FakeTarget:
+    """A WriteTarget that records its values and threads, and fails at a given batch."""
 
     def __init__(self, name: str, fails_at: int | None = None) -> None:
         self.options = SimpleNamespace(sink_id=name)
-        self.got: list[int] = []
+        self.values: list[int] = []
         self.threads: set[int] = set()
         self._fails_at = fails_at
 
     def take(self, batch: pa.RecordBatch) -> None:
         self.threads.add(threading.get_ident())
-        if len(self.got) == self._fails_at:
+        if len(self.values) == self._fails_at:
             raise ConnectionError(f"{self.options.sink_id} is gone")
-        self.got += batch.column(0).to_pylist()
+        self.values += batch.column(0).to_pylist()
 
 
 def batches(count: int) -> Any:
     return (pa.RecordBatch.from_arrays([pa.array([number])], names=["n"]) for number in range(count))
 
 
-def test_every_place_gets_every_batch_in_order_and_in_a_thread_of_its_own() -> None:
-    places: Any = [Place("a"), Place("b"), Place("c")]
-    fan_out(batches(50), places)
-    assert [place.got for place in places] == [list(range(50))] * 3
-    assert len(set.union(*(place.threads for place in places))) == 3
+def test_each_target_receives_every_batch_in_order_in_its_own_thread() -> None:
+    targets: Any = [FakeTarget("a"), FakeTarget("b"), FakeTarget("c")]
+    fan_out(batches(50), targets)
+    assert [target.values for target in targets] == [list(range(50))] * 3
+    assert len(set.union(*(target.threads for target in targets))) == 3
 
 
-def test_one_place_needs_no_thread() -> None:
-    place: Any = Place("a")
-    fan_out(batches(5), [place])
-    assert place.threads == {threading.get_ident()}
+def test_one_target_uses_no_thread() -> None:
+    target: Any = FakeTarget("a")
+    fan_out(batches(5), [target])
+    assert target.threads == {threading.get_ident()}
 
 
-def test_a_place_that_fails_does_not_keep_the_others_from_their_rows() -> None:
-    places: Any = [Place("a"), Place("b", fails_at=3), Place("c")]
+def test_failed_target_does_not_stop_the_others() -> None:
+    targets: Any = [FakeTarget("a"), FakeTarget("b", fails_at=3), FakeTarget("c")]
     with pytest.raises(ConnectionError, match="b is gone") as raised:
-        fan_out(batches(50), places)
-    assert [len(place.got) for place in places] == [50, 3, 50]
+        fan_out(batches(50), targets)
+    assert [len(target.values) for target in targets] == [50, 3, 50]
     assert "'b'" in raised.value.__notes__[0]
 
 
-def test_rows_that_stop_coming_end_the_threads_and_are_the_error() -> None:
+def test_error_of_the_input_ends_the_threads_and_is_raised() -> None:
     def breaking() -> Any:
         yield from batches(3)
-        raise ValueError("the rows broke")
+        raise ValueError("input failed")
 
-    places: Any = [Place("a"), Place("b")]
-    with pytest.raises(ValueError, match="the rows broke"):
-        fan_out(breaking(), places)
+    targets: Any = [FakeTarget("a"), FakeTarget("b")]
+    with pytest.raises(ValueError, match="input failed"):
+        fan_out(breaking(), targets)
     assert not [thread for thread in threading.enumerate() if thread.name in ("millstream-a", "millstream-b")]

@@ -1,0 +1,3 @@
+from millstream.spark.source import RedisStreamsSource as RedisStreamsSource
+
+FORMAT: str
