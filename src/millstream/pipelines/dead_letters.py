@@ -1,5 +1,6 @@
-"""Events that cannot be processed, in a stream of their own: reason, stage, payload; bounded, never silently away. And
-once more: replayed from the stage that failed on, into the sinks, and out of the stream when they are there.
+"""Dead letters: a bounded stream of events that could not be processed, with reason, stage and payload.
+
+A replay processes them again, from the stage that failed, and deletes those that the sinks have stored.
 """
 
 from __future__ import annotations
@@ -7,8 +8,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from millstream.errors import NoSuchStream
@@ -17,11 +19,12 @@ from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.envelope_reader import Format, SourcePosition, read_documents
 from millstream.pipelines.envelopes import Native
 from millstream.pipelines.errors import DeadLettersFull, DeadLettersMissing, EventFailed, ReplayRefused
+from millstream.pipelines.events import EXCERPT_LENGTH, REFUSED
 from millstream.pipelines.plan import PipelinePlan, apply
-from millstream.pipelines.processors.fields import conceal
+from millstream.pipelines.processors.fields import HASHES, VALUE_WITHHELD, conceal
 from millstream.pipelines.redis_address import SecretFiles
 from millstream.pipelines.sinks import Sink, Write
-from millstream.spark import read_report
+from millstream.spark.sink_options import read_report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,12 +33,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("millstream.pipelines")
 _SHOWN = 20
+_MAX_LETTER_BYTES = 60 << 20
 
 
 class DeadLetterWriter:
-    """Written by Spark, exactly once by event and stage, like any sink; the bounds are kept from the driver.
+    """Writes dead letters through Spark, exactly once by event and stage. The driver enforces the limits of the stream.
 
-    What a mask of the pipeline names is masked here too, also in events that failed before they came to the mask.
+    The fields of the pipeline's masks are masked, also in events that failed before they reached the mask.
     """
 
     def __init__(self, plan: PipelinePlan, secrets: SecretFiles, observer: Observer) -> None:
@@ -54,7 +58,7 @@ class DeadLetterWriter:
         if target is None:
             [first] = lost.select("id", "stage", "error").take(1)
             raise EventFailed(first["id"], first["stage"], first["error"])
-        rows = self._rows(conceal(lost, self._plan.hidden), write)
+        rows = self._rows(conceal(lost, self._plan.hidden_by_stage(), self._plan.hidden), write)
         with self._broker() as broker:
             room = self._room(broker, target.stream, expected)
             if room is not None and room < expected:
@@ -68,6 +72,7 @@ class DeadLetterWriter:
                 "txnAppId": write.application,
                 "txnVersion": str(write.version),
                 "sinkId": write.sink,
+                "fence": write.fence(target.address),
             }
             if self._settings.overflow == "drop_oldest":
                 options["maxlen"] = str(self._settings.max_entries)
@@ -75,7 +80,7 @@ class DeadLetterWriter:
                 report = f"{scratch}/report.json"
                 rows.write.format("redis_streams").mode("append").options(**options, report=report).save()
                 written = read_report(report).rows
-            # One event can fail at several sinks, so there may be more; fewer would be events that are nowhere.
+            # One event can fail at several sinks, so there may be more. If there are fewer, events are lost.
             if written < min(expected, expected if room is None else room):
                 raise DeadLettersMissing(expected, written)
             self._age(broker, target.stream)
@@ -92,22 +97,39 @@ class DeadLetterWriter:
     def _rows(self, lost: DataFrame, write: Write) -> DataFrame:
         from pyspark.sql import functions as F
 
+        payload, key = F.coalesce(F.col("payload"), Native().column(lost)), F.col("key")
+        size = F.coalesce(F.octet_length(payload), F.lit(0)) + F.coalesce(F.octet_length(key), F.lit(0))
+        # A dead letter that does not fit into an entry would stop the pipeline. It has an excerpt, and is not replayed.
+        fits = size <= _MAX_LETTER_BYTES
+        too_large = F.concat(F.lit(f"{REFUSED}its dead letter has "), size.cast("string"), F.lit(" bytes; "), "error")
         return lost.select(
             F.col("id"),
-            F.col("error").alias("reason"),
+            F.when(fits, F.col("error")).otherwise(too_large).alias("reason"),
             F.col("stage"),
-            F.coalesce(F.col("payload"), Native().column(lost)).alias("payload"),
+            F.when(fits, payload).otherwise(F.substring(payload, 1, EXCERPT_LENGTH)).alias("payload"),
             F.col("table"),
-            F.col("key"),
+            F.when(fits, key).otherwise(F.substring(key, 1, EXCERPT_LENGTH)).alias("key"),
+            # Values that a replay cannot read from the payload.
+            F.col("name").alias("source"),
+            F.col("ts_ms").cast("string").alias("ts_ms"),
+            F.col("stream"),
+            F.lit(self._plan.pipeline.tenant).alias("tenant"),
             F.lit(self._plan.pipeline.name).alias("pipeline"),
             F.lit(str(write.version)).alias("batch"),
-            *([F.lit("yes").alias("masked")] if self._plan.hidden else []),
-            # One event can fail at several sinks; each is a dead letter of its own.
-            F.concat_ws("\x00", F.col("id"), F.col("stage")).alias("_mark"),
+            *([F.lit("yes").alias("masked"), F.col(HASHES).alias("hashes")] if self._plan.hidden else []),
+            # One event can fail at several sinks, in several pipelines that share the stream, and again after a
+            # reset; each failure is a dead letter of its own.
+            F.concat_ws(
+                "\x00",
+                F.lit(self._plan.pipeline.tenant),
+                F.lit(write.application),
+                F.col("id"),
+                F.col("stage"),
+            ).alias("_mark"),
         )
 
     def _room(self, broker: BlockingBroker, stream: str, expected: int) -> int | None:
-        """How many more fit; None where the oldest give way. Raises where the policy is to wait for room."""
+        """How many more fit; None if the oldest are dropped. Raises if the policy is to block."""
         if self._settings.overflow == "drop_oldest":
             return None
         room = max(0, self._settings.max_entries - broker.xlen(stream))
@@ -126,9 +148,7 @@ class DeadLetterWriter:
                 row["stage"],
                 row["reason"],
             )
-        log.error(
-            "dead letters are full: %d of %d events were rejected, and are kept nowhere", expected - room, expected
-        )
+        log.error("dead letters are full: %d of %d events were rejected and are lost", expected - room, expected)
         self._observer("pipeline.dead_letters_rejected", pipeline=self._plan.pipeline.name, events=expected - room)
         return ordered.limit(room)
 
@@ -149,44 +169,95 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
+    """``kept``: for each reason, the number of dead letters that were not replayed and remain in the stream."""
+
     delivered: int
     failed_again: int
+    kept: Mapping[str, int] = field(default_factory=dict)
 
 
 def replay_dead_letters(
     session: SparkSession, plan: PipelinePlan, *, limit: int = 10_000, secrets: SecretFiles | None = None
 ) -> ReplayResult:
-    """Takes up to ``limit`` dead letters, oldest first. Those that fail again stay where they are.
+    """Replays up to ``limit`` dead letters of this pipeline, oldest first. Letters that fail again remain, and so do
+    those that cannot be replayed, and those of other pipelines and tenants that share the stream.
 
-    Exactly once by event id: what a crash interrupts can be replayed again.
+    Exactly once by event id, so an interrupted replay can be repeated.
     """
     target = plan.dead_letters
     if target is None:
-        raise ReplayRefused("this pipeline keeps no dead letters: see dlq in its spec.")
-    checkpoint = Checkpoint(plan.pipeline.checkpoint_path)
+        raise ReplayRefused("this pipeline has no dead letters: see dlq in its spec.")
+    checkpoint = Checkpoint.of(plan.pipeline)
     identity = checkpoint.identity() if checkpoint.owned(plan) else None
-    application = f"{identity['application'] if identity else plan.pipeline.name}.replay"
+    owner = identity["application"] if identity else f"{plan.pipeline.tenant}:{plan.pipeline.name}"
+    application = f"{owner}.replay"
     delivered = failed = 0
+    kept: Counter[str] = Counter()
     with target.address.open() as broker:
-        after, left = "-", limit
-        while left > 0:
-            page = broker.xrange(target.stream, after, count=min(_PAGE, left))
+        after, remaining = "-", limit
+        while remaining > 0:
+            page = broker.xrange(target.stream, after, count=_PAGE)
             if not page:
                 break
-            left -= len(page)
             after = f"({page[-1].id}"
-            for (stage, masked), letters in _by_stage(page):
-                bad = _again(session, plan, stage, masked, letters, application, secrets or SecretFiles())
+            own: list[Entry] = []
+            for letter in page:
+                if not is_own_letter(letter, plan):
+                    continue
+                why = _not_replayable(plan, letter.text("stage"))
+                if why is not None:
+                    kept[why] += 1
+                elif len(own) < remaining:
+                    own.append(letter)
+            remaining -= len(own)
+            for (stage, masked), letters in _by_stage(own):
+                # A letter that does not contain the input itself remains: sinks must not receive a placeholder as data.
+                bad = {letter.text("id") for letter in letters if _is_incomplete(letter, masked)}
+                complete = [letter for letter in letters if letter.text("id") not in bad]
+                if complete:
+                    bad |= _again(session, plan, stage, masked, complete, application, secrets or SecretFiles())
                 done = [letter.id for letter in letters if letter.text("id") not in bad]
                 failed += len(letters) - len(done)
                 delivered += len(done)
                 if done:
                     broker.xdel(target.stream, done)
-    return ReplayResult(delivered, failed)
+    return ReplayResult(delivered, failed, dict(kept))
+
+
+def _not_replayable(plan: PipelinePlan, stage: str) -> str | None:
+    """Why dead letters of this stage cannot be replayed through the current spec; None if they can."""
+    placed = [*plan.streaming, *plan.per_batch]
+    names = [each.name for each in placed]
+    sinks = [f"sink:{sink.config.id}" for sink in plan.pipeline.spec.sinks]
+    if stage in sinks:
+        return None
+    if stage != "source" and stage not in names:
+        return f"they failed at {stage!r}, which this spec does not have (any more). Give a processor this id."
+    remaining = placed if stage == "source" else placed[names.index(stage) :]
+    if any(each.processor.makes_events for each in remaining):
+        return f"they failed at {stage!r}, and cannot be added to windows that an aggregate has closed already."
+    return None
+
+
+def _is_incomplete(letter: Entry, masked: bool) -> bool:
+    if letter.text("reason").startswith(REFUSED):
+        return True
+    return masked and _is_withheld(letter)
+
+
+def _is_withheld(letter: Entry) -> bool:
+    texts = [_optional(letter, name) or "" for name in (b"key", b"stream")]
+    return any(VALUE_WITHHELD in text for text in texts) or f'"{VALUE_WITHHELD}"' in letter.text("payload")
+
+
+def is_own_letter(letter: Entry, plan: PipelinePlan) -> bool:
+    """Whether this pipeline wrote the dead letter. A letter without a tenant is not replayed, because it may be any
+    tenant's."""
+    return (_optional(letter, b"tenant"), _optional(letter, b"pipeline")) == (plan.pipeline.tenant, plan.pipeline.name)
 
 
 def _by_stage(letters: Sequence[Entry]) -> Iterator[tuple[tuple[str, bool], list[Entry]]]:
-    """By the stage that failed, and by whether the letter was masked when it was written."""
+    """Groups letters by the stage that failed, and by whether the letter was masked when it was written."""
     groups: dict[tuple[str, bool], list[Entry]] = {}
     for letter in letters:
         groups.setdefault((letter.text("stage"), b"masked" in letter.fields), []).append(letter)
@@ -202,28 +273,23 @@ def _again(
     application: str,
     secrets: SecretFiles,
 ) -> set[str]:
-    """Sends the letters of one stage on, and returns the ids of those that failed again."""
+    """Replays the letters of one stage; returns the ids of those that failed again."""
     from pyspark.sql import functions as F
 
     placed = [*plan.streaming, *plan.per_batch]
     names = [each.name for each in placed]
     sinks: Sequence[Sink] = plan.pipeline.spec.sinks
-    rest = placed
+    remaining = placed
     if stage.startswith("sink:"):
-        rest, sinks = [], [sink for sink in sinks if sink.config.id == stage.removeprefix("sink:")]
+        remaining, sinks = [], [sink for sink in sinks if sink.config.id == stage.removeprefix("sink:")]
     elif stage in names:
-        rest = placed[names.index(stage) :]
-    elif stage != "source":
-        raise ReplayRefused(
-            f"dead letters failed at {stage!r}, which this spec does not have (any more). Name it so again."
-        )
-    if masked:  # a second time, a hash would be the hash of a hash
-        rest = [each for each in rest if each.processor.hides() is None]
-    if any(each.processor.makes_events for each in rest):
-        raise ReplayRefused("events cannot be added to windows that an aggregate has closed already.")
+        remaining = placed[names.index(stage) :]
+    if masked:  # hashes must not be hashed again; values that are still in clear are masked now
+        hashes = frozenset(digest for letter in letters for digest in (_optional(letter, b"hashes") or "").split())
+        remaining = [replace(each, processor=each.processor.for_masked_letters(hashes)) for each in remaining]
     form = _form(plan) if stage == "source" else "native"
     version = time.time_ns() // 1_000_000
-    events = apply(_events(session, letters, form), rest, plan, batch_id=version, failures=True).persist()
+    events = apply(_events(session, letters, form), remaining, plan, batch_id=version, failures=True).persist()
     try:
         tenant = plan.pipeline.tenant
         fine = events.where(F.col("error").isNull())
@@ -241,8 +307,8 @@ def _again(
 
 def _form(plan: PipelinePlan) -> Format:
     config: Any = getattr(plan.pipeline.spec.source, "config", None)
-    found: Any = getattr(config, "envelope", None) or getattr(config, "format", "auto")
-    return found if found in get_args(Format) else "auto"
+    form: Any = getattr(config, "envelope", None) or getattr(config, "format", "auto")
+    return form if form in get_args(Format) else "auto"
 
 
 def _events(session: SparkSession, letters: list[Entry], form: Format) -> DataFrame:
@@ -252,18 +318,25 @@ def _events(session: SparkSession, letters: list[Entry], form: Format) -> DataFr
         (
             letter.text("id"),
             letter.text("payload"),
-            letter.id.ms,
-            _optional(letter, b"table"),
-            _optional(letter, b"key"),
+            int(_optional(letter, b"ts_ms") or letter.id.ms),
+            _optional(letter, b"source") or "dead-letters",
+            *(_optional(letter, name) for name in (b"table", b"key", b"stream")),
         )
         for letter in letters
     ]
-    frame = session.createDataFrame(rows, "at string, text string, ts bigint, tab string, k string")
-    name = F.lit("dead-letters")
-    position = SourcePosition(id=F.col("at"), ts_ms=F.col("ts"), name=name, table=F.col("tab"), key=F.col("k"))
+    schema = "at string, text string, ts bigint, source string, tab string, k string, routed string"
+    frame = session.createDataFrame(rows, schema)
+    position = SourcePosition(
+        id=F.col("at"),
+        ts_ms=F.col("ts"),
+        name=F.col("source"),
+        table=F.col("tab"),
+        key=F.col("k"),
+        stream=F.col("routed"),
+    )
     return read_documents(frame, F.col("text"), position, form, own_ids=form == "native")
 
 
-def _optional(letter: Entry, field: bytes) -> str | None:
-    found = letter.fields.get(field)
-    return None if found is None else found.decode()
+def _optional(letter: Entry, name: bytes) -> str | None:
+    value = letter.fields.get(name)
+    return None if value is None else value.decode()

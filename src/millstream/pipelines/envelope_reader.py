@@ -1,7 +1,7 @@
 """Input documents as events: native, Debezium, CloudEvents, or any JSON object as a row.
 
-``understand`` decides for one document, in Python: what is taken out of it is the very text that stands there, and what
-is not one whole JSON object is refused.
+``understand`` reads one document in Python. It takes values as their exact text, and refuses anything that is not one
+complete JSON object.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from millstream.pipelines.envelopes import HAPPENED
-from millstream.pipelines.events import LAST_MS, OPS, event_frame, per_row
-from millstream.pipelines.json_text import NO_OBJECT, JsonError, JsonMember, Number, is_object, members, shown
+from millstream.pipelines.events import EXCERPT_LENGTH, LAST_MS, MAX_ROW_BYTES, OPS, REFUSED, event_frame, per_row
+from millstream.pipelines.json_text import (
+    NO_OBJECT,
+    JsonError,
+    JsonMember,
+    Number,
+    is_encodable,
+    is_object,
+    members,
+    shown,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -20,22 +29,28 @@ if TYPE_CHECKING:
 Format = Literal["auto", "native", "debezium", "cloudevents", "row"]
 _OPS_BY_WORD = {word: op for op, word in HAPPENED.items()}
 _ORIGIN = ("name", "db", "schema", "table")
+MAX_DOCUMENT_BYTES = MAX_ROW_BYTES
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """What the source knows of a document, whatever is in it: where it stands, when it came, what to call it."""
+    """What the source knows of a document independent of its content: position, time, name."""
 
     id: Column
     ts_ms: Column
     name: Column
     table: Column
     key: Column | None = None
+    stream: Column | None = None
+    """The stream that a route processor had chosen before the event failed; known only for dead letters."""
+    refused: Column | None = None
+    """Why the input is refused independent of the document; null if it is not. A replay keeps such a dead letter,
+    because its text is not the input itself."""
 
 
 class Understood(NamedTuple):
-    """What a document says of its event; what it does not say is None. ``error``: why it is no event."""
+    """The event that a document describes; missing values are None. ``error``: why it is not an event."""
 
     op: str | None = None
     before: str | None = None
@@ -54,34 +69,44 @@ _STRUCT = ", ".join(f"`{name}` {'bigint' if name == 'ts_ms' else 'string'}" for 
 
 
 class _NoEventError(ValueError):
-    """Why the document is no event."""
+    """The document is not an event; the message is the reason."""
 
 
 def read_documents(
     frame: DataFrame, text: Column, at: SourcePosition, form: Format, *, own_ids: bool = False
 ) -> DataFrame:
-    """``frame`` as events. What cannot be understood keeps its text as ``payload`` and says why.
+    """``frame`` as events. A document that cannot be read keeps its text as ``payload``, with the reason.
 
-    ``own_ids`` takes the id that native events and CloudEvents carry, where there is one; otherwise, and by default,
-    the position is the id: it is unique whatever the producers do.
+    With ``own_ids``, native events and CloudEvents keep their own id if they have one. Otherwise, and by default, the
+    position is the id, which is unique independent of the producers.
     """
     from pyspark.sql import functions as F
 
     def read(document: str | None) -> Understood:
         return understand(document, form)
 
-    # Columns of the input that the position is made of are kept beside the document.
+    key = (F.lit(None) if at.key is None else at.key).cast("string")
+    bad_key = F.when(~F.is_valid_utf8(key), F.lit("the key is not valid UTF-8"))
+    refused = (F.lit(None) if at.refused is None else at.refused).cast("string")
+    document = text.cast("string")
+    size = F.octet_length(document)
+    is_too_large = size > MAX_DOCUMENT_BYTES
+    refused = F.coalesce(F.when(is_too_large, too_large(size)), refused)
+    # Columns of the input that form the position are kept next to the document.
     shaped = frame.withColumns(
         {
-            "_id": at.id.cast("string"),
+            "_id": legible(at.id.cast("string")),
             "_ts": at.ts_ms.cast("bigint"),
             "_name": at.name.cast("string"),
             "_table": at.table.cast("string"),
-            "_key": (F.lit(None) if at.key is None else at.key).cast("string"),
-            "_text": text.cast("string"),
+            "_key": legible(key),
+            "_stream": (F.lit(None) if at.stream is None else at.stream).cast("string"),
+            "_text": legible(F.when(is_too_large, F.substring(document, 1, EXCERPT_LENGTH)).otherwise(document)),
+            "_refused": F.concat(F.lit(REFUSED), F.coalesce(bad_key, refused)),
         }
     ).withColumn("_d", per_row(read, _STRUCT, F.col("_text")))
-    fine = F.col("_d.error").isNull()
+    error = F.coalesce(F.col("_refused"), F.col("_d.error"))
+    fine = error.isNull()
     columns = {
         "id": F.coalesce(F.col("_d.id"), F.col("_id")) if own_ids else F.col("_id"),
         "key": F.coalesce(F.col("_key"), F.col("_d.subject")),
@@ -93,30 +118,47 @@ def read_documents(
         "before": F.col("_d.before"),
         "after": F.col("_d.after"),
         "ts_ms": F.coalesce(F.col("_d.ts_ms"), F.col("_ts")),
+        "stream": F.col("_stream"),
         "payload": F.when(~fine, F.col("_text")),
-        "error": F.col("_d.error"),
+        "error": error,
         "stage": F.when(~fine, F.lit("source")),
     }
     return event_frame(shaped, columns, plain=("op",))  # one of OPS, or null
 
 
+def too_large(size: Column) -> Column:
+    """The reason why an input of so many bytes is refused."""
+    from pyspark.sql import functions as F
+
+    limit = F.lit(f" bytes, and a pipeline reads at most {MAX_DOCUMENT_BYTES}")
+    return F.concat(F.lit("it has "), size.cast("string"), limit)
+
+
+def legible(text: Column) -> Column:
+    """Bytes that are not UTF-8 as base64: Python could not read them, and Spark's JSON functions would change them."""
+    from pyspark.sql import functions as F
+
+    encoded = F.concat(F.lit("base64:"), F.base64(text.cast("binary")))
+    return F.when(text.isNull() | F.is_valid_utf8(text), text).otherwise(encoded)
+
+
 def understand(text: str | None, form: Format) -> Understood:
-    """One document as an event of ``form``; ``auto`` looks which one it is, and takes any other object for a row."""
+    """One document as an event of ``form``; ``auto`` detects the form, and treats any other object as a row."""
     if text is None:
         return Understood(error="the entry has no such field")
     if (form == "row" or (form == "auto" and not _may_be_a_change(text))) and is_object(text):
         return Understood(op="c", after=text)
     try:
-        found = members(text)
-        chosen = _form(found) if form == "auto" else form
+        document = members(text)
+        chosen = _form(document) if form == "auto" else form
         if chosen == "row":
             return Understood(op="c", after=text)
         if chosen == "cloudevents":
-            return _cloud_event(found)
-        change = _inner(found, "payload") if chosen == "debezium" else None
+            return _cloud_event(document)
+        change = _inner(document, "payload") if chosen == "debezium" else None
         if chosen == "debezium" and change is not None:
             return _change(change)
-        return _change(found)._replace(id=_text(found, "id") if chosen == "native" else None)
+        return _change(document)._replace(id=_text(document, "id") if chosen == "native" else None)
     except JsonError as error:
         why = str(error)
         return Understood(error=why if why == NO_OBJECT else f"{NO_OBJECT}: {why}"[:300])
@@ -125,52 +167,63 @@ def understand(text: str | None, form: Format) -> Understood:
 
 
 def _may_be_a_change(text: str) -> bool:
-    """False for most rows, without looking closer: no change lacks these names, unless they are written as escapes."""
+    """A cheap test, false for most rows: every change has these names, perhaps written with escapes."""
     return '"op"' in text or '"specversion"' in text or "\\" in text
 
 
-def _form(found: dict[str, JsonMember]) -> Format:
-    if "specversion" in found:
+def _form(document: dict[str, JsonMember]) -> Format:
+    if "specversion" in document:
         return "cloudevents"
-    payload = _value(found, "payload")
-    if isinstance(payload, dict) and _is_text(payload.get("op")):
+    payload = _value(document, "payload")
+    if isinstance(payload, dict) and _is_text(payload.get("op")) and not _is_row_with_op_t(payload):
         return "debezium"
-    op = _value(found, "op")
-    if _is_text(op):
-        rows = (_value(found, "before"), _value(found, "after"))
-        if op in ("t", "d") or any(isinstance(one, dict) for one in rows):
-            return "native"
-    return "row"
+    values = {name: member.value for name, member in document.items()}
+    has_row = any(isinstance(values.get(side), dict) for side in ("before", "after"))
+    is_change = _is_text(values.get("op")) and not _is_row_with_op_t(values)
+    return "native" if is_change and (has_row or values["op"] == "t") else "row"
 
 
-def _change(found: dict[str, JsonMember]) -> Understood:
-    """``{op, before, after, source, ts_ms}``, wherever it stood."""
-    op = _text(found, "op")
+def _is_row_with_op_t(document: dict[str, Any]) -> bool:
+    """Whether ``t`` is the value of a column. A truncate has no rows, but it names its source, and both sides are
+    present and null. A row that was read as a truncate would be lost."""
+    if document.get("op") != "t":
+        return False
+    sides = ("before", "after")
+    if any(isinstance(document.get(side), dict) for side in sides):
+        return False
+    return not (isinstance(document.get("source"), dict) and all(side in document for side in sides))
+
+
+def _change(document: dict[str, JsonMember]) -> Understood:
+    """Reads ``{op, before, after, source, ts_ms}``."""
+    op = _text(document, "op")
     if op is None:
         raise _NoEventError("op is missing")
     if op not in OPS:
         raise _NoEventError(f"unknown op {op[:20]}")
-    before, after = _row(found, "before"), _row(found, "after")
+    before, after = _row(document, "before"), _row(document, "after")
     if before is None and after is None and op != "t":
         raise _NoEventError("neither before nor after is an object")
-    source = _value(found, "source")
+    source = _value(document, "source")
     origin = {name: _shown(source.get(name)) for name in _ORIGIN} if isinstance(source, dict) else {}
-    return Understood(op=op, before=before, after=after, ts_ms=_milliseconds(_value(found, "ts_ms")), **origin)
+    return Understood(op=op, before=before, after=after, ts_ms=_milliseconds(_value(document, "ts_ms")), **origin)
 
 
-def _cloud_event(found: dict[str, JsonMember]) -> Understood:
-    if _text(found, "specversion") is None:
+def _cloud_event(document: dict[str, JsonMember]) -> Understood:
+    if _text(document, "specversion") is None:
         raise _NoEventError("specversion is missing")
-    own = {"id": _text(found, "id"), "subject": _text(found, "subject") or None}
-    happened = (_text(found, "type") or "").rpartition(".")[2]
-    when = _moment(_text(found, "time"))
-    data = _inner(found, "data")
+    own = {"id": _text(document, "id"), "subject": _text(document, "subject") or None}
+    happened = (_text(document, "type") or "").rpartition(".")[2]
+    when = _moment(_text(document, "time"))
+    data = _inner(document, "data")
     if data is not None and _is_change(data):
         change = _change(data)
         return change._replace(ts_ms=when if change.ts_ms is None else change.ts_ms, **own)
-    # A CloudEvent of somebody else's carries the row itself as its data, whatever names are in it.
+    # The data of another producer's CloudEvent is the row itself, whatever its names are.
     op = _OPS_BY_WORD.get(happened, "c")
-    row = _row(found, "data")
+    row = _row(document, "data")
+    if op == "t" and row is not None:
+        op = "c"  # the type of another producer that ends in this word: its row must not be lost
     if row is None and op != "t":
         raise _NoEventError("data is no object")
     side = "before" if op == "d" else "after"
@@ -178,7 +231,7 @@ def _cloud_event(found: dict[str, JsonMember]) -> Understood:
 
 
 def _is_change(data: dict[str, JsonMember]) -> bool:
-    """Whether it is an event of ours or Debezium's, and not a row that happens to have a column called ``op``."""
+    """Whether it is our event or Debezium's, and not a row that has a column ``op``."""
     op = _value(data, "op")
     if not _is_text(op) or op not in OPS or not ({"before", "after"} & data.keys()):
         return False
@@ -189,19 +242,19 @@ def _is_text(value: Any) -> bool:
     return type(value) is str  # and no Number
 
 
-def _value(found: dict[str, JsonMember], name: str) -> Any:
-    member = found.get(name)
+def _value(document: dict[str, JsonMember], name: str) -> Any:
+    member = document.get(name)
     return None if member is None else member.value
 
 
-def _inner(found: dict[str, JsonMember], name: str) -> dict[str, JsonMember] | None:
-    member = found.get(name)
+def _inner(document: dict[str, JsonMember], name: str) -> dict[str, JsonMember] | None:
+    member = document.get(name)
     return members(member.text) if member is not None and isinstance(member.value, dict) else None
 
 
-def _row(found: dict[str, JsonMember], name: str) -> str | None:
-    """The row's text as it stands there; None for null. Anything else is no row."""
-    member = found.get(name)
+def _row(document: dict[str, JsonMember], name: str) -> str | None:
+    """The exact text of the row; None for null. Raises for any other value."""
+    member = document.get(name)
     if member is None or member.value is None:
         return None
     if not isinstance(member.value, dict):
@@ -209,12 +262,16 @@ def _row(found: dict[str, JsonMember], name: str) -> str | None:
     return member.text
 
 
-def _text(found: dict[str, JsonMember], name: str) -> str | None:
-    return _shown(_value(found, name))
+def _text(document: dict[str, JsonMember], name: str) -> str | None:
+    return _shown(_value(document, name))
 
 
 def _shown(value: Any) -> str | None:
-    return None if value is None else shown(value)
+    if value is None:
+        return None
+    if isinstance(value, str) and not is_encodable(value):
+        raise _NoEventError("a name or an id contains half of a surrogate pair, which cannot be stored")
+    return shown(value)
 
 
 def _milliseconds(value: Any) -> int | None:
@@ -227,7 +284,7 @@ def _milliseconds(value: Any) -> int | None:
 
 
 def _moment(text: str | None) -> int | None:
-    """An RFC 3339 time in milliseconds. One that cannot be read is none: ``time`` is optional in CloudEvents."""
+    """An RFC 3339 time in milliseconds; None if it cannot be read, because ``time`` is optional in CloudEvents."""
     if text is None:
         return None
     try:

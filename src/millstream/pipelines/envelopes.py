@@ -1,10 +1,11 @@
-"""How an event looks outside, as JSON text made by Spark expressions alone: native, Debezium, CloudEvents, or the row.
+"""The formats of events in sinks, as JSON text from Spark expressions: native, Debezium, CloudEvents, or the row.
 
-To add one, list it in ``AnyEnvelope``. The way back is ``envelope_reader``.
+To add one, list it in ``AnyEnvelope``. ``envelope_reader`` reads them.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -22,13 +23,13 @@ AsJson = Callable[["Column"], "Column"]
 class Envelope(Part):
     content_type: ClassVar[str] = "application/json"
 
+    @abstractmethod
     def column(self, events: DataFrame) -> Column:
         """The document as a column over ``events``."""
-        raise AssertionError("every envelope has its own")
 
 
 def json_object(**members: Any) -> Column:
-    """A JSON object from columns that are JSON text already. A Python None leaves its member out."""
+    """A JSON object from columns that are JSON text already. A member whose column is None is left out."""
     from pyspark.sql import functions as F
 
     parts: list[Column] = []
@@ -41,14 +42,14 @@ def json_object(**members: Any) -> Column:
 
 
 def quoted(text: Column) -> Column:
-    """Text as a JSON string; a null stays null. Escaping costs, so it is done only for the rows that need it."""
+    """Text as a JSON string; a null stays null. Escaping is expensive, so only rows that need it are escaped."""
     from pyspark.sql import functions as F
 
     needs = text.rlike(r'["\\\x00-\x1f]')
-    # to_json knows every rule of escaping; what it writes is {"a":<string>}, of which the string is cut out.
+    # to_json knows every rule of escaping. It writes {"a":<string>}, and the string is extracted.
     document = F.to_json(F.struct(text.alias("a")))
     escaped = F.substring(document, F.lit(6), F.length(document) - 6)
-    # Spark thinks that to_json may give null. Told otherwise, it drops whatever is asked about nulls further out.
+    # Spark assumes that to_json may return null. Without that, it removes null checks of outer expressions.
     return F.when(needs, F.coalesce(escaped, F.lit('""'))).otherwise(plain(text))
 
 
@@ -62,33 +63,33 @@ def number(column: Column) -> Column:
     return or_null(column.cast("string"))
 
 
-def members(*those: tuple[str, Column, AsJson]) -> Column:
-    """A JSON object of names, values and how each value is written: a null leaves its member out.
+def members(*entries: tuple[str, Column, AsJson]) -> Column:
+    """A JSON object from names, values and the format of each value: a null leaves its member out.
 
-    Which member brings a comma is asked of the values' nulls: where Spark knows that a value is never null, it answers
-    that when it plans. Nested to the left, so that it makes one text of a constant beginning; the rest it flattens.
+    Whether a member needs a comma depends on the nulls of the values before it. If Spark knows that a value is never
+    null, it decides that in the plan. Nested to the left, so that Spark merges a constant beginning into one text.
     """
     from pyspark.sql import functions as F
 
-    document, some = F.lit("{"), F.lit(False)
-    for name, value, as_json in those:
-        label = F.when(some, F.lit(f',"{name}":')).otherwise(F.lit(f'"{name}":'))
+    document, is_written = F.lit("{"), F.lit(False)
+    for name, value, as_json in entries:
+        label = F.when(is_written, F.lit(f',"{name}":')).otherwise(F.lit(f'"{name}":'))
         document = F.concat(document, F.coalesce(F.concat(label, as_json(value)), F.lit("")))
-        some = some | value.isNotNull()
+        is_written = is_written | value.isNotNull()
     return F.concat(document, F.lit("}"))
 
 
 def plain(text: Column) -> Column:
-    """Text that is known to need no escaping, as a JSON string."""
+    """Text that needs no escaping, as a JSON string."""
     from pyspark.sql import functions as F
 
     return F.concat(F.lit('"'), text, F.lit('"'))
 
 
 def quoting(events: DataFrame) -> Callable[[str], AsJson]:
-    """How each column of ``events`` is written: looking for what needs escaping is the dearest part of a document."""
-    known = plain_columns(events)
-    return lambda name: plain if name in known else quoted
+    """The function that quotes each column: the search for characters to escape is the most expensive step."""
+    plain_names = plain_columns(events)
+    return lambda name: plain if name in plain_names else quoted
 
 
 class Native(Envelope):
@@ -119,11 +120,13 @@ class Raw(Envelope):
 
 
 class Debezium(Envelope):
-    """``null_schema`` puts ``"schema": null`` before the payload, as converters without schemas do."""
+    """The form of Debezium."""
 
     type: Literal["debezium"]
     null_schema: bool = False
+    """true: writes ``"schema": null`` before the payload, as converters without schemas do."""
     connector: NonEmpty = "millstream"
+    """The value of ``source.connector``."""
 
     def column(self, events: DataFrame) -> Column:
         from pyspark.sql import functions as F
@@ -150,7 +153,7 @@ class Debezium(Envelope):
 
 
 def _place() -> Column:
-    """More members of ``source``, where an event comes from a database's log. A snapshot's row is of no transaction."""
+    """More members of ``source`` for an event from a database's log. A row of a snapshot has no transaction."""
     from pyspark.sql import functions as F
 
     transaction = F.col("position.transaction")
@@ -161,7 +164,7 @@ def _place() -> Column:
 
 
 def _transaction() -> Column:
-    """The member ``transaction`` behind the last one, where there is one."""
+    """The member ``transaction`` after the last one, if the event has one."""
     from pyspark.sql import functions as F
 
     whole = F.concat_ws(":", F.col("position.transaction"), F.col("position.lsn").cast("string"))
@@ -179,14 +182,15 @@ class CloudEvents(Envelope):
     type_prefix: Annotated[
         str, written_as(r"^[A-Za-z0-9]+([.-][A-Za-z0-9]+)*$", "letters and digits, with dots or dashes between them")
     ] = "millstream"
+    """The first part of the type of an event: ``<type_prefix>.<table>.created``."""
 
     def column(self, events: DataFrame) -> Column:
         from pyspark.sql import functions as F
 
         how = quoting(events)
-        what = F.create_map(*(F.lit(word) for pair in HAPPENED.items() for word in pair))
-        name = F.concat_ws(".", F.lit(self.type_prefix), F.col("table"), F.try_element_at(what, F.col("op")))
-        # A URI reference, as the standard asks: whatever the names hold is percent-encoded.
+        verbs = F.create_map(*(F.lit(literal) for pair in HAPPENED.items() for literal in pair))
+        name = F.concat_ws(".", F.lit(self.type_prefix), F.col("table"), F.try_element_at(verbs, F.col("op")))
+        # The standard requires a URI reference: names are percent-encoded.
         origin = F.concat(
             *(
                 F.coalesce(
@@ -195,7 +199,7 @@ class CloudEvents(Envelope):
                 for part in ("name", "db", "schema", "table")
             )
         )
-        # Without a zone: a local time that a change of the clock leaves out or doubles does not exist in UTC.
+        # Without a time zone, because local times that a daylight-saving change skips or repeats do not occur in UTC.
         stamp = F.expr("timestampadd(MILLISECOND, ts_ms, TIMESTAMP_NTZ '1970-01-01 00:00:00')").cast("string")
         seconds, milliseconds = F.substring(stamp, 1, 19), F.lpad(F.pmod("ts_ms", F.lit(1000)).cast("string"), 3, "0")
         time = F.concat(F.translate(seconds, " ", "T"), F.lit("."), milliseconds, F.lit("Z"))

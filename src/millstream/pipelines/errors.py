@@ -1,7 +1,7 @@
-"""What can go wrong with a pipeline as such; and what any error says, wherever it was raised: whose fault it is,
-whether waiting can help, one line for people. What goes wrong with one event is a dead letter, not an error here.
+"""Errors of pipelines, and the classification of any error: source, processor or sink; transient or permanent; a
+one-line summary. An event that cannot be processed becomes a dead letter, not one of these errors.
 
-Spark runs processors and sinks as one job, so a processor's error comes out of a sink's attempt, as text.
+Spark runs processors and sinks as one job, so a processor's error appears as text in the error of a sink's attempt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.errors import MillstreamError
+from millstream.storage import StorageFull
 
 if TYPE_CHECKING:
     from millstream.pipelines.plan import Placed
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a spec: where it stands, and what is allowed there."""
+    """One problem of a spec: its place in the file, and what is allowed there."""
 
     file: str
     line: int
@@ -33,7 +34,7 @@ class Problem:
 
 
 class SpecRefused(MillstreamError):
-    """A spec has problems; all that were found are in ``problems``. Nothing was started."""
+    """A spec has problems; ``problems`` has all of them. Nothing was started."""
 
     problems: tuple[Problem, ...]
 
@@ -45,20 +46,24 @@ class SpecRefused(MillstreamError):
         self.problems = ordered
 
 
+class AccessRefused(SpecRefused):
+    """Servers refused the user or the password of the spec; there are no other problems. Nothing was started."""
+
+
 class SparkNotStarted(MillstreamError):
-    """Spark, or the Java under it, ended before it could take work. Nothing was read or written."""
+    """Spark, or its JVM, ended before it could run a query. Nothing was read or written."""
 
     def __init__(self, why: str, log: str | None = None) -> None:
-        where = f" All that it said is in {log}." if log else ""
+        where = f" Its output is in {log}." if log else ""
         super().__init__(
-            f"Spark did not start: {why.rstrip(' .')}.{where} Mend that (--master, spark.master and spark.conf in the "
-            "file, Java on this machine), and run it again.",
+            f"Spark did not start: {why.rstrip(' .')}.{where} Check --master, spark.master and spark.conf in the "
+            "file, and Java on this machine, and run it again.",
             log=log,
         )
 
 
 class CheckpointRefused(MillstreamError):
-    """The checkpoint belongs to another pipeline, or the changed spec does not fit it. ``reasons`` says why not."""
+    """The checkpoint belongs to another pipeline, or the changed spec does not fit it; see ``reasons``."""
 
     reasons: tuple[str, ...]
 
@@ -77,7 +82,7 @@ class NoSuchCheckpoint(MillstreamError):
 
 
 class PipelineRuns(MillstreamError):
-    """What was asked for would take the checkpoint from a process that works with it."""
+    """The command would remove the checkpoint of a running process."""
 
     process: int
 
@@ -89,8 +94,53 @@ class PipelineRuns(MillstreamError):
         )
 
 
+class CheckpointLocked(MillstreamError):
+    """Another run holds this checkpoint. ``host``, ``process`` and ``since`` describe it, as far as they are known."""
+
+    host: str | None
+    process: int | None
+    since: str | None
+
+    def __init__(self, path: str, host: str | None, process: int | None, since: str | None) -> None:
+        super().__init__(
+            f"checkpoint {path} is in use by process {process or 'unknown'} on host {host or 'unknown'} since "
+            f"{since or 'an unknown time'}. Stop that run first, or give this pipeline a checkpoint of its own.",
+            host=host,
+            process=process,
+            since=since,
+        )
+
+
+class LeaseLost(MillstreamError):
+    """Another process took over the pipeline. This one has committed nothing since, and has ended the pipeline."""
+
+    host: str
+    process: str
+    since: str
+
+    def __init__(self, pipeline: str, host: str, process: str, since: str) -> None:
+        super().__init__(
+            f"pipeline {pipeline!r} was taken over by process {process} on host {host} (running since {since}), "
+            "because this process did not renew its lease in time: it was paused, or could not reach Redis. It has "
+            "committed nothing since then. To keep a standby, start this process again with --standby.",
+            host=host,
+            process=process,
+            since=since,
+        )
+
+
+class LeaseUnverified(MillstreamError):
+    """Redis could not confirm the lease for longer than ``retry.deadline``. The batch is not committed."""
+
+    def __init__(self, pipeline: str, address: str, why: str) -> None:
+        super().__init__(
+            f"pipeline {pipeline!r} could not verify its lease at {address}: {why}. The batch is not committed. "
+            "Start the pipeline again when that Redis answers.",
+        )
+
+
 class SinkFailed(MillstreamError):
-    """A sink that gates the checkpoint did not take a batch. The batch is not committed: a restart delivers it."""
+    """A sink that gates the checkpoint did not accept a batch. The batch is not committed: a restart delivers it."""
 
     sink: str
     attempts: int
@@ -98,7 +148,7 @@ class SinkFailed(MillstreamError):
     def __init__(self, sink: str, attempts: int, why: str) -> None:
         super().__init__(
             f"sink {sink!r} did not take the batch in {attempts} attempt(s): {why}. "
-            "The batch is not committed; mend the sink and start the pipeline again, and it is delivered.",
+            "The batch is not committed. Correct the sink and start the pipeline again; then the batch is delivered.",
             sink=sink,
             attempts=attempts,
         )
@@ -113,89 +163,89 @@ class EventFailed(MillstreamError):
     def __init__(self, event: str, stage: str, reason: str) -> None:
         super().__init__(
             f"event {event} failed at {stage}: {reason}; and this pipeline keeps no dead letters. "
-            "Give dlq.uri, or mend what it comes from, and start again.",
+            "Give dlq.uri, or correct the input, and start again.",
             event=event,
             stage=stage,
         )
 
 
 class ProcessorFailed(MillstreamError):
-    """A processor cannot work on a batch, and never will: trying again brings the same rows to the same query."""
+    """A processor failed permanently on a batch: a retry would run the same query on the same rows."""
 
     processor: str
 
     def __init__(self, processor: str, why: str) -> None:
         super().__init__(
             f"processor {processor} failed: {why.rstrip(' .')}. The batch is not committed; "
-            "mend the processor, or what it is given, and start the pipeline again.",
+            "correct the processor, or its input, and start the pipeline again.",
             processor=processor,
         )
 
 
 class DeadLettersFull(MillstreamError):
-    """The dead letters are at ``max_entries`` and the overflow policy is not to drop the oldest."""
+    """The dead-letter stream has ``max_entries``, and the overflow policy does not drop the oldest ones."""
 
     retryable = True
 
 
 class DeadLettersMissing(MillstreamError):
-    """Fewer dead letters were written than events have failed. The batch is not committed, and is tried again."""
+    """Fewer dead letters were written than events failed. The batch is not committed, and is retried."""
 
     retryable = True
 
     def __init__(self, expected: int, written: int) -> None:
         super().__init__(
-            f"{expected} events failed, and {written} dead letters were written; the batch is tried again. Where that "
-            "does not pass, a processor is no pure function: its rows change from one reading to the next.",
+            f"{expected} events failed, and {written} dead letters were written; the batch is retried. If the error "
+            "remains, a processor is not a pure function: its rows change from one reading to the next.",
             expected=expected,
             written=written,
         )
 
 
-class SpoolDamaged(MillstreamError):
-    """A batch that waits on disk for an optional sink is not whole. It is not delivered, and not forgotten."""
+class SinkQueueDamaged(MillstreamError):
+    """A batch that waits on disk for an optional sink is incomplete. It is kept, and not delivered."""
 
     path: str
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
-            f"the batch at {path} is not whole: {why}. Look at the disk; remove the directory to give the batch up.",
+            f"the batch at {path} is incomplete: {why}. Check the disk; remove the directory to drop the batch.",
             path=path,
         )
 
 
-class OldBatchRefused(MillstreamError):
-    """A batch that 0.1.0 left half done cannot be finished by this version. Nothing of it was written anew."""
-
-    batch: int
-
-    def __init__(self, batch: int, why: str) -> None:
-        super().__init__(
-            f"batch {batch}, which 0.1.0 left half done, cannot be finished by this version: {why.rstrip(' .')}. "
-            "Finish it with 0.1.0 (`millstream pipeline run --once`), then start this version.",
-            batch=batch,
-        )
-
-
 class SourceFailed(MillstreamError):
-    """The source could not be read, for longer than ``retry.deadline`` or for a reason that does not pass."""
+    """The source could not be read for longer than ``retry.deadline``, or because of a permanent error."""
 
     attempts: int
 
     def __init__(self, attempts: int, why: str) -> None:
         super().__init__(
             f"the source could not be read in {attempts} attempt(s): {why}. "
-            "The pipeline goes on from its checkpoint when that is mended and it is started again.",
+            "Correct that and start the pipeline again; it continues from its checkpoint.",
             attempts=attempts,
         )
 
 
 class StopRequested(MillstreamError):
-    """Somebody asked the pipeline to stop. The batch at hand is not committed, and is replayed at the next start."""
+    """A stop was requested. The current batch is not committed, and is replayed at the next start."""
+
+
+class BatchStillRuns(MillstreamError):
+    """The pipeline was stopped without its current batch, which has not ended yet. ``batch`` is its number."""
+
+    batch: int
+
+    def __init__(self, pipeline: str, batch: int) -> None:
+        super().__init__(
+            f"pipeline {pipeline!r} was stopped, but its batch {batch} has not ended yet: a sink or a processor hangs. "
+            "Try again later, or start the process again.",
+            batch=batch,
+        )
 
 
 class QueryVanished(MillstreamError):
-    """Spark has ended a pipeline's query without an error, and nobody here has asked for it."""
+    """Spark ended a pipeline's query without an error and without a request to stop."""
 
     def __init__(self) -> None:
         super().__init__("Spark ended the query with work left, and without an error. See its log, and start again.")
@@ -213,8 +263,8 @@ class ReplayRefused(MillstreamError):
     """These dead letters cannot be replayed through this pipeline."""
 
 
-# Trying again cannot mend these: somebody must change a password, a spec or a stream. They are found by name, because
-# an error that was raised in one of Spark's tasks arrives here as text.
+# Permanent errors: an operator must change a password, a spec or a stream. They are recognized by name, because an
+# error that was raised in one of Spark's tasks arrives here as text.
 FATAL = (
     "AuthenticationFailed",
     "PermissionDenied",
@@ -230,14 +280,16 @@ FATAL = (
     "DATA_SOURCE_NOT_FOUND",
     "ProcessorFailed",
     "DataLost",
-    "SpoolDamaged",
+    "SinkQueueDamaged",
     "InvalidChangeOption",
     "SourceRefused",
     "PositionLost",
     "SnapshotLost",
+    "TableChanged",
     "UnreadableMessage",
+    "GroupInUse",
 )
-# Spark wraps what its writer meets in errors of its own: where one of these is inside, waiting may help after all.
+# Spark wraps the errors of its writer. If one of these is inside, the error is transient.
 PASSING = (
     "BrokerUnavailable",
     "OutOfMemory",
@@ -247,13 +299,33 @@ PASSING = (
     "SourceUnreachable",
     # Spark gives a Python worker ten seconds to start, which a busy machine does not always keep.
     "Python worker failed to connect back",
+    # The checkpoint's store: our own error, and what Spark reports of HDFS and S3.
+    "StorageUnavailable",
+    "StorageFull",
+    "Call From",  # every failed call of Hadoop: connection refused, reset, timed out
+    "ConnectException",
+    "SocketException",
+    "SocketTimeoutException",
+    "NoRouteToHostException",
+    "End of File Exception between",
+    "Failed on local exception",
+    "SafeModeException",
+    "StandbyException",
+    "could only be written to",
+    "BlockMissingException",
+    "SdkClientException",
+    "AWSClientIOException",
+    "AWSServiceIOException",
 )
 _PASSING = re.compile(rf"\b({'|'.join(PASSING)})\b")
 _READING = re.compile(r"\bDataLost\b|millstream/(?:spark/reader|cdc/[\w/]+)\.py")
 _FATAL = re.compile(rf"\b({'|'.join(FATAL)})\b")
+_OWN_LINE = re.compile(
+    rf"\bmillstream(?:\.\w+)*\.((?:{'|'.join((*FATAL, *PASSING, 'DurabilityUnavailable'))}): [^\n]+)"
+)
 # Spark's conditions by their SQLSTATE: data that an expression cannot take (21, 22), a query that is wrong (42), or
 # raise_error and assert_true (P0). The same rows through the same query fail again.
-CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .*?SQLSTATE: (?:21|22|42|P0)\w{3}")
+CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .*?SQLSTATE: (?:21|22|42|P0)\w{3}", re.S)
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -266,38 +338,63 @@ def is_fatal(error: BaseException) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the error names something that passes by itself: a server that is away, loading, full."""
+    """Whether the error is transient: a server that is unreachable, loading or full."""
     return not is_fatal(error) and _PASSING.search(f"{type(error).__name__} {error}") is not None
 
 
 def is_source_fault(error: BaseException) -> bool:
-    """Whether an attempt of a sink failed because its rows could not be read. Tasks tell where by their traceback."""
+    """Whether an attempt of a sink failed because its rows could not be read, as the task's traceback shows."""
     return _READING.search(f"{type(error).__name__} {error}") is not None
 
 
+_FULL = ("No space left on device", "Disk quota exceeded", "QuotaExceededException")
+
+
 def is_disk_full(error: BaseException) -> bool:
-    """Of this process, or of one of Spark's tasks, whose error arrives as text."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    """Whether a disk is full, for this process or for a task of Spark, whose error arrives as text."""
+    if isinstance(error, StorageFull) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         return True
-    return any(words in str(error) for words in ("No space left on device", "Disk quota exceeded"))
+    return any(phrase in str(error) for phrase in _FULL)
 
 
 def short(error: BaseException, limit: int = 300) -> str:
-    """One line for people: the last line of a Python traceback inside Spark's text, where there is one."""
-    text = str(error).partition("=== Streaming Query ===")[0]  # what follows is Spark's own account of the query
-    found = re.findall(
+    """The error in one line: the last line of a Python traceback inside Spark's text, if there is one."""
+    text = str(error).partition("=== Streaming Query ===")[0]  # Spark's description of the query follows
+    lines = re.findall(
         r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Failed|Denied|Unavailable|OutOfMemory|\w*Replica|Writer)?: .+)$",
         text,
         re.M,
     )
-    own = [line for line in found if "Py4J" not in line and not line.startswith("org.")]
+    own = [line for line in lines if "Py4J" not in line and not line.startswith("org.")]
     line = own[-1] if own and "Traceback" in text else (text.strip().splitlines() or [type(error).__name__])[0]
     return line[:limit]
 
 
-# Of a condition, what quotes no value of the row.
+# The parts of a condition that quote no value of the row.
 _NAME = re.compile(r"(\[[A-Z0-9_.]+\]).*(SQLSTATE: \w+)", re.S)
 _FROM_A_TASK = re.compile(r"ProcessorFailed: processor (.+?) failed: (.*?)(?:\. The batch is not committed|$)", re.M)
+
+
+_ANY_CONDITION = re.compile(r"(\[[A-Z][A-Z0-9_.]+\]) .*?(SQLSTATE: \w{5})", re.S)
+_CLASS = re.compile(r"^(?:Caused by: )?(?:[\w.$]+\.)?(\w+(?:Error|Exception))\b", re.M)
+
+
+def without_values(error: BaseException) -> str:
+    """The error in one line that quotes no value of an event, for a pipeline that masks fields.
+
+    Our own errors quote none. Of any other error only the type is used: its text may quote the value that failed.
+    """
+    if isinstance(error, MillstreamError):
+        return short(error)
+    text = str(error)
+    own = _OWN_LINE.search(text)
+    if own is not None:
+        return own[1][:300]
+    condition = _ANY_CONDITION.search(text)
+    if condition is not None:
+        return f"{condition[1]} {condition[2]}"
+    kinds = _CLASS.findall(text)
+    return kinds[-1] if kinds else type(error).__name__
 
 
 class ErrorOrigin(NamedTuple):
@@ -306,15 +403,15 @@ class ErrorOrigin(NamedTuple):
 
 
 def origin_of(error: BaseException, placed: Sequence[Placed], *, sink_involved: bool) -> ErrorOrigin | None:
-    """The processor that failed for good, and why; None where it was none of them, or is not certain.
+    """The processor that failed permanently, and the reason; None if none did, or it is not certain.
 
-    A sink has expressions of its own. Where none was involved, an error in data is some processor's, even where the
-    text does not say whose.
+    A sink has expressions, too. If no sink was involved, an error in data is a processor's, even if the text does not
+    name it.
     """
     text = str(error)
-    told = _FROM_A_TASK.search(text)
-    if told is not None:
-        return ErrorOrigin(told[1], told[2].strip())
+    match = _FROM_A_TASK.search(text)
+    if match is not None:
+        return ErrorOrigin(match[1], match[2].strip())
     condition = CONDITION.search(text)
     if condition is None:
         return None
@@ -325,7 +422,7 @@ def origin_of(error: BaseException, placed: Sequence[Placed], *, sink_involved: 
     if not names:
         return None
     masked = any(each.processor.hides() is not None for each in placed)
-    why = _NAME.sub(r"\1 \2", condition[0]) if masked else condition[0]
+    why = _NAME.sub(r"\1 \2", condition[0]) if masked else " ".join(condition[0].split())
     return ErrorOrigin(names[0] if len(names) == 1 else f"(one of {', '.join(names)})", why)
 
 

@@ -1,7 +1,7 @@
 """Paths into a row: ``email``, ``address.city``, ``items.sku``. The same in processors, templates and predicates.
 
-A step goes into an object's member; at a list it goes on in each of its elements. A member whose own name has dots
-(``"address.city"``, as flattening makes them) is found as well as the nested one: what a mask names must not escape it.
+A step selects an object's member; at a list the path continues in each element. A member whose own name contains dots
+(``"address.city"``, as flatten creates them) matches as well as the nested one, so that a mask misses neither.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ EVENT_ROOTS = ("before", "after", "row", "source")
 
 
 class PathError(ValueError):
-    """The text is no path, or one that can never be found."""
+    """The text is not a path, or one that can never match."""
 
 
 class Place(NamedTuple):
-    """Where a path ended: ``holder[name]`` is the value."""
+    """The location that a path leads to: ``holder[name]`` is the value."""
 
     holder: dict[str, Any]
     name: str
@@ -36,21 +36,21 @@ class FieldPath(tuple[str, ...]):
         steps = text.split(".")
         if len(steps) > MOST_STEPS or not all(_STEP.fullmatch(step) for step in steps):
             raise PathError(
-                f"{text!r} is no path of a field: names joined by dots, such as address.city, at most {MOST_STEPS}; "
-                "a path goes through lists by itself"
+                f"{text!r} is not a field's path: names joined by dots, such as address.city, at most {MOST_STEPS}; "
+                "a path continues through lists by itself"
             )
         return cls(steps)
 
     @classmethod
     def of_row(cls, text: str) -> FieldPath:
-        """For processors, which change ``before`` and ``after`` alike: the path starts at the row."""
-        root, _, rest = text.partition(".")
-        if rest and root == "row":
-            return cls.parse(rest)
-        if rest and root in EVENT_ROOTS:
+        """Parses a path that starts at the row, for processors, which change ``before`` and ``after`` alike."""
+        root, _, below = text.partition(".")
+        if below and root == "row":
+            return cls.parse(below)
+        if below and root in EVENT_ROOTS:
             raise PathError(
-                f"{text!r} can never match: fields are named from the row on, in before and after alike. "
-                f"Write {rest!r}, or 'row.{text}' for a column that is really called {root!r}"
+                f"{text!r} can never match: paths start at the row, for before and after alike. "
+                f"Write {below!r}, or 'row.{text}' for a column with the name {root!r}"
             )
         return cls.parse(text)
 
@@ -58,16 +58,16 @@ class FieldPath(tuple[str, ...]):
         return ".".join(self)
 
     def places(self, value: Any) -> Iterator[Place]:
-        """Each place in ``value`` that the path names, in the document's order of lists."""
+        """Each location in ``value`` that matches the path, in the order of the document's lists."""
         return _places(value, self)
 
     def values(self, value: Any) -> list[Any]:
         return [holder[name] for holder, name in self.places(value)]
 
     def first(self, value: Any) -> Any:
-        """The value as a template sees it: None where there is none; of several in a list, the list of them."""
-        found = [one for one in self.values(value) if one is not None]
-        return None if not found else found[0] if len(found) == 1 else found
+        """The value for a template: None if there is none; if a list has several, the list of them."""
+        present = [candidate for candidate in self.values(value) if candidate is not None]
+        return None if not present else present[0] if len(present) == 1 else present
 
 
 def _places(value: Any, steps: Sequence[str]) -> Iterator[Place]:
@@ -86,18 +86,18 @@ def _places(value: Any, steps: Sequence[str]) -> Iterator[Place]:
 
 
 def mentions(paths: Sequence[FieldPath]) -> Callable[[str], bool]:
-    """Whether a row's text may hold one of the places: false only where a name is missing that each would need."""
-    wanted = [tuple(path) for path in paths]
+    """Returns a test whether a row's text may contain one of the paths: false if each lacks one of its names."""
+    required = [tuple(path) for path in paths]
 
     def may_hold(text: str) -> bool:
-        # An escape can spell any name.
-        return "\\" in text or any(all(step in text for step in steps) for steps in wanted)
+        # An escape sequence can spell any name.
+        return "\\" in text or any(all(step in text for step in steps) for steps in required)
 
     return may_hold
 
 
 def replace(row: Any, paths: Sequence[FieldPath], new: Callable[[FieldPath, Any], Any]) -> bool:
-    """Gives each place a new value; a null stays one. Whether anything was there to change."""
+    """Replaces the value at each matching location, except nulls. Returns whether there was one."""
     changed = False
     for path in paths:
         for holder, name in list(path.places(row)):
@@ -108,35 +108,37 @@ def replace(row: Any, paths: Sequence[FieldPath], new: Callable[[FieldPath, Any]
 
 
 def drop(row: Any, paths: Sequence[FieldPath]) -> bool:
-    """Takes the places away. Whether there were any."""
-    found = [place for path in paths for place in path.places(row)]
-    for holder, name in found:
+    """Removes the matching locations. Returns whether there were any."""
+    locations = [location for path in paths for location in path.places(row)]
+    for holder, name in locations:
         holder.pop(name, None)
-    return bool(found)
+    return bool(locations)
 
 
 def select(value: Any, paths: Sequence[Sequence[str]]) -> Any:
-    """What is left of ``value`` if only the places stay, with whatever holds them, in the document's order."""
+    """A copy of ``value`` with only the matching locations and their parents, in the document's order."""
     if isinstance(value, list):
         return [select(element, paths) for element in value]
     if not isinstance(value, dict):
         return value
-    kept: dict[str, Any] = {}
+    selection: dict[str, Any] = {}
     for name, inner in value.items():
         below = [path[count:] for path in paths for count in range(1, len(path) + 1) if ".".join(path[:count]) == name]
         if () in map(tuple, below):
-            kept[name] = inner
+            selection[name] = inner
         elif below and isinstance(inner, dict | list):
-            kept[name] = select(inner, below)
-    return kept
+            selection[name] = select(inner, below)
+    return selection
 
 
 def rename(row: Any, names: dict[FieldPath, str]) -> bool:
-    """Gives each place another last name. What has the new name already gives way, unless it is renamed too."""
+    """Renames the last step of each location. A member with the new name is replaced, unless it is renamed too."""
     plans: dict[int, tuple[dict[str, Any], dict[str, str]]] = {}
     for path, new in names.items():
         for holder, name in path.places(row):
-            prefix = name[: len(name) - len(path[-1])]  # a name with dots of its own keeps what stands before the last
+            prefix = name[
+                : len(name) - len(path[-1])
+            ]  # a member whose own name contains dots keeps the part before the last dot
             plans.setdefault(id(holder), (holder, {}))[1][name] = prefix + new
     for holder, plan in plans.values():
         old = dict(holder)

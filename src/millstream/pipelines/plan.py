@@ -1,18 +1,17 @@
-"""What will happen, decided before Spark starts: which stage runs where, who gates the checkpoint, how rows are told
-apart when a batch is replayed; and the chain of processors over a frame, as it was decided: the same for the streaming
-query, for one batch, and for a replay.
+"""The plan of a pipeline, made before Spark starts: which stage runs where, which sinks gate the checkpoint, how a
+replay identifies rows. It also applies the processors to a frame: in the streaming query, in a batch, and in a replay.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from millstream.pipelines.errors import ProcessorFailed, called, cause
-from millstream.pipelines.events import COLUMNS, number_repeats
+from millstream.pipelines.events import COLUMNS, fail_where, number_repeats
 from millstream.pipelines.processors import Processor, ProcessorStage
+from millstream.pipelines.processors.fields import hidden_before
 from millstream.pipelines.redis_address import RedisAddress, has_secret
 from millstream.pipelines.sinks import Delivery, Sink
 from millstream.pipelines.sinks.sink import TIME
@@ -21,12 +20,15 @@ from millstream.pipelines.spec.pipeline import Pipeline
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+FUTURE_TOLERANCE_MS = 3_600_000
+"""How far an event's time may be ahead of this machine's clock if a processor keeps state by time."""
+_WATERMARK_DELAY = "spark.watermarkDelayMs"
 Numbering = Literal["none", "in the batch", "by the batch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A processor and what dead letters, ids and metrics call it."""
+    """A processor and its name in dead letters, ids and metrics."""
 
     name: str
     processor: Processor
@@ -42,7 +44,7 @@ class DeadLetterTarget:
 class PipelinePlan:
     """``streaming`` processors are part of the streaming query; ``per_batch`` ones run inside each batch.
 
-    ``gating`` sinks must have a batch before it is committed; the others find theirs on disk. ``failures``: whether
+    ``gating`` sinks must have a batch before it is committed; the others read theirs from queues. ``failures``: whether
     any stage can turn an event into a dead letter.
     """
 
@@ -70,27 +72,36 @@ class PipelinePlan:
             yield "dlq", self.dead_letters.address
 
     def secrets(self) -> Iterator[str]:
-        """Addresses with a password in them."""
+        """The addresses that contain a password."""
         yield from (address.uri for _, address in self.addresses() if has_secret(address.uri))
         yield from self.pipeline.spec.source.secrets()
 
     @property
     def hidden(self) -> list[Callable[[dict[str, Any]], bool]]:
-        """What processors hide in rows: it must not show in dead letters and errors either."""
-        found = (each.processor.hides() for each in (*self.streaming, *self.per_batch))
-        return [one for one in found if one is not None]
+        """The masks of all processors, which also apply to dead letters and errors."""
+        return hidden_before([each.processor for each in (*self.streaming, *self.per_batch)])
+
+    def hidden_by_stage(self) -> dict[str, list[Callable[[dict[str, Any]], bool]]]:
+        """The masks that an event has not passed yet, by the stage at which it failed."""
+        placed = [*self.streaming, *self.per_batch]
+        processors = [each.processor for each in placed]
+        processors_hidden = {each.name: hidden_before(processors, at) for at, each in enumerate(placed)}
+        sinks = {
+            f"sink:{sink.config.id}": hidden_before(processors, len(processors)) for sink in self.pipeline.spec.sinks
+        }
+        return {"source": hidden_before(processors), **processors_hidden, **sinks}
 
     @property
     def passes(self) -> tuple[tuple[Sink, ...], ...]:
-        """The gating sinks, those together that take the same rows and are written in one pass."""
-        found: dict[str, list[Sink]] = {}
+        """The gating sinks, grouped by shape: each group is written in one pass."""
+        by_shape: dict[str, list[Sink]] = {}
         for at, sink in enumerate(self.gating):
-            found.setdefault(sink.shape() or f"the {at}th alone", []).append(sink)
-        return tuple(map(tuple, found.values()))
+            by_shape.setdefault(sink.shape() or f"the {at}th alone", []).append(sink)
+        return tuple(map(tuple, by_shape.values()))
 
     @property
     def simple(self) -> bool:
-        """One pass that reads to the end, and nothing that can fail: then that pass itself can count everything."""
+        """Whether one pass reads all rows and nothing can fail: then the pass itself counts the events."""
         if self.failures or self.consumers != 1 or self.optional:
             return False
         sink = self.gating[0]
@@ -98,13 +109,13 @@ class PipelinePlan:
 
     @property
     def straight(self) -> bool:
-        """Simple, and nothing happens inside the batch: then the streaming query makes the sink's rows. Spark cuts a
-        query in two where a batch begins; before the cut it knows which columns are constant."""
+        """Whether it is simple and has no step inside the batch: then the streaming query makes the sink's rows. Spark
+        splits the plan where a batch begins; before that it knows which columns are constant."""
         return self.simple and not self.per_batch and self.numbering == "none"
 
     @property
     def consumers(self) -> int:
-        """How often a batch is read."""
+        """The number of times that a batch is read."""
         return len(self.passes) + len(self.optional)
 
 
@@ -129,12 +140,12 @@ def make_plan(pipeline: Pipeline) -> PipelinePlan:
         gating=tuple(gating),
         optional=tuple(s for s in spec.sinks if s not in gating),
         dead_letters=_dead_letters(pipeline),
-        failures=spec.source.can_fail() or any(p.can_fail() for p in spec.processors),
+        failures=bool(watermarks) or spec.source.can_fail() or any(p.can_fail() for p in spec.processors),
     )
 
 
 def _delivery(pipeline: Pipeline) -> tuple[Delivery, str]:
-    """By position where a replay brings the same rows in the same order; by event id wherever it may not."""
+    """The delivery and its reason: by position if a replay has the same rows in the same order, else by event id."""
     if pipeline.spec.source.reorders:
         return "exactly_once_by_event_id", f"how {pipeline.spec.source.type} rows are cut depends on the cluster"
     for processor in pipeline.spec.processors:
@@ -147,15 +158,17 @@ def _dead_letters(pipeline: Pipeline) -> DeadLetterTarget | None:
     dlq = pipeline.spec.dlq
     if not dlq.enabled:
         return None
-    known = [address for sink in pipeline.spec.sinks for address in sink.addresses()]
-    known += pipeline.spec.source.addresses()
+    addresses = [address for sink in pipeline.spec.sinks for address in sink.addresses()]
+    addresses += pipeline.spec.source.addresses()
     own = None if dlq.uri is None else RedisAddress(dlq.uri, dlq.password_file)
-    address = own or next(iter(known), None)
-    return DeadLetterTarget(address, dlq.stream or f"{pipeline.name}.dlq") if address else None
+    address = own or next(iter(addresses), None)
+    # Neither name may contain a colon, so two pipelines never share a default stream.
+    stream = dlq.stream or f"{pipeline.tenant}:{pipeline.name}.dlq"
+    return DeadLetterTarget(address, stream) if address else None
 
 
 def describe(made: PipelinePlan) -> list[tuple[str, str]]:
-    """The plan in words: what, and how."""
+    """The plan as pairs of a part and its description."""
     spec = made.pipeline.spec
     lines = [("source", f"{spec.source.type}, ids {spec.source.ids()}")]
     lines += [(p.name, f"{p.processor.kind_name}, {p.processor.kind}, in the streaming query") for p in made.streaming]
@@ -166,8 +179,8 @@ def describe(made: PipelinePlan) -> list[tuple[str, str]]:
     lines.append(("order", order(made)))
     for sink in spec.sinks:
         role = "gates the checkpoint" if sink in made.gating else "optional: batches wait on disk until it has them"
-        beside = [s.config.id for one in made.passes if sink in one for s in one if s is not sink]
-        together = f", in one pass with {', '.join(beside)}" if beside else ""
+        shared_with = [s.config.id for group in made.passes if sink in group for s in group if s is not sink]
+        together = f", in one pass with {', '.join(shared_with)}" if shared_with else ""
         twice = "" if sink.idempotent else "; a replayed batch is written again"
         lines.append((f"sink {sink.config.id}", f"{sink.type}, {role}{together}{twice}"))
     lines.append(("commit", f"policy {spec.commit_policy}"))
@@ -178,38 +191,54 @@ def describe(made: PipelinePlan) -> list[tuple[str, str]]:
         else "none: an event that cannot be processed stops the pipeline"
     )
     lines.append(("dead letters", where))
-    lines.append(("checkpoint", os.path.realpath(made.pipeline.checkpoint_path)))
+    lines.append(("checkpoint", made.pipeline.checkpoint_identity))
     return lines
 
 
 def order(made: PipelinePlan) -> str:
-    """Whether events reach a sink in the order of their source, and what decides it."""
+    """Whether events reach a sink in the order of their source, and why."""
     for placed in (*made.streaming, *made.per_batch):
         if placed.processor.reorders:
             return f"not kept: {placed.name} ({placed.processor.kind_name}) shuffles"
     if made.numbering != "none":
         return "not kept: rows with equal ids are numbered, which shuffles"
-    kept = made.pipeline.spec.source.order()
-    if kept is None:
+    stable = made.pipeline.spec.source.order()
+    if stable is None:
         return "not kept: a batch is cut into tasks that write side by side; partitions: 1 in the source keeps it"
-    return f"kept: {kept}, in every sink"
+    return f"kept: {stable}, in every sink"
 
 
 def before_the_batch(events: DataFrame, plan: PipelinePlan) -> DataFrame:
     """The source's events through stateless and stateful processors, with one watermark for all of them."""
-    from pyspark.sql import functions as F
-
     if plan.watermark_ms is not None:
-        # What failed carries the batch's time: it must not be dropped as late, nor hold the watermark back.
-        when = F.when(F.col("error").isNull(), F.timestamp_millis("ts_ms"))
-        timed = events.withColumn("event_time", F.coalesce(when, F.current_timestamp()))
-        events = timed.withWatermark("event_time", f"{plan.watermark_ms} milliseconds")
-    events = apply(events, plan.streaming, plan, batch_id=-1, failures=plan.pipeline.spec.source.can_fail())
+        events = _with_watermark(events, plan.watermark_ms, plan.streaming[0].name)
+    failures = plan.watermark_ms is not None or plan.pipeline.spec.source.can_fail()
+    events = apply(events, plan.streaming, plan, batch_id=-1, failures=failures)
     return rows_and_times(events, plan) if plan.straight else events
 
 
+def _with_watermark(events: DataFrame, delay_ms: int, stage: str) -> DataFrame:
+    """A watermark that no single event can move beyond the present: what follows it would be dropped as late.
+
+    A failed event takes no part in it. It passes the state with the batch's time, which is never late.
+    """
+    from pyspark.sql import functions as F
+
+    now = F.current_timestamp()
+    future = F.col("ts_ms") > F.unix_millis(now) + FUTURE_TOLERANCE_MS
+    events = fail_where(events, future, stage=stage, reason=f"ts_ms is more than {FUTURE_TOLERANCE_MS} ms ahead")
+    fine = F.col("error").isNull()
+    own = F.coalesce(F.when(fine, F.timestamp_millis("ts_ms")), now)
+    # Spark takes the watermark from the column as it is here. The operators behind it find their time column by its
+    # metadata, so the column can hold other times from now on.
+    marked = events.withColumn("event_time", F.when(fine, F.least(own, now)))
+    marked = marked.withWatermark("event_time", f"{delay_ms} milliseconds")
+    columns = [F.col(name) for name in events.columns]
+    return marked.select(*columns, own.alias("event_time", metadata={_WATERMARK_DELAY: delay_ms}))
+
+
 def rows_and_times(events: DataFrame, plan: PipelinePlan) -> DataFrame:
-    """What a simple plan's one pass writes, with the events' times beside it."""
+    """What the single pass of a simple plan writes, with the times of the events."""
     from pyspark.sql import functions as F
 
     return plan.gating[0].prepare(events, plan.pipeline.tenant, (F.col("ts_ms").alias(TIME),))
@@ -217,7 +246,8 @@ def rows_and_times(events: DataFrame, plan: PipelinePlan) -> DataFrame:
 
 def inside_the_batch(frame: DataFrame, plan: PipelinePlan, batch_id: int) -> DataFrame:
     """A batch through what runs per batch. Ids are made unique first: sql and python may rely on them."""
-    failures = plan.pipeline.spec.source.can_fail() or any(p.processor.can_fail() for p in plan.streaming)
+    failures = plan.watermark_ms is not None or plan.pipeline.spec.source.can_fail()
+    failures = failures or any(p.processor.can_fail() for p in plan.streaming)
     numbered = numbered_ids(frame.select(*COLUMNS), plan.numbering, batch_id)
     return apply(numbered, plan.per_batch, plan, batch_id=batch_id, failures=failures)
 
@@ -233,7 +263,7 @@ def apply(
 ) -> DataFrame:
     quotes = not plan.hidden
     for each in placed:
-        stage = ProcessorStage(each.name, plan.pipeline.tenant, batch_id, failures, quotes)
+        stage = ProcessorStage(each.name, plan.pipeline.tenant, batch_id, failures, quotes, plan.pipeline.name)
         events = _applied(each, events, stage)
         failures = failures or each.processor.can_fail()
     return events

@@ -1,12 +1,14 @@
-"""The Redis servers that a spec names: checked early, never shown with their password, and handed to Spark without it.
+"""The Redis servers of a spec: checked early, and never passed to Spark or printed with their password.
 
 Spark shows a query's options in plans, logs, its UI and its event log, its settings on the JVM's command line, and its
-environment to every child. So Spark is told the path of a file that only its user reads, and each process that connects
-reads the rest there.
+environment to every child process. So Spark receives the path of a file that only its user can read, and each process
+that connects reads the address from it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -17,13 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from millstream.broker import redacted, target_of
+from millstream.broker.transport.targets import redacted, target_of
 from millstream.errors import AuthenticationFailed, InvalidArgument, MillstreamError, PermissionDenied
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("millstream.pipelines")
 _PING_MS = 2_000
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-# Greedy: a password may hold an @ that nobody quoted.
+# Greedy, because a password may contain an @ that is not quoted.
 _USERINFO = re.compile(r"(?<=://)[^/?#]*@")
 _PASSWORDS = re.compile(r"(?<=[?&])[a-z_]*password=[^&]*")
 
@@ -41,7 +43,7 @@ def _checked(text: str) -> str:
     scheme = text.partition("://")[0]
     if scheme == "local":
         why = (
-            "local:// lives in one process, and Spark's workers are others; start `millstream serve`, name its redis://"
+            "local:// exists in one process, not in Spark's workers; start `millstream serve` and give its redis:// URL"
         )
         raise PydanticCustomError("uri", "{why}", {"why": why})
     if "://" not in text or scheme not in SCHEMES:
@@ -57,14 +59,21 @@ RedisUri = Annotated[str, AfterValidator(_checked), WithJsonSchema({"type": "str
 
 
 class NotAnswering(MillstreamError):
-    """The server at an address of a spec does not answer now."""
+    """The server at an address of the spec does not answer now."""
 
     retryable = True
 
 
+class Refusal(NamedTuple):
+    """A permanent error of an address. ``denied``: the server refused the user or the password."""
+
+    why: str
+    denied: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A Redis that a spec names. ``password_file`` holds its password, and is read by every process that connects."""
+    """A Redis of a spec. ``password_file`` contains its password; every process that connects reads it."""
 
     uri: str
     password_file: str | None = None
@@ -76,18 +85,18 @@ class RedisAddress:
         return open_blocking_broker(self.url(), **settings)
 
     def url(self) -> str:
-        """Where to connect to, secrets included. Never log it."""
-        from millstream.spark import Address
+        """The URL to connect to, with its secrets. Never log it."""
+        from millstream.spark.connection import Address
 
         return Address(self.uri, password_file=self.password_file).resolve()
 
-    def refusal(self) -> str | None:
-        """Why this address will never work; None where it does. Raises NotAnswering where it may yet."""
+    def refusal(self) -> Refusal | None:
+        """The permanent error of this address; None if it works. Raises NotAnswering after a transient error."""
         try:
             with self.open(deadline_ms=_PING_MS) as broker:
                 broker.ping()
         except (AuthenticationFailed, PermissionDenied, InvalidArgument) as error:
-            return f"{self}: {type(error).__name__}: {error}"
+            return Refusal(f"{self}: {type(error).__name__}: {error}", not isinstance(error, InvalidArgument))
         except MillstreamError as error:
             raise NotAnswering(str(error)) from error
         return None
@@ -105,7 +114,7 @@ def no_second_password(uri: str | None, password_file: str | None) -> None:
 
 
 def without_secrets(uri: str) -> str:
-    """The URI with whoever connects, and with what password, left out."""
+    """The URI without user and password."""
     return _PASSWORDS.sub("", _USERINFO.sub("", uri))
 
 
@@ -115,7 +124,7 @@ def has_secret(uri: str) -> bool:
 
 
 def shown(uri: str) -> str:
-    """The URI for people: the user stays, the password does not."""
+    """The URI for display: with the user, without the password."""
     user, colon, _ = urlsplit(uri).netloc.rpartition("@")[0].partition(":")
     login = f"{user}:***" if colon else user
     return redacted(uri).replace("://***@", f"://{login}@", 1) if login else redacted(uri)
@@ -125,30 +134,31 @@ _PREFIX = "millstream-secrets-"
 
 
 class SecretFiles:
-    """URIs with a password, each in a file of mode 0600 in a directory of mode 0700, as long as this object lives."""
+    """URIs with a password, each in a file of mode 0600 in a directory of mode 0700, deleted with this object."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
+        self._removal: weakref.finalize[..., SecretFiles] | None = None
         self._paths: dict[str, str] = {}
 
     def options(self, address: RedisAddress) -> dict[str, str]:
-        """What the format ``redis_streams`` is told of an address: no secret is in it."""
+        """The options of the format ``redis_streams`` for an address, without secrets."""
         own = {} if address.password_file is None else {"passwordFile": address.password_file}
         if not has_secret(address.uri):
             return {"url": address.uri, **own}
         return {"urlFile": self.file(address.uri), **own}
 
     def close(self) -> None:
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-        self._directory, self._paths = None, {}
+        if self._removal is not None:
+            self._removal()
+        self._directory, self._removal, self._paths = None, None, {}
 
     def file(self, uri: str) -> str:
-        """The path of a file that holds this text."""
+        """The path of a file that contains this text."""
         if self._directory is None:
             _sweep()
-            self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))  # mode 0700
-            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+            self._directory, lock = _locked_directory()
+            self._removal = weakref.finalize(self, _remove, self._directory, lock)
         if uri not in self._paths:
             path = self._directory / f"{len(self._paths)}.uri"
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -157,22 +167,54 @@ class SecretFiles:
         return self._paths[uri]
 
 
+def _locked_directory() -> tuple[Path, int]:
+    """A new directory of mode 0700, and the descriptor whose lock keeps other processes from sweeping it.
+
+    It gets the name that a sweep searches for only when it is locked.
+    """
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-"))
+    lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # without locks on this file system, a sweep cannot lock it either
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return made.rename(made.with_name(made.name[1:])), lock
+
+
+def _remove(directory: Path, lock: int) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    os.close(lock)
+
+
 def _sweep() -> None:
-    """Removes what processes of this user left that were killed. A process that lives keeps its own."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc").is_dir():
-            shutil.rmtree(left, ignore_errors=True)
+    """Removes directories that killed processes of this user left.
+
+    A process of another pid namespace that shares the temporary directory looks dead from here, so a directory is
+    removed only if no process holds its lock.
+    """
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = directory.name.removeprefix(_PREFIX).partition("-")[0]
+        if not pid.isdigit() or Path("/proc", pid).exists() or not Path("/proc").is_dir():
+            continue
+        try:
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or removed meanwhile
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+        except OSError:
+            pass  # its owner is alive
+        finally:
+            os.close(lock)
 
 
 def unreachable(addresses: Iterable[tuple[str, RedisAddress]], master: str) -> Iterator[tuple[str, str]]:
-    """Where and why a password cannot reach the executors: those of a cluster see no file that this host makes."""
+    """The addresses whose password cannot reach the executors of a cluster, which do not see this host's files."""
     if master.startswith("local"):
         return
     for where, address in addresses:
         if has_secret(address.uri):
             why = (
-                f"the executors of {master} are other hosts, and the password in the uri of {address} may stand on no "
+                f"the executors of {master} are other hosts, and the password in the uri of {address} must be on no "
                 "command line. Write the password alone into a file of mode 0600 at the same path on every host, take "
                 "it out of the uri, and give password_file: /the/path"
             )
@@ -181,8 +223,8 @@ def unreachable(addresses: Iterable[tuple[str, RedisAddress]], master: str) -> I
 
 @contextmanager
 def without_secret_variables(uris: Sequence[str]) -> Iterator[None]:
-    """While it lasts, children inherit no variable that holds one of these URIs, or its password alone."""
-    passwords = {unquote(found) for uri in uris if (found := urlsplit(uri).password)}
+    """Removes the environment variables that contain one of these URIs or passwords, while children are started."""
+    passwords = {unquote(password) for uri in uris if (password := urlsplit(uri).password)}
     hidden = {
         name: value for name, value in os.environ.items() if value in passwords or any(uri in value for uri in uris)
     }

@@ -1,8 +1,8 @@
-"""Many pipelines in one Spark session, from start to the last of them ending. The loop here only looks and tells."""
+"""Runs pipelines in one Spark session, until the last of them has ended."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,11 +10,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from millstream.model import Observer, quiet
-from millstream.pipelines.errors import PipelineUnknown
+from millstream.pipelines.errors import CheckpointLocked, PipelineUnknown
 from millstream.pipelines.plan import PipelinePlan, make_plan
 from millstream.pipelines.query import PipelineRun
 from millstream.pipelines.redis_address import SecretFiles
-from millstream.pipelines.session import SqlParser, check_before, check_sql, start_session, wanted_master
+from millstream.pipelines.run_lease import LEASE_S, RunLease
+from millstream.pipelines.session import (
+    SqlParser,
+    check_before,
+    check_sql,
+    check_stores,
+    kill_java,
+    start_session,
+    wanted_master,
+)
+from millstream.pipelines.sink_queue import STOP_S
 from millstream.pipelines.spec.pipeline import Pipeline
 from millstream.pipelines.status import PipelineStatus
 
@@ -25,13 +35,18 @@ _LOOK_S = 0.25
 
 
 def _silence(line: str) -> None:
-    """For programs: what is waited for is told to people only."""
+    """The default for programs: no progress lines."""
 
 
 class Runner:
     """``with Runner(pipelines) as runner: runner.wait()``. Everything is checked before Spark starts. With ``stay`` it
-    waits on when all have ended, since one of them may be started again. ``spark_log``: a file for what Spark and Java
-    say. ``say`` is told what is being waited for."""
+    keeps waiting when all have ended, because they can be started again. ``spark_log`` receives the output of Spark and
+    Java, ``say`` the progress of the start. A stop waits ``stop_timeout_s`` for the current batches, then interrupts
+    them; they are replayed at the next start. With ``end_exhausted`` a pipeline finishes when its source can have no
+    further rows, such as a generator with ``rows``.
+
+    One process at a time runs a pipeline: ``start`` raises CheckpointLocked if another one does. With ``standby`` it
+    starts Spark, waits until the lease of the other process has expired or was released, and takes over."""
 
     def __init__(
         self,
@@ -44,8 +59,16 @@ class Runner:
         observer: Observer = quiet,
         spark_log: Path | None = None,
         say: Callable[[str], None] = _silence,
+        stop_timeout_s: float = STOP_S,
+        end_exhausted: bool = False,
+        standby: bool = False,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.plans: list[PipelinePlan] = [make_plan(pipeline) for pipeline in pipelines]
+        leases = {made.pipeline.name: RunLease(made, lease_s=lease_s) for made in self.plans}
+        # In one order everywhere, so that two processes with the same pipelines cannot wait for each other.
+        self._leases = dict(sorted(leases.items(), key=lambda item: item[1].checkpoint.location))
+        self._standby = standby
         self._once = once
         self._master = master
         self._stay = stay
@@ -54,35 +77,83 @@ class Runner:
         self._spark_log = spark_log
         self._say = say
         self._session: SparkSession | None = None
-        self._stopping = threading.Event()
+        self._stop_timeout_s = stop_timeout_s
+        self._end_exhausted = end_exhausted
+        self._stop_asked = False  # no Event: a signal handler must not take a lock that this thread may hold
         self._told: dict[str, int] = {}
         self._secrets = SecretFiles()
         self.runs: dict[str, PipelineRun] = {}
 
     def start(self) -> Self:
+        """Starts every pipeline. If one cannot start, it closes what it has opened and releases the checkpoints."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _start(self) -> None:
         given = self._given
         master = wanted_master(self.plans, self._master) if given is None else str(given.sparkContext.master)
+        if not self._standby:
+            for lease in self._leases.values():
+                lease.peek()
         self._say("asking the servers that the files name ...")
-        check_before(self.plans, once=self._once, master=master)
+        unready = check_before(self.plans, once=self._once, master=master)
         self._say(f"starting Spark on {master}; this takes some seconds ...")
         began = time.monotonic()
         self._session = given or start_session(self.plans, self._master, log=self._spark_log)
+        check_stores(self.plans, master)
         check_sql(self.plans, SqlParser(self._session._jvm))
         self._say(f"Spark runs after {time.monotonic() - began:.1f} s; waiting for the first batch ...")
+        for name, lease in self._leases.items():
+            self._acquire(name, lease)
         for made in self.plans:
-            run = PipelineRun(self._session, made, once=self._once, secrets=self._secrets, observer=self._observer)
-            self.runs[made.pipeline.name] = run
+            name = made.pipeline.name
+            self.runs[name] = PipelineRun(
+                self._session,
+                made,
+                once=self._once,
+                secrets=self._secrets,
+                observer=self._observer,
+                unready=unready.get(name),
+                end_exhausted=self._end_exhausted,
+                lease=self._leases[name],
+            )
         for run in self.runs.values():
             run.start()
             run.checkpoint.announce(None)
-        return self
+            self._say(f"{run.name}: {run.beginning()}")
+
+    def _acquire(self, name: str, lease: RunLease) -> None:
+        """Take the lease of a pipeline. A standby waits for it until it is asked to stop."""
+        reported = None
+        while True:
+            try:
+                lease.acquire()
+                break
+            except CheckpointLocked as locked:
+                if not self._standby or self._stop_asked:
+                    raise
+                holder = (locked.process, locked.host, locked.since)
+                if holder != reported:
+                    reported = holder
+                    self._say(
+                        f"{name}: standby: process {locked.process or 'unknown'} on host {locked.host or 'unknown'} "
+                        f"runs it since {locked.since or 'an unknown time'}; waiting for its lease to end ..."
+                    )
+            time.sleep(_LOOK_S)
+        if reported is not None:
+            self._say(f"{name}: took over from process {reported[0] or 'unknown'} on host {reported[1] or 'unknown'}")
 
     def wait(self, each: Callable[[list[PipelineStatus]], None] | None = None) -> bool:
-        """Until every pipeline has ended or somebody has asked to stop; true where none has failed.
+        """Waits until every pipeline has ended or a stop is requested; true if none has failed.
 
-        ``each`` is called now and then with how all of them stand.
+        ``each`` is called repeatedly with the status of all pipelines.
         """
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stop_asked:
+            time.sleep(_LOOK_S)
             states = [run.check() for run in self.runs.values()]
             statuses = self.statuses()
             self._tell_progress(statuses)
@@ -94,7 +165,7 @@ class Runner:
         return all(run.state != "failed" for run in self.runs.values())
 
     def _tell_progress(self, statuses: list[PipelineStatus]) -> None:
-        """Once for each batch: Spark shows the last one's progress until the next is done."""
+        """Emits progress once per batch, because Spark returns the last batch's progress until the next is done."""
         for status in statuses:
             batch = status.progress.get("batch")
             if batch is not None and self._told.get(status.name) != batch:
@@ -102,17 +173,35 @@ class Runner:
                 self._observer("pipeline.progress", pipeline=status.name, **status.progress)
 
     def announce(self, url: str) -> None:
-        """Says in each checkpoint where this process answers, so that ``status`` finds it."""
+        """Records the URL of this process in each checkpoint, so that ``status`` finds it."""
         for run in self.runs.values():
             run.checkpoint.announce(url)
 
     def ask_to_stop(self) -> None:
-        """For signal handlers: returns at once; ``wait`` does the rest, between batches."""
-        self._stopping.set()
+        """Requests a stop. For signal handlers: returns at once; ``wait`` stops the pipelines between batches."""
+        self._stop_asked = True
+        for run in self.runs.values():
+            run.end_drain()
 
     def stop_all(self) -> None:
+        """Stops all pipelines within ``stop_timeout_s``; none of them begins another batch meanwhile."""
+        until = time.monotonic() + self._stop_timeout_s
         for run in self.runs.values():
-            run.stop()
+            run.request_stop()
+        for run in self.runs.values():
+            run.stop(max(0.0, until - time.monotonic()))
+
+    def abandon(self) -> None:
+        """For a process that ends without waiting: removes the files with secrets and the record of the port, and kills
+        the JVM that this process started. Current batches are replayed at the next start."""
+        with contextlib.suppress(OSError):
+            self._secrets.close()
+        for run in self.runs.values():
+            with contextlib.suppress(OSError):
+                if self._leases[run.name].lost is None:
+                    run.checkpoint.withdraw()
+        if self._given is None:
+            kill_java()
 
     def statuses(self) -> list[PipelineStatus]:
         return [run.status() for run in self.runs.values()]
@@ -121,24 +210,23 @@ class Runner:
         try:
             return self.runs[name]
         except KeyError:
-            known = ", ".join(self.runs) or "none"
-            raise PipelineUnknown(f"no pipeline {name!r} runs here; there are: {known}", name=name) from None
+            names = ", ".join(self.runs) or "none"
+            raise PipelineUnknown(f"no pipeline {name!r} runs here; there are: {names}", name=name) from None
 
     def close(self) -> None:
         self.stop_all()
-        for run in self.runs.values():
-            run.checkpoint.withdraw()
+        for name, run in self.runs.items():
+            if self._leases[name].lost is None:
+                run.checkpoint.withdraw()
         if self._session is not None and self._given is None:
             self._session.stop()
         self._session = None
         self._secrets.close()
+        for lease in self._leases.values():
+            lease.release()
 
     def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -9,19 +9,37 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused, Problem, SparkNotStarted, SpecRefused, short
+from millstream.pipelines.errors import (
+    AccessRefused,
+    CheckpointRefused,
+    Problem,
+    SparkNotStarted,
+    SpecRefused,
+    short,
+)
 from millstream.pipelines.plan import PipelinePlan, Placed
-from millstream.pipelines.redis_address import NotAnswering, RedisAddress, unreachable, without_secret_variables
+from millstream.pipelines.redis_address import (
+    NotAnswering,
+    RedisAddress,
+    Refusal,
+    unreachable,
+    without_secret_variables,
+)
 from millstream.pipelines.spec.part import SECRET_WORDS
+from millstream.pipelines.start_cache import start_cache, variables_set
+from millstream.storage import InvalidLocation, StorageError
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -29,7 +47,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing."
+_RENAME_MANAGER = _MANAGERS + "FileSystemBasedCheckpointFileManager"
+ATOMIC_RENAME_MANAGER = _MANAGERS + "FileContextBasedCheckpointFileManager"
 log = logging.getLogger("millstream.pipelines")
 
 OLDEST_JAVA: Final = 17
@@ -82,34 +102,70 @@ def _start(plans: Sequence[PipelinePlan], master: str | None, log: Path | None) 
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.scheduler.mode": "FAIR",
-        # Spark's own choice runs stat(1) several times a batch where Hadoop has no native library: 75 ms. Checkpoints
-        # are on a local disk, where this one renames as atomically.
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTING,
+        # Tasks on other hosts receive the segments of a database's log in their input partitions. Spark refuses a task
+        # above this size (MiB; 128 by default).
+        "spark.rpc.message.maxSize": "1536",
+        "spark.sql.streaming.checkpointFileManagerClass": checkpoint_file_manager(plans),
         "spark.redaction.regex": f"(?i){'|'.join(SECRET_WORDS)}",
     }
     for made in reversed(plans):
         settings |= made.pipeline.spec.spark.conf
     settings["spark.master"] = wanted_master(plans, master)
     settings["spark.app.name"] = "millstream " + ", ".join(made.pipeline.name for made in plans)
-    # What stands in a builder becomes the JVM's command line, for every user of the machine to read. So the JVM is
-    # started with what is no secret, and is told the rest when it listens.
-    open_ones = SparkConf(loadDefaults=False)
+    # The settings of a builder are on the JVM's command line, which every user of the machine can read. So the JVM
+    # starts with the settings that are not secret, and receives the others over its connection.
+    public_settings = SparkConf(loadDefaults=False)
     for name, value in settings.items():
         if not any(word in name.lower() for word in SECRET_WORDS):
-            open_ones.set(name, value)
-    with without_secret_variables([text for made in plans for text in made.secrets()]):
+            public_settings.set(name, value)
+    cache = start_cache(settings["spark.master"], java_path())
+    starting = variables_set({} if cache is None else cache.environment())
+    with without_secret_variables([text for made in plans for text in made.secrets()]), starting:
         if log is None or SparkContext._gateway is not None:
-            SparkContext._ensure_initialized(conf=open_ones)
+            SparkContext._ensure_initialized(conf=public_settings)
         else:
             with log.open("ab") as file:
-                gateway = _gateway(open_ones, file)
-            SparkContext._ensure_initialized(gateway=gateway, conf=open_ones)
+                gateway = _gateway(public_settings, file)
+            SparkContext._ensure_initialized(gateway=gateway, conf=public_settings)
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    with _signal_handler_kept():
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel(os.environ.get("MILLSTREAM_SPARK_LOG", "ERROR"))
     return session
+
+
+def checkpoint_file_manager(plans: Sequence[PipelinePlan]) -> str:
+    """Spark's class for its own checkpoint. All pipelines of a session share it.
+
+    FileContext renames atomically in every store that can, and refuses to replace a file. On a local disk it runs
+    stat(1) several times per batch if Hadoop has no native library, 75 ms; there FileSystem renames as atomically.
+    """
+    in_a_store = any(made.pipeline.checkpoint_is_in_a_store for made in plans)
+    return ATOMIC_RENAME_MANAGER if in_a_store else _RENAME_MANAGER
+
+
+@contextmanager
+def _signal_handler_kept() -> Iterator[None]:
+    """pyspark installs a handler of its own for SIGINT, which raises inside py4j; the caller's stays."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def kill_java() -> None:
+    """Kills the JVM that this process has started, if any. For a process that ends without waiting for Spark."""
+    pyspark = sys.modules.get("pyspark")
+    process = getattr(getattr(getattr(pyspark, "SparkContext", None), "_gateway", None), "proc", None)
+    if process is not None:
+        with suppress(OSError):
+            process.kill()
 
 
 def _said_since(place: int, log: Path | None, most: int = 1 << 20) -> str:
@@ -211,18 +267,47 @@ def activate(session: SparkSession) -> None:
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
 
 
-def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> None:
-    """Raises one SpecRefused with everything that stands in the way. A server that does not answer does not: it may
-    come, and a required sink is waited for. Nor does an optional sink that refuses: the others go on without it."""
+def check_before(plans: Sequence[PipelinePlan], *, once: bool, master: str) -> dict[str, dict[str, str]]:
+    """Raises one SpecRefused with everything that stands in the way, AccessRefused where all of it is a refused login.
+
+    A server that does not answer may come back, so it is no problem; nor is an optional sink that refuses, since the
+    others go on without it. Returns such sinks by pipeline, each as ``not answering`` or ``refused``.
+    """
+    problems: list[Problem] = []
+    denied: list[Problem] = []
+    unready: dict[str, dict[str, str]] = {}
+    for made in plans:
+        name = made.pipeline.name
+        problems += [Problem(name, 0, where, why) for where, why in _problems(made, once, master)]
+        out_of_reach = [Problem(name, 0, where, why) for where, why in unreachable(made.addresses(), master)]
+        problems += out_of_reach
+        if not out_of_reach:
+            answers = _ask_servers(made)
+            for where, refusal in answers.refused:
+                (denied if refusal.denied else problems).append(Problem(name, 0, where, refusal.why))
+            unready[name] = answers.unready
+    if denied and not problems:
+        raise AccessRefused(denied)
+    if problems or denied:
+        raise SpecRefused([*problems, *denied])
+    return unready
+
+
+def check_stores(plans: Sequence[PipelinePlan], master: str) -> None:
+    """What ``check_before`` checks, for checkpoints in a store, which are reached through the session's JVM. Raises
+    SpecRefused."""
     problems = [
-        Problem(made.pipeline.name, 0, where, why) for made in plans for where, why in _problems(made, once, master)
+        Problem(made.pipeline.name, 0, where, why)
+        for made in plans
+        if made.pipeline.checkpoint_is_in_a_store
+        for where, why in _checkpoint_problems(made, master)
     ]
     if problems:
         raise SpecRefused(problems)
 
 
 def check_parts(plans: Sequence[PipelinePlan]) -> None:
-    """For whoever only validates: functions that do not import; and, where Spark can run, SQL that does not parse.
+    """Checks that `validate` makes: functions that cannot be imported and, if Spark can run, SQL that cannot be parsed.
     Raises SpecRefused."""
     problems = [Problem(made.pipeline.name, 0, where, why) for made in plans for where, why in _part_problems(made)]
     has_sql = any(placed.processor.has_sql for made in plans for placed in _placed(made))
@@ -259,46 +344,67 @@ def _part_problems(made: PipelinePlan) -> Iterator[tuple[str, str]]:
 
 
 def _problems(made: PipelinePlan, once: bool, master: str) -> Iterator[tuple[str, str]]:
-    name, source = made.pipeline.name, made.pipeline.spec.source
-    try:
-        for verdict in Checkpoint(made.pipeline.checkpoint_path).check(made):
-            log.warning("%s: the spec has changed: %s: %s", name, verdict.part, verdict.why)
-    except CheckpointRefused as error:
-        yield "checkpoint", str(error)
-    if once and source.endless():
+    if once and made.pipeline.spec.source.endless():
         yield "source", "the generator never ends: --once needs rows or rate"
-    begun = Checkpoint(made.pipeline.checkpoint_path).last_planned() is not None
+    if not made.pipeline.checkpoint_is_in_a_store:
+        yield from _checkpoint_problems(made, master)
+    yield from _part_problems(made)
+
+
+def _checkpoint_problems(made: PipelinePlan, master: str) -> Iterator[tuple[str, str]]:
+    """Of the checkpoint, and of the source, which may need to know whether there is one."""
+    name, source = made.pipeline.name, made.pipeline.spec.source
+    checkpoint = Checkpoint.of(made.pipeline)
+    try:
+        for verdict in checkpoint.check(made):
+            log.warning("%s: the spec has changed: %s: %s", name, verdict.part, verdict.why)
+        begun = checkpoint.last_planned() is not None
+    except (CheckpointRefused, StorageError, InvalidLocation) as error:
+        yield "checkpoint", str(error)
+        return
     for why in source.problems_before_start(name, begun=begun, master=master):
         yield "source", why
-    yield from _part_problems(made)
-    out_of_reach = list(unreachable(made.addresses(), master))
-    yield from out_of_reach
-    if not out_of_reach:
-        yield from _refusals(made)
 
 
-def _refusals(made: PipelinePlan) -> Iterator[tuple[str, str]]:
-    """Each server is asked once, whoever names it."""
-    asked: dict[RedisAddress, str | None] = {}
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Of the servers that a spec names: who refused, and which sinks cannot be written to yet."""
+
+    refused: list[tuple[str, Refusal]] = field(default_factory=list)
+    unready: dict[str, str] = field(default_factory=dict)
+
+
+def _ask_servers(made: PipelinePlan) -> _Answers:
+    """Asks each server once, even if several parts of the spec name it."""
+    asked: dict[RedisAddress, Refusal | NotAnswering | None] = {}
+    answers = _Answers()
     optional = {f"sink {sink.config.id}" for sink in made.optional}
     for where, address in made.addresses():
         if address not in asked:
             try:
                 asked[address] = address.refusal()
             except NotAnswering as away:
-                asked[address] = None
+                asked[address] = away
                 log.warning("%s: %s", made.pipeline.name, _waited_for(made, where, address, away, where in optional))
-        why = asked[address]
-        if why is not None and where in optional:
+        answer, sink = asked[address], where.removeprefix("sink ")
+        if isinstance(answer, NotAnswering):
+            if where != sink:
+                answers.unready[sink] = "not answering"
+        elif answer is not None and where in optional:
             log.error(
-                "%s: %s refuses, and is optional: the others go on without it: %s", made.pipeline.name, where, why
+                "%s: %s refuses the pipeline; it is optional, so the pipeline starts without it: %s",
+                made.pipeline.name,
+                where,
+                answer.why,
             )
-        elif why is not None:
-            yield where, why
+            answers.unready[sink] = "refused"
+        elif answer is not None:
+            answers.refused.append((where, answer))
+    return answers
 
 
 def _waited_for(made: PipelinePlan, where: str, address: RedisAddress, away: NotAnswering, optional: bool) -> str:
-    """What becomes of somebody who does not answer: a required sink is tried for so long, an optional one later."""
+    """What happens while a server does not answer: the pipeline waits for required parts, and starts without others."""
     if optional:
         return f"{where} at {address} does not answer ({away}); it is optional: its batches wait on disk until it does"
     deadline = made.pipeline.spec.retry.deadline
@@ -306,25 +412,46 @@ def _waited_for(made: PipelinePlan, where: str, address: RedisAddress, away: Not
     return f"{where} at {address} does not answer ({away}). It is tried {until}, as retry.deadline says"
 
 
-def java_problem() -> str | None:
-    """What is wrong with the Java that Spark's own script would run, and what to do, in one sentence for people; None
-    where Spark can run on it."""
+def java_path() -> str | None:
+    """The Java that Spark's own script runs."""
     home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    return str(Path(home, "bin", "java")) if home else shutil.which("java")
+
+
+def java_problem(*, trust_release_file: bool = False) -> str | None:
+    """What is wrong with the Java that Spark's own script runs, and what to do; None if Spark can run on it.
+
+    ``trust_release_file``: read the version from the file that Java installations have for that, instead of starting
+    Java, which takes up to half a second.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = java_path()
     if java is None:
         return f"Spark needs Java {OLDEST_JAVA} or newer, and there is none. {_INSTALL}"
     if not os.access(java, os.X_OK):
         return f"JAVA_HOME is {home}, where no bin/java is. Unset it, or let it name a Java of {OLDEST_JAVA} or newer."
-    mend = "Let JAVA_HOME name another." if home else f"{_INSTALL}, or let JAVA_HOME name another."
+    if trust_release_file and _version_in_release_file(Path(java)) >= OLDEST_JAVA:
+        return None
+    remedy = "Let JAVA_HOME name another." if home else f"{_INSTALL}, or let JAVA_HOME name another."
     try:
         asked = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_STARTS_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{java} does not start ({error}), and Spark needs it. {mend}"
+        return f"{java} does not start ({error}), and Spark needs it. {remedy}"
     lines = [line.strip() for line in (asked.stderr + asked.stdout).splitlines() if not line.startswith("Picked up ")]
     said = next(filter(None, lines), "no word")
     version = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
     if asked.returncode or version is None:
-        return f"{java} does not start (exit code {asked.returncode}: {said[:200]}), and Spark needs it. {mend}"
+        return f"{java} does not start (exit code {asked.returncode}: {said[:200]}), and Spark needs it. {remedy}"
     if int(version[1]) < OLDEST_JAVA:
-        return f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is {version[1]}. {mend}"
+        return f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is {version[1]}. {remedy}"
     return None
+
+
+def _version_in_release_file(java: Path) -> int:
+    """The major version; 0 if the installation has no such file."""
+    try:
+        text = (java.resolve().parent.parent / "release").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return 0
+    version = re.search(r'^JAVA_VERSION="(\d+)', text, re.MULTILINE)
+    return int(version[1]) if version else 0

@@ -1,21 +1,22 @@
-"""How a pipeline stands, for whoever asks: one record for the terminal, for HTTP and for the command line.
+"""The status of a pipeline: one record for the terminal, for HTTP and for the command line.
 
-While pipelines run, people see it as a live table on a terminal, or as a line for each batch elsewhere; and what all of
-it came to, at the end.
+While pipelines run, a terminal shows a live table; other outputs get a line per batch. A summary follows at the end.
 
-Looks that go on beside the batches, each in a thread of its own, tell how far behind a pipeline is, and how the slot of
-its database stands. Spark reports on a batch when it is done, and one whose sink is being retried may not be done for
-hours; a slot that nobody acknowledges fills the database's disk, worst of all while a pipeline stands still. So both
-are asked whether batches end or not, and nobody who looks has to wait for an answer.
+Watches run next to the batches, each in its own thread. They measure the lag, the replication slot, and sinks that
+could not be reached. Spark reports on a batch only when it is done, which can take hours while a sink is retried, and a
+slot that is not acknowledged fills the database's disk meanwhile. So they run whether or not batches end, and a status
+never waits for them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,24 +33,31 @@ from millstream.pipelines.checkpoint import Checkpoint
 from millstream.pipelines.errors import short
 from millstream.pipelines.plan import PipelinePlan
 from millstream.pipelines.run_context import Gate, RunContext
+from millstream.pipelines.run_lease import current_holder
 
 if TYPE_CHECKING:
-    from millstream.cdc import SlotStatus  # its module needs the driver, which only pipelines with a slot have
+    from millstream.cdc.postgres.database import (
+        SlotStatus,  # its module needs the driver, which only pipelines with a slot have
+    )
 
 State = Literal["new", "running", "paused", "stopped", "finished", "failed", "not running", "never started"]
 log = logging.getLogger("millstream.pipelines")
 _LAG_TICK_S = 1.0
 _SLOT_TICK_S = 5.0
+_SINK_TICK_S = 2.0
+_LOOK_ENDS_S = 2.0
+"""How long a stop waits for a reading in progress. It only reads, so it may end later."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """``batch`` is the last that was committed, ``in_flight`` one that was planned and will be replayed. ``source`` is
-    ``ok``, or ``retrying`` while it cannot be read. ``sinks`` says of each: ``ok``; ``retrying``, it gates the
-    checkpoint and has refused the batch at hand so far; ``failed``, the pipeline has given up on it, or it is optional
-    and parked until it is started again; ``catching up`` or ``failing``, batches wait on disk, as ``waiting`` counts.
-    ``progress`` is that of the last batch that Spark reported on, except that its ``lag`` goes on being looked at while
-    the next one takes long."""
+    """``batch`` is the last committed batch, ``in_flight`` one that was planned and will be replayed. ``source`` is
+    ``ok``, or ``retrying`` while it cannot be read. ``sinks`` has the state of each sink: ``ok``; ``not answering`` or
+    ``refused``, if its server did so before the start and nothing was written since; ``retrying``, if it gates the
+    checkpoint and has refused the current batch so far; ``failed``, if it stopped the pipeline, or is optional and
+    waits for a restart; ``catching up`` or ``failing``, if batches wait on disk, which ``waiting`` counts. ``progress``
+    is that of the last batch that Spark reported; its ``lag`` is also updated while the next batch takes long.
+    ``holder`` is the process that runs the pipeline: ``host``, ``process``, ``since``."""
 
     name: str
     tenant: str
@@ -62,12 +70,14 @@ class PipelineStatus:
     sinks: dict[str, str]
     waiting: dict[str, int]
     progress: dict[str, Any]
+    holder: dict[str, Any] | None = None
 
 
 def at_rest(plan: PipelinePlan, checkpoint: Checkpoint) -> PipelineStatus:
-    """From the checkpoint, of a pipeline that does not run here, or whose process answers nowhere."""
+    """From the checkpoint and the lease, of a pipeline that does not run here, or whose process has no HTTP port."""
     started = checkpoint.owned(plan)
-    at_work: State = "not running" if checkpoint.run_by() is None else "running"
+    holder = current_holder(plan, checkpoint) if started else None
+    at_work: State = "not running" if holder is None and checkpoint.run_by() is None else "running"
     return PipelineStatus(
         name=plan.pipeline.name,
         tenant=plan.pipeline.tenant,
@@ -75,17 +85,18 @@ def at_rest(plan: PipelinePlan, checkpoint: Checkpoint) -> PipelineStatus:
         error=None,
         batch=checkpoint.last_committed(),
         in_flight=checkpoint.in_flight(),
-        checkpoint=str(checkpoint.path),
+        checkpoint=checkpoint.location,
         source="unknown",
         sinks={sink.config.id: "unknown" for sink in plan.pipeline.spec.sinks},
         waiting=checkpoint.waiting() if started else {},
         progress={},
+        holder=None if holder is None else holder.shown(),
     )
 
 
 def chosen(last: Any, counted: tuple[int, int] | None = None) -> dict[str, Any]:
-    """What of Spark's progress people want to see. Spark counts a row each time that a batch is read, once for each
-    sink; ``counted`` (a batch and its events) is what the batch itself counted."""
+    """The part of Spark's progress that is shown. Spark counts a row each time that a batch is read, once per sink;
+    ``counted`` (a batch and its events) is the count of the batch itself."""
     if last is None:
         return {}
     rows = counted[1] if counted is not None and counted[0] == last.batchId else last.numInputRows
@@ -113,13 +124,13 @@ def chosen(last: Any, counted: tuple[int, int] | None = None) -> dict[str, Any]:
 
 
 def lag(reports: Iterable[Any]) -> int | None:
-    """Entries that the streams hold beyond the batch, all sources together; None where one of them cannot say.
+    """Entries after the batch in the streams of all sources; None if one of them does not report it.
 
-    Our source tells it with the streams' ends, in what Spark calls the latest offset; other sources do not.
+    Our source reports it with the ends of the streams, as Spark's latest offset; other sources do not.
     """
     counted = [_lag(report) for report in reports]
-    known = [count for count in counted if count is not None]
-    return sum(known) if known and len(known) == len(counted) else None
+    lags = [count for count in counted if count is not None]
+    return sum(lags) if lags and len(lags) == len(counted) else None
 
 
 def _lag(report: Any) -> int | None:
@@ -127,13 +138,20 @@ def _lag(report: Any) -> int | None:
         streams = (json.loads(report) if isinstance(report, str) else report)["streams"]
         return sum(int(stream["lag"]) for stream in streams.values())
     except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # another source's offset, or a stream whose counts Redis cannot tell
+        return None  # another source's offset, or a stream whose counts Redis does not know
 
 
 Show = Callable[[list[PipelineStatus]], None]
 _SHOWN = ("pipeline", "state", "batch", "rows", "rows/s", "lag", "batch ms", "sinks")
 _WORDS = ("pipeline", "state", "sinks")
-_STYLES = {"retrying": "yellow", "catching up": "yellow", "failing": "red", "failed": "red"}
+_STYLES = {
+    "not answering": "yellow",
+    "retrying": "yellow",
+    "catching up": "yellow",
+    "refused": "red",
+    "failing": "red",
+    "failed": "red",
+}
 
 
 @contextmanager
@@ -150,26 +168,26 @@ def display(*, quiet: bool = False) -> Iterator[Show | None]:
 
 
 def _table(statuses: list[PipelineStatus]) -> Table:
-    shown = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for column in _SHOWN:
-        shown.add_column(column, justify="left" if column in _WORDS else "right")
-    for one in statuses:
-        style = {"running": "green", "failed": "red", "paused": "yellow"}.get(one.state, "")
-        progress = one.progress
+        table.add_column(column, justify="left" if column in _WORDS else "right")
+    for status in statuses:
+        style = {"running": "green", "failed": "red", "paused": "yellow"}.get(status.state, "")
+        progress = status.progress
         sinks = Text(", ").join(
-            Text(f"{name} {state}", style=_STYLES.get(state, "")) for name, state in one.sinks.items()
+            Text(f"{name} {state}", style=_STYLES.get(state, "")) for name, state in status.sinks.items()
         )
-        shown.add_row(
-            Text(one.name),
-            Text(one.state, style=style),
-            _number(one.batch),
+        table.add_row(
+            Text(status.name),
+            Text(status.state, style=style),
+            _number(status.batch),
             _number(progress.get("rows")),
             _number(progress.get("processed_rows_per_second")),
             _number(progress.get("lag")),
             _number(progress.get("batch_ms")),
             sinks,
         )
-    return shown
+    return table
 
 
 def _number(value: float | None) -> str:
@@ -177,44 +195,48 @@ def _number(value: float | None) -> str:
 
 
 def _lines() -> Show:
-    """A line where something new is to be said."""
-    said: dict[str, str] = {}
+    """Prints a line when the status has changed."""
+    last_lines: dict[str, str] = {}
 
     def show(statuses: list[PipelineStatus]) -> None:
-        for one in statuses:
-            line = _line(one)
-            if said.get(one.name) != line:
-                said[one.name] = line
+        for status in statuses:
+            line = _line(status)
+            if last_lines.get(status.name) != line:
+                last_lines[status.name] = line
                 sys.stderr.write(line + "\n")
 
     return show
 
 
-def _line(one: PipelineStatus) -> str:
-    progress = one.progress
-    parts = [
-        f"batch {_number(progress.get('batch'))}",
-        f"{_number(progress.get('rows'))} rows",
-        f"{_number(progress.get('processed_rows_per_second'))} rows/s",
-        f"lag {_number(progress.get('lag'))}",
-        f"{_number(progress.get('batch_ms'))} ms",
-        "sinks: " + ", ".join(f"{name} {state}" for name, state in one.sinks.items()),
-    ]
-    return f"{one.name}: {one.state}, " + ", ".join(parts)
+def _line(status: PipelineStatus) -> str:
+    progress = status.progress
+    forms = {
+        "batch": "batch {}",
+        "rows": "{} rows",
+        "processed_rows_per_second": "{} rows/s",
+        "lag": "lag {}",
+        "batch_ms": "{} ms",
+    }
+    parts = [form.format(_number(progress[key])) for key, form in forms.items() if progress.get(key) is not None]
+    if "batch" not in progress:
+        parts.insert(0, "no batch yet" if status.batch is None else f"last batch {status.batch}")
+    parts.append("sinks: " + ", ".join(f"{name} {state}" for name, state in status.sinks.items()))
+    return f"{status.name}: {status.state}, " + ", ".join(parts)
 
 
 class Tally:
-    """An observer that counts what went in and what each sink took; facts may come from several threads."""
+    """An observer that counts the events read and the rows that each sink stored. Thread-safe."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._rows_in: Counter[str] = Counter()
         self._rows_out: dict[str, Counter[str]] = {}
+        self._rows_skipped: dict[str, Counter[str]] = {}
         self._dead: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """The clock of the rate starts here: Spark's own start is not the pipeline's."""
+        """Starts the clock of the rate, which excludes the start of Spark."""
         self._began = time.monotonic()
 
     def __call__(self, name: str, /, **facts: Any) -> None:
@@ -223,17 +245,22 @@ class Tally:
                 self._rows_in[facts["pipeline"]] += facts["events"]
             elif name == "pipeline.sink":
                 self._rows_out.setdefault(facts["pipeline"], Counter())[facts["sink"]] += facts["rows"] or 0
+                self._rows_skipped.setdefault(facts["pipeline"], Counter())[facts["sink"]] += facts.get("skipped") or 0
             elif name == "pipeline.dead_letters":
                 self._dead[facts["pipeline"]] += facts["events"]
 
-    def lines(self, pipeline: str, sinks: list[str]) -> list[str]:
+    def lines(self, pipeline: str, sinks: list[str], dead_letters: str = "") -> list[str]:
+        """``dead_letters`` is the name of the pipeline's dead-letter stream."""
         seconds = max(time.monotonic() - self._began, 0.001)
         with self._lock:
             rows, taken, dead = self._rows_in[pipeline], self._rows_out.get(pipeline, Counter()), self._dead[pipeline]
+            skipped = self._rows_skipped.get(pipeline, Counter())
         lines = [f"{_rows(rows)} in, {seconds:.1f} s, {rows / seconds:,.0f} rows/s"]
-        lines += [f"sink {name}: {_rows(taken[name])} out" for name in sinks]
+        for name in sinks:
+            duplicates = f", {skipped[name]:,} of them already there" if skipped[name] else ""
+            lines.append(f"sink {name}: {_rows(taken[name])} out{duplicates}")
         if dead:
-            lines.append(f"dead letters: {dead:,}; see why: millstream dlq ls {pipeline}")
+            lines.append(f"dead letters: {dead:,}; see why: millstream dlq ls {shlex.quote(dead_letters)}")
         return lines
 
 
@@ -241,14 +268,14 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-class _Watch:
-    """Looks once a tick, from ``start`` to ``stop``. A look that fails is said, and the next one comes."""
+class _Watch(ABC):
+    """Takes a reading once per tick, from ``start`` to ``stop``. A reading that fails is reported."""
 
-    def __init__(self, pipeline: str, what: str, tick_s: float) -> None:
+    def __init__(self, pipeline: str, purpose: str, tick_s: float) -> None:
         self._pipeline = pipeline
         self._tick_s = tick_s
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name=f"millstream-{what}", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=f"millstream-{purpose}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -256,20 +283,21 @@ class _Watch:
     def stop(self) -> None:
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_LOOK_ENDS_S)
 
+    @abstractmethod
     def look(self) -> None:
-        raise AssertionError("every watch has its own")
+        """Reads what it watches. Called once per tick, in the thread of the watch."""
 
+    @abstractmethod
     def said(self, why: str) -> None:
-        """Tells that a look failed."""
-        raise AssertionError("every watch has its own")
+        """Reports that a reading failed."""
 
     def _loop(self) -> None:
         while not self._stop.wait(self._tick_s):
             try:
                 self.look()
-            except Exception as error:  # nobody would miss a thread that ends here
+            except Exception as error:  # the thread must not end silently
                 self.said(short(error))
 
 
@@ -279,8 +307,8 @@ class _Lag(NamedTuple):
 
 
 class LagWatch(_Watch):
-    """Asks only while one batch is at hand for longer than a tick. ``behind`` is told where the last finished batch
-    ended, None where there is none."""
+    """Measures the lag while a batch takes longer than a tick. ``behind`` receives the end of the last finished batch,
+    or None if there is none."""
 
     def __init__(
         self,
@@ -301,9 +329,9 @@ class LagWatch(_Watch):
         self._before: int | None = None
 
     def shown(self) -> dict[str, Any]:
-        """The lag of the batch at hand, in place of what Spark said of the one before; empty where that still holds."""
-        found = self._found
-        return {} if found is None or found.batch != self._gate.inside else {"lag": found.entries}
+        """The lag during the current batch, which replaces Spark's; empty if Spark's is current."""
+        lag = self._found
+        return {} if lag is None or lag.batch != self._gate.inside else {"lag": lag.entries}
 
     def look(self) -> None:
         batch, before = self._gate.inside, self._before
@@ -319,25 +347,52 @@ class LagWatch(_Watch):
             self._context.observer("pipeline.lag", pipeline=self._pipeline, **facts)
 
     def said(self, why: str) -> None:
-        log.warning("pipeline %s: the lag was not told: %s", self._pipeline, why)  # an observer's fault, perhaps
+        log.warning("pipeline %s: the lag was not reported: %s", self._pipeline, why)  # perhaps an error of an observer
 
     def _behind(self, batch: int) -> int | None:
         try:
             finished = self._checkpoint.ends(batch - 1)
             return self._ask(finished[0] if finished else None)
-        except Exception as error:  # whatever it is, it is not the batch's: that goes on, and says its own
-            log.debug("pipeline %s: the lag cannot be told: %s", self._pipeline, short(error))
+        except Exception as error:  # the batch reports its own errors
+            log.debug("pipeline %s: the lag is unknown: %s", self._pipeline, short(error))
             return None
 
 
-def slot_facts(found: SlotStatus, unacknowledged_s: float | None = None) -> dict[str, Any]:
-    """A slot as a status tells it; when it was acknowledged last, only whoever watches it knows."""
-    facts = {"name": found.slot, "active": found.active, "held_bytes": found.held_bytes, "wal_status": found.wal_status}
+class SinkWatch(_Watch):
+    """Probes the sinks that could not be reached before the start, until each of them answers.
+
+    A pipeline whose source has nothing new writes nothing, so no batch would notice that a sink is reachable again.
+    """
+
+    def __init__(self, plan: PipelinePlan, unready: dict[str, str], *, tick_s: float = _SINK_TICK_S) -> None:
+        super().__init__(plan.pipeline.name, "sinks", tick_s)
+        self._sinks = plan.pipeline.spec.sinks
+        self._unready = unready
+
+    def look(self) -> None:
+        for sink in self._sinks:
+            if sink.config.id in self._unready and not self._stop.is_set():
+                try:
+                    sink.probe()
+                except Exception as error:
+                    log.debug("pipeline %s: sink %s: %s", self._pipeline, sink.config.id, short(error))
+                else:
+                    self._unready.pop(sink.config.id, None)
+        if not self._unready:
+            self._stop.set()
+
+    def said(self, why: str) -> None:
+        log.warning("pipeline %s: the watch of unreachable sinks failed: %s", self._pipeline, why)
+
+
+def slot_facts(slot: SlotStatus, unacknowledged_s: float | None = None) -> dict[str, Any]:
+    """A slot for a status. Only a running watch knows when it was last acknowledged."""
+    facts = {"name": slot.slot, "active": slot.active, "held_bytes": slot.held_bytes, "wal_status": slot.wal_status}
     return {**facts, "unacknowledged_s": unacknowledged_s}
 
 
 class SlotWatch(_Watch):
-    """Tells ``pipeline.slot`` once a tick. ``ask`` answers None where there is no slot (yet)."""
+    """Emits ``pipeline.slot`` once per tick. ``ask`` returns None if there is no slot (yet)."""
 
     def __init__(
         self, pipeline: str, ask: Callable[[], SlotStatus | None], observer: Observer, *, tick_s: float = _SLOT_TICK_S
@@ -349,29 +404,29 @@ class SlotWatch(_Watch):
         self._found: SlotStatus | None = None
 
     def said(self, why: str) -> None:
-        # The database is away, perhaps: the source says that itself.
-        log.debug("pipeline %s: its slot cannot be looked at: %s", self._pipeline, why)
+        # The database may be unreachable, which the source reports itself.
+        log.debug("pipeline %s: its slot could not be read: %s", self._pipeline, why)
 
     def shown(self) -> dict[str, Any]:
-        """How it stood at the last look, for the pipeline's status; empty where there was none yet."""
-        found, acknowledged = self._found, self._acknowledged
-        if found is None or acknowledged is None:
+        """The last reading, for the pipeline's status; empty if there was none yet."""
+        slot, acknowledged = self._found, self._acknowledged
+        if slot is None or acknowledged is None:
             return {}
-        return {"slot": slot_facts(found, time.monotonic() - acknowledged[1])}
+        return {"slot": slot_facts(slot, time.monotonic() - acknowledged[1])}
 
     def look(self) -> None:
-        found = self._found = self._ask()
-        if found is None:
+        slot = self._found = self._ask()
+        if slot is None:
             return
         now = time.monotonic()
-        if self._acknowledged is None or self._acknowledged[0] != found.confirmed:
-            self._acknowledged = found.confirmed, now
+        if self._acknowledged is None or self._acknowledged[0] != slot.confirmed:
+            self._acknowledged = slot.confirmed, now
         self._observer(
             "pipeline.slot",
             pipeline=self._pipeline,
-            slot=found.slot,
-            active=found.active,
-            held_bytes=found.held_bytes,
-            wal_status=found.wal_status,
+            slot=slot.slot,
+            active=slot.active,
+            held_bytes=slot.held_bytes,
+            wal_status=slot.wal_status,
             unacknowledged_s=now - self._acknowledged[1],
         )

@@ -1,6 +1,6 @@
 """``${source.table}``-like templates: parsed once, rendered as a Spark expression or, for one event, in Python.
 
-Strict rendering is null where a field is missing (the caller makes that a routing error); lenient renders it empty.
+Strict rendering returns null if a field is missing, which is a routing error; lenient rendering leaves it empty.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROWS = ("before", "after", "row")
 
 
 class EventValues:
-    """One event's columns, as references look at them. Rows are parsed when they are first asked for."""
+    """One event's columns, as references read them. Rows are parsed at the first access."""
 
     def __init__(self, columns: Mapping[str, Any], tenant: str = "") -> None:
         self.columns = columns
@@ -39,7 +39,7 @@ class EventValues:
         self._parsed: dict[str, Any] = {}
 
     def row(self, which: str) -> Any:
-        """``before``, ``after``, or ``row``: after, or before where there is no after."""
+        """``before``, ``after``, or ``row``: after, or before if there is no after."""
         if which == "row":
             which = "before" if self.columns.get("after") is None else "after"
         if which not in self._parsed:
@@ -48,7 +48,7 @@ class EventValues:
 
 
 def _row(text: str | None) -> Any:
-    """None also for what is no JSON: an event that failed may carry it, and is looked at like the others."""
+    """None also for text that is not JSON, which a failed event may have."""
     try:
         return None if text is None else parse(text)
     except JsonError:
@@ -57,17 +57,17 @@ def _row(text: str | None) -> Any:
 
 @lru_cache(maxsize=1024)
 def _path(field: str) -> FieldPath:
-    """Parsed once, not once for each row."""
+    """Caches the parsed path, which is used for every row."""
     return FieldPath.parse(field)
 
 
 class TemplateError(ValueError):
-    """The text is no template, or names something that events do not have."""
+    """The text is not a template, or names something that events do not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One ``${...}``: a root (source, before, after, row, or a word of its own) and, below it, a field's path."""
+    """One ``${...}``: a root (source, before, after, row, or another name) and the path of a field below it."""
 
     root: str
     field: str = ""
@@ -90,27 +90,27 @@ class Reference:
         return f"{self.root}.{self.field}" if self.field else self.root
 
     def columns(self) -> tuple[str, ...]:
-        """The columns of an event that it looks at."""
+        """The columns of an event that it reads."""
         if self.root == "source":
             return (SOURCE_FIELDS[self.field],)
         if self.root == "row":
             return ("before", "after")
-        # A tenant is no column; but a function over rows needs one to know how many there are.
+        # A tenant is not a column, but a function over rows needs one to know the number of rows.
         return ("op",) if self.root == "tenant_id" else (self.root,)
 
     def column(self, tenant: str = "") -> Column:
-        """The value of what is a column of events; not for a field of a row."""
+        """The value of a column of events; not for a field of a row."""
         from pyspark.sql import functions as F
 
-        assert self.root not in ROWS, "a row is looked into by a function"
+        assert self.root not in ROWS, "a field of a row is read by a function"
         return F.lit(tenant) if self.root == "tenant_id" else F.col(self.columns()[0])
 
     def distinct_column(self, tenant: str = "") -> Column:
-        """The value as text in which equal values are equal and others differ: the number 1 is not the text 1."""
+        """The value as text that is equal only for equal values: the number 1 is not the text 1."""
         return self._over(self._distinct, "string", tenant)
 
     def number_column(self) -> Column:
-        """The value as a double, where it is a number; text is none, whatever it looks like."""
+        """The value as a double if it is a number; None for text."""
         return self._over(self._number, "double")
 
     def _over(self, function: Callable[[EventValues], Any], returns: str, tenant: str = "") -> Column:
@@ -124,38 +124,42 @@ class Reference:
         return per_row(of_row, returns, *(F.col(name) for name in names))
 
     def _distinct(self, event: EventValues) -> str | None:
-        found = self.values(event)
-        return None if not found else distinct_text(found[0] if len(found) == 1 else found)
+        values = self.values(event)
+        return None if not values else distinct_text(values[0] if len(values) == 1 else values)
 
     def _number(self, event: EventValues) -> float | None:
-        found = self.values(event)
-        return float(found[0]) if len(found) == 1 and isinstance(found[0], Number) else None
+        values = self.values(event)
+        return float(values[0]) if len(values) == 1 and isinstance(values[0], Number) else None
 
     def values(self, event: EventValues) -> list[Any]:
-        """What the event holds there, as JSON values; a null is nothing."""
+        """The JSON values that the event has there, without nulls."""
         if self.root in ROWS:
-            found = _path(self.field).values(event.row(self.root))
+            values = _path(self.field).values(event.row(self.root))
         elif self.root == "tenant_id":
-            found = [event.tenant]
+            values = [event.tenant]
         else:
-            found = [event.columns.get(self.columns()[0])]
-        return [one for one in found if one is not None]
+            values = [event.columns.get(self.columns()[0])]
+        return [value for value in values if value is not None]
 
     def text(self, event: EventValues) -> str | None:
-        """The value as a template writes it: several, from a list, as a JSON array; None where there is none."""
-        found = self.values(event)
-        return None if not found else shown(found[0] if len(found) == 1 else found)
+        """The value as a template writes it: several from a list as a JSON array; None if there is none."""
+        values = self.values(event)
+        return None if not values else shown(values[0] if len(values) == 1 else values)
 
 
 def distinct_text(value: Any) -> str:
-    """Text as it is, unless it reads as JSON of another type; everything else as canonical JSON."""
+    """Text unchanged, unless it could be read as JSON of another type; other values as canonical JSON."""
     if not isinstance(value, str) or isinstance(value, Number):
+        return canonical(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair can be stored in a column only as an escape
         return canonical(value)
     return value if _row(value) is None and value != "null" else canonical(value)
 
 
 def as_json(distinct: str | None) -> str:
-    """The JSON that ``distinct_text`` stands for."""
+    """The JSON value of a ``distinct_text``."""
     if distinct is None:
         return "null"
     return canonical(distinct) if _row(distinct) is None else distinct
@@ -173,14 +177,14 @@ class Template:
             parts += [text[at : match.start()]] if match.start() > at else []
             parts.append(Reference.parse(match.group(1)))
             at = match.end()
-        rest = text[at:]
-        if "${" in rest:
+        suffix = text[at:]
+        if "${" in suffix:
             raise TemplateError(f"{text!r} has a ${{ that is not closed")
-        return cls((*parts, rest) if rest else tuple(parts))
+        return cls((*parts, suffix) if suffix else tuple(parts))
 
     @property
     def constant(self) -> str | None:
-        """The text, where no event can change it."""
+        """The text, if it does not depend on the event; else None."""
         texts = [part for part in self.parts if isinstance(part, str)]
         return "".join(texts) if len(texts) == len(self.parts) else None
 
@@ -188,14 +192,14 @@ class Template:
         return (part for part in self.parts if isinstance(part, Reference))
 
     def may_miss(self) -> bool:
-        """Whether some event can lack what a strict rendering needs; op, id and the tenant are always there."""
+        """Whether an event can lack a value that strict rendering needs; op, id and the tenant always exist."""
         return any(part.root not in ("op", "id", "tenant_id") for part in self.references())
 
     def column(self, *, strict: bool, tenant: str = "") -> Column:
         from pyspark.sql import functions as F
 
-        if any(one.root in ROWS for one in self.references()):
-            names = sorted({name for one in self.references() for name in one.columns()})
+        if any(reference.root in ROWS for reference in self.references()):
+            names = sorted({name for reference in self.references() for name in reference.columns()})
 
             def rendered(*values: Any) -> str | None:
                 return self.render(EventValues(dict(zip(names, values, strict=True)), tenant), strict=strict)
@@ -210,7 +214,7 @@ class Template:
         return F.concat(*(shown_part(part) for part in self.parts))
 
     def render(self, event: EventValues, *, strict: bool) -> str | None:
-        """The text for one event; None where it is strict and a part is missing."""
+        """The text for one event; None if it is strict and a part is missing."""
         values = [part if isinstance(part, str) else part.text(event) for part in self.parts]
         if strict and None in values:
             return None

@@ -39,20 +39,20 @@ _SPARKS_OWN = "".join(
 
 def jars(name: str, wanted: dict[str, str], *, for_spark: bool = True) -> list[Path]:
     """The artefacts and what they need; for Spark without what it brings itself. Skips where they cannot be had."""
-    place = CACHE / f"{name}-{'-'.join(wanted.values())}"
-    if not (place / "ready").exists():
+    location = CACHE / f"{name}-{'-'.join(wanted.values())}"
+    if not (location / "ready").exists():
         if shutil.which("mvn") is None:
             pytest.skip("Maven is not installed, so there is no Delta and no Kafka to run against")
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
+        shutil.rmtree(location, ignore_errors=True)
+        location.mkdir(parents=True)
         ones = [
             _ONE.format(*key.split(":"), version, _SPARKS_OWN if for_spark else "") for key, version in wanted.items()
         ]
-        (place / "pom.xml").write_text(_POM.format("".join(ones)))
+        (location / "pom.xml").write_text(_POM.format("".join(ones)))
         words = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars", "-DincludeScope=runtime"]
-        done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=500, check=False)
+        done = subprocess.run(words, cwd=location, capture_output=True, text=True, timeout=500, check=False)
         if done.returncode:
             pytest.skip(f"Maven cannot fetch {', '.join(wanted)}: {done.stdout.strip().splitlines()[:1]}")
-        (place / "ready").touch()
+        (location / "ready").touch()
     brought = ("scala-library", "log4j", "slf4j", "lz4", "zstd", "snappy", "jsr305") if for_spark else ()
-    return sorted(jar for jar in (place / "jars").glob("*.jar") if not jar.name.startswith(brought or "\0"))
+    return sorted(jar for jar in (location / "jars").glob("*.jar") if not jar.name.startswith(brought or "\0"))

@@ -17,7 +17,7 @@ QUICK = {"initial": "20ms", "max": "200ms", "deadline": "60s"}
 
 
 PATIENT = {"batch_timeout": "20s", "connect_timeout": "10s", "send_timeout": "10s"}
-"""For a sink that is not to fail, whatever the machine does beside it."""
+"""Limits for a sink that must not fail on a busy machine."""
 
 
 def redis_sink(url: str, name: str = "main", **config: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def pipeline(directory: Path, name: str = "orders", **spec: Any) -> Pipeline:
 
 
 def run_once(spark: SparkSession, *pipelines: Pipeline) -> Facts:
-    """Drains what is there. A pipeline that fails raises its error."""
+    """Runs until the available rows are processed. Raises the error of a failed pipeline."""
     facts: Facts = []
     runner = Runner(pipelines, once=True, session=spark, observer=lambda name, **facts_: facts.append((name, facts_)))
     runner.start()
@@ -54,7 +54,7 @@ def run_once(spark: SparkSession, *pipelines: Pipeline) -> Facts:
 
 
 def values(facts: Facts, name: str, key: str) -> list[Any]:
-    return [found[key] for told, found in facts if told == name]
+    return [result[key] for reported, result in facts if reported == name]
 
 
 def entries(client: redis.Redis, stream: str = "out") -> list[dict[str, str]]:

@@ -32,7 +32,7 @@ from millstream.testing import RedisProcess, free_port, wait_until
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_pipeline_processes import Command, commands  # noqa: F401  # pytest hands the fixture in by its name
-from test_places import PATHS, spark_42
+from test_places import PATHS, spark_42, spark_42_variables
 
 TRIALS = int(os.environ.get("TRIALS", "0"))
 pytestmark = [
@@ -65,7 +65,7 @@ def with_jars(found: list[Path], **conf: str) -> dict[str, str]:
 
 def in_42(commands: Any, *words: str) -> Command:  # noqa: F811
     python = spark_42()
-    names = {"PYTHONPATH": PATHS, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    names = {"PYTHONPATH": PATHS, **spark_42_variables()}
     command: Command = commands("run", *words, "--http-port", "0", "-q", python=python, **names)
     return command
 
@@ -133,11 +133,12 @@ for name, value in {conf!r}.items():
 rows = builder.getOrCreate().read.format("delta").load({str(table)!r}).collect()
 print("ROWS" + json.dumps([row.after for row in rows]))
 """
-    done = subprocess.run([spark_42(), "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    names = {**os.environ, **spark_42_variables()}
+    done = subprocess.run([spark_42(), "-c", code], capture_output=True, text=True, timeout=300, check=False, env=names)
     assert done.returncode == 0, done.stderr[-3000:]
     [line] = [line for line in done.stdout.splitlines() if line.startswith("ROWS")]
-    found: list[str] = json.loads(line.removeprefix("ROWS"))
-    return found
+    result: list[str] = json.loads(line.removeprefix("ROWS"))
+    return result
 
 
 @pytest.fixture(scope="module")

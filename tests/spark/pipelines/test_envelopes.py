@@ -72,14 +72,14 @@ def test_a_member_that_is_null_leaves_no_comma_behind(spark: SparkSession) -> No
         assert text == f'{{"id":"s:1","op":"c","ts_ms":1001,"source":{shown},"before":null,"after":{{}}}}'
 
 
-def test_whatever_an_id_holds_comes_back(spark: SparkSession) -> None:
+def test_any_id_survives_the_round_trip(spark: SparkSession) -> None:
     hostile = ['"', "\\", "\x00", "\x1f\n\t", "\x7f", "\u2028", "é😀", "", 'a"b\\"c', "\\u0041", "\\"]
     for envelope in ("native", "cloudevents"):
         made = written(spark, envelope, [event(1, {}, id=each, table=each or None) for each in hostile])
         assert [one["id"] for one in made] == hostile
 
 
-def test_headers_hold_whatever_the_event_does(spark: SparkSession) -> None:
+def test_headers_can_hold_any_text(spark: SparkSession) -> None:
     config = {
         "id": "r",
         "uri": "redis://localhost",
@@ -132,7 +132,7 @@ def test_raw_bypasses_the_envelope(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("envelope", ["native", "debezium", {"type": "debezium", "null_schema": True}, "cloudevents"])
-def test_what_we_write_we_read(spark: SparkSession, envelope: Any) -> None:
+def test_written_envelopes_can_be_read(spark: SparkSession, envelope: Any) -> None:
     documents = written(spark, envelope, EVENTS[:5])
     for form in ("auto", envelope["type"] if isinstance(envelope, dict) else envelope):
         back = read(spark, documents, form)
@@ -143,12 +143,12 @@ def test_what_we_write_we_read(spark: SparkSession, envelope: Any) -> None:
         assert [row["id"] for row in back] == [f"p:{n}" for n in range(5)]
 
 
-def test_their_own_ids_where_asked_for(spark: SparkSession) -> None:
+def test_own_ids_are_used_on_request(spark: SparkSession) -> None:
     documents = [*written(spark, "native", EVENTS[:2]), {"op": "c", "after": {"a": 1}}]
     assert [row["id"] for row in read(spark, documents, own_ids=True)] == ["p:2", "s:1", "s:2"]
 
 
-def test_documents_of_others(spark: SparkSession) -> None:
+def test_documents_of_other_producers(spark: SparkSession) -> None:
     documents: list[Any] = [
         {
             "before": None,
@@ -198,7 +198,7 @@ def test_documents_of_others(spark: SparkSession) -> None:
         ('{"op":"c","after":{"a":1},"ts_ms":9000000000000000000}', "auto", "ts_ms is no time"),
     ],
 )
-def test_what_cannot_be_understood_says_why_and_keeps_its_text(
+def test_unreadable_document_keeps_its_text_with_a_reason(
     spark: SparkSession, text: str | None, form: Format, why: str
 ) -> None:
     [row] = read(spark, [text], form)
@@ -206,7 +206,7 @@ def test_what_cannot_be_understood_says_why_and_keeps_its_text(
     assert (row["payload"], row["stage"], row["id"]) == (text, "source", "p:0")
 
 
-def test_a_time_that_is_none_is_replaced_by_the_entry_s_own(spark: SparkSession) -> None:
+def test_invalid_time_is_replaced_by_the_time_of_the_entry(spark: SparkSession) -> None:
     document = {"specversion": "1.0", "id": "9", "source": "/x", "type": "t", "time": "yesterday", "data": {"b": 1}}
     [row] = read(spark, [document])
     assert (row["error"], row["ts_ms"]) == (None, 77)

@@ -19,17 +19,17 @@ pytestmark = pytest.mark.spark
 def told(spark: SparkSession, rows: int, *, seed: int = 42, parts: int = 1) -> list[dict[str, Any]]:
     source = GeneratorSource(type="generator", config=GeneratorConfig(seed=seed))
     numbers = spark.range(rows).repartition(parts).select(F.col("id").alias("n"), (F.col("id") + 5).alias("ts_ms"))
-    made = [row.asDict() for row in source.told(numbers).collect()]
+    made = [row.asDict() for row in source.to_events(numbers).collect()]
     return sorted(made, key=lambda row: int(row["id"].rpartition(":")[2]))
 
 
-def test_the_same_seed_tells_the_same_story(spark: SparkSession) -> None:
+def test_same_seed_generates_the_same_rows(spark: SparkSession) -> None:
     assert told(spark, 200) == told(spark, 200, parts=3)
     assert told(spark, 200)[:50] == told(spark, 50)
     assert told(spark, 200) != told(spark, 200, seed=43)
 
 
-def test_it_is_the_story_that_earlier_versions_told(spark: SparkSession) -> None:
+def test_rows_equal_those_of_earlier_versions(spark: SparkSession) -> None:
     rows = told(spark, 2000)
     assert {row.pop("position") for row in rows} == {None}, "a column that earlier versions did not have"
     told_so_far = hashlib.sha256("\n".join(json.dumps(row, sort_keys=True) for row in rows).encode()).hexdigest()
@@ -58,7 +58,7 @@ def test_rows_live_change_and_go_in_order(spark: SparkSession) -> None:
         states[key] = after
 
 
-def test_a_payment_is_over_its_order(spark: SparkSession) -> None:
+def test_payment_matches_its_order(spark: SparkSession) -> None:
     rows = [(row["table"], json.loads(row["after"])) for row in told(spark, 500) if row["after"]]
     orders = {after["id"]: after for table, after in rows if table == "orders"}
     payments = [after for table, after in rows if table == "payments" and after["order_id"] in orders]

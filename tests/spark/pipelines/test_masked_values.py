@@ -1,4 +1,4 @@
-"""What a mask names is in no output, error, dead letter or spool: a canary in nested, listed and renamed fields."""
+"""What a mask names is in no output, error, dead letter or queue: a canary in nested, listed and renamed fields."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ import redis
 from pyspark.sql import SparkSession
 from running import entries, pipeline, redis_sink, run_once
 
-from millstream.pipelines import make_plan, replay_dead_letters
+from millstream.pipelines.dead_letters import replay_dead_letters
+from millstream.pipelines.plan import make_plan
 
 pytestmark = pytest.mark.spark
 
 CANARY = "canary-4711"
+TOKEN = "c0ffee47" * 8
+"""A value that looks like a hash."""
 ROWS = [
-    {"id": 1, "contact": {"email": CANARY, "phones": [{"number": CANARY}, {"number": None}]}},
+    {"id": 1, "token": TOKEN, "contact": {"email": CANARY, "phones": [{"number": CANARY}, {"number": None}]}},
     {"id": 2, "contact.email": CANARY, "old": CANARY},
     {"id": 3, "contact": [{"email": CANARY, "deep": {"x": "1.10"}}]},
-    {"id": 4, "fail": True, "old": CANARY, "contact": {"email": CANARY}},
+    {"id": 4, "fail": True, "token": TOKEN, "old": CANARY, "contact": {"email": CANARY}},
 ]
-MASKS = {"type": "mask", "fields": {"contact.email": "hash", "contact.phones.number": "redact", "new": "redact"}}
+MASKS = {
+    "type": "mask",
+    "fields": {"contact.email": "hash", "contact.phones.number": "redact", "new": "redact", "token": "hash"},
+}
 
 
 def raises_with_the_row(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -44,7 +50,7 @@ def everything(client: redis.Redis, *streams: str) -> str:
     return json.dumps([entries(client, stream) for stream in streams])
 
 
-def test_no_output_error_dead_letter_or_spool_holds_what_is_masked(
+def test_no_output_error_dead_letter_or_queue_holds_what_is_masked(
     spark: SparkSession, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = redis.Redis.from_url(redis_url)
@@ -54,6 +60,8 @@ def test_no_output_error_dead_letter_or_spool_holds_what_is_masked(
         f'{{"payload":{{"op":"x","after":{{"new":"{CANARY}"}}}}}}',
     ]
     put(client, [*map(json.dumps, ROWS), *bad])
+    named_by_source = {"id": 5, "old": CANARY}
+    client.xadd("in", {"event": json.dumps(named_by_source), "key": json.dumps(named_by_source)})
     made = pipeline(
         tmp_path,
         source={"type": "redis", "config": {"uri": redis_url, "streams": ["in"], "start": "earliest"}},
@@ -70,17 +78,19 @@ def test_no_output_error_dead_letter_or_spool_holds_what_is_masked(
     )
     with caplog.at_level(logging.DEBUG, "millstream"):
         run_once(spark, made)
-    letters = entries(client, "orders.dlq")
-    assert len(entries(client)) == 3
+    letters = entries(client, "acme:orders.dlq")
+    assert len(entries(client)) == 4
+    assert json.loads(entries(client)[-1]["key"]) == {"id": 5, "old": "***"}
     assert {letter["stage"] for letter in letters} == {"source", "processors[1]"}
     assert all(letter["masked"] == "yes" for letter in letters)
-    spooled = list(tmp_path.rglob("away/*/*.parquet"))
-    rows = [value for file in spooled for row in pq.read_table(file).to_pylist() for value in row.values()]
-    assert len(entries(client, "second")) == sum("1.10" in str(value) for value in rows) + 2 == 3, "both were searched"
+    queued = list(tmp_path.rglob("away/*/*.parquet"))
+    rows = [value for file in queued for row in pq.read_table(file).to_pylist() for value in row.values()]
+    assert len(entries(client, "second")) == sum("1.10" in str(value) for value in rows) + 3 == 4, "both were searched"
     assert CANARY not in repr(rows)
     held = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
-    for place in (everything(client, "out", "second", "orders.dlq"), caplog.text, held):
-        assert CANARY not in place
+    for location in (everything(client, "out", "second", "acme:orders.dlq"), caplog.text, held):
+        assert CANARY not in location
+        assert TOKEN not in location
     assert "1.10" in everything(client, "out"), "what is not masked is there"
 
 
@@ -94,7 +104,7 @@ def test_a_letter_is_masked_once(spark: SparkSession, redis_url: str, tmp_path: 
     }
     made = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url, stream="to.${after.where}")])
     run_once(spark, made)
-    [letter] = entries(client, "orders.dlq")
+    [letter] = entries(client, "acme:orders.dlq")
     mended = pipeline(tmp_path, **spec, sinks=[redis_sink(redis_url)])
     assert replay_dead_letters(spark, make_plan(mended)).delivered == 1
     [sent] = entries(client)

@@ -1,4 +1,4 @@
-"""An optional sink that is down for a minute catches up in order, beside a pipeline that never stopped."""
+"""An optional sink that is down for a minute catches up in order, while the pipeline continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTAGE_S = 60 if int(os.environ.get("TRIALS", "2")) >= 20 else 4
 RATE = 200
 
 
-def test_a_sink_that_dies_and_comes_back(spark: SparkSession, redis_server: RedisProcess, tmp_path: Path) -> None:
+def test_sink_restarts(spark: SparkSession, redis_server: RedisProcess, tmp_path: Path) -> None:
     client = redis.Redis(port=redis_server.port)
     states: list[object] = []
     with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as other:
@@ -43,7 +43,7 @@ def test_a_sink_that_dies_and_comes_back(spark: SparkSession, redis_server: Redi
             assert run.status().sinks == {"main": "ok", "optional": "failing"}
             other.start()
             wait_until(lambda: theirs.xlen("out") >= missed, what="catching up", timeout_s=OUTAGE_S + 120)
-            wait_until(lambda: run.status().sinks["optional"] == "ok", what="an empty spool", timeout_s=90)
+            wait_until(lambda: run.status().sinks["optional"] == "ok", what="an empty queue", timeout_s=90)
             run.stop()
         finally:
             runner.close()

@@ -1,4 +1,4 @@
-"""What fails beside a pipeline does not stop it: a full disk, a wrong password, a source that is away."""
+"""Failures of parts do not stop a pipeline: a full disk, a wrong password, an unreachable source."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ DISK_BYTES = 3 << 20
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of three megabytes, where the machine lets us mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    location = tmp_path / "disk"
+    location.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(location)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=False)
+    yield location
+    subprocess.run(["umount", "-l", str(location)], check=False)
 
 
-def test_a_spool_that_fills_the_disk_costs_its_sink_batches_and_nobody_else(
+def test_full_disk_costs_only_the_optional_sink_its_batches(
     spark: SparkSession, redis_server: RedisProcess, small_disk: Path
 ) -> None:
     """The checkpoint lies on the same disk. The optional sink never answers; the required one gets every row."""
-    optional = redis_sink("redis://127.0.0.1:1", "late", required=False, spool={"min_free": "256kb"})
+    optional = redis_sink("redis://127.0.0.1:1", "late", required=False, queue={"min_free": "256kb"})
     source = {"type": "generator", "config": {"rows": 120_000, "partitions": 2}}
     made = pipeline(
         small_disk,
@@ -51,7 +51,7 @@ def test_a_spool_that_fills_the_disk_costs_its_sink_batches_and_nobody_else(
     )
     facts = run_once(spark, made)
     assert sorted(numbers(redis.Redis(port=redis_server.port))) == list(range(120_000))
-    assert values(facts, "pipeline.spool_dropped", "batch"), "the disk was never full: the test shows nothing"
+    assert values(facts, "pipeline.queue_dropped", "batch"), "the disk was never full: the test shows nothing"
 
 
 class Watched:
@@ -108,9 +108,7 @@ def test_a_required_sink_with_a_wrong_password_is_refused_before_anything_runs(
             run_once(spark, pipeline(tmp_path, sinks=[wrong]))
 
 
-def test_a_source_that_goes_away_is_waited_for_and_read_on(
-    spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
-) -> None:
+def test_source_outage_is_waited_for(spark: SparkSession, redis_server: RedisProcess, tmp_path: Path) -> None:
     client = redis.Redis(port=redis_server.port)
     with RedisProcess(["--appendonly", "yes", "--appendfsync", "always"]) as origin:
         theirs = redis.Redis(port=origin.port)
@@ -135,7 +133,7 @@ def test_a_source_that_goes_away_is_waited_for_and_read_on(
         assert not values(watched.facts, "pipeline.sink_error", "sink"), "no sink was to blame"
 
 
-def test_a_failed_pipeline_is_started_again_and_goes_on(
+def test_failed_pipeline_continues_after_a_restart(
     spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     client = redis.Redis(port=redis_server.port)
@@ -181,7 +179,7 @@ def test_a_row_above_the_limit_of_an_entry_is_refused_as_the_broker_refuses_it(
     assert redis.Redis(port=redis_server.port).xlen("s") == 0
 
 
-def test_a_query_that_somebody_else_has_stopped_is_no_success(
+def test_query_stopped_from_outside_is_a_failure(
     spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     """Spark ends it without an error: nothing is wrong, and nothing is read any more."""

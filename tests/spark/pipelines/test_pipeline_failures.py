@@ -30,14 +30,14 @@ def later(seconds: float, work: object) -> threading.Timer:
 
 
 def errors_then(spark: SparkSession, made: Pipeline, mend: object, *, words: tuple[str, ...] = ("",)) -> list[str]:
-    """Runs until the sink has failed, with one of the words, mends it, and lets the pipeline come to its end."""
+    """Runs until the sink has failed with one of the words, repairs it, and runs the pipeline to its end."""
     failed = threading.Event()
-    told: list[str] = []
+    reported: list[str] = []
 
     def observer(name: str, /, **facts: object) -> None:
         if name == "pipeline.sink_error":
-            told.append(str(facts["error"]))
-            if any(word in told[-1] for word in words):
+            reported.append(str(facts["error"]))
+            if any(word in reported[-1] for word in words):
                 failed.set()
 
     runner = Runner([made], once=True, session=spark, observer=observer).start()
@@ -49,10 +49,10 @@ def errors_then(spark: SparkSession, made: Pipeline, mend: object, *, words: tup
         assert runner.named("orders").status().sinks == {"main": "ok"}
     finally:
         runner.close()
-    return told
+    return reported
 
 
-def test_the_server_is_gone_and_comes_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_server_restarts(spark: SparkSession, tmp_path: Path) -> None:
     with RedisProcess() as server:
         server.kill()
         errors_then(spark, pipeline(tmp_path, sinks=[redis_sink(server.url)]), server.start)
@@ -109,8 +109,8 @@ def test_out_of_memory_in_mid_batch(spark: SparkSession, tmp_path: Path) -> None
             assert held % 1000 == 0, "a chunk is written whole, or not at all"
             client.config_set("maxmemory", 0)
 
-        told = errors_then(spark, made, mend, words=("OOM", "OutOfMemory"))
-        assert any("OOM" in text or "OutOfMemory" in text for text in told)
+        reported = errors_then(spark, made, mend, words=("OOM", "OutOfMemory"))
+        assert any("OOM" in text or "OutOfMemory" in text for text in reported)
         assert sorted(numbers(client)) == list(range(4000))
 
 
@@ -131,8 +131,8 @@ def test_the_server_is_a_replica_for_a_while(spark: SparkSession, tmp_path: Path
         client.replicaof("127.0.0.1", primary.port)
         wait_until(lambda: client.info("replication")["master_link_status"] == "up", what="replication")
         made = pipeline(tmp_path, sinks=[redis_sink(server.url, **REFUSED)])
-        told = errors_then(spark, made, lambda: client.replicaof("NO", "ONE"), words=("READONLY", "ReadOnly"))
-        assert any("READONLY" in text or "ReadOnly" in text for text in told)
+        reported = errors_then(spark, made, lambda: client.replicaof("NO", "ONE"), words=("READONLY", "ReadOnly"))
+        assert any("READONLY" in text or "ReadOnly" in text for text in reported)
         assert sorted(numbers(client)) == list(range(300))
 
 
@@ -170,7 +170,7 @@ def test_a_deadline_stops_the_pipeline_and_nothing_is_skipped(spark: SparkSessio
         assert values(facts, "pipeline.batch", "batch")[0] == 0
 
 
-def test_stopping_does_not_wait_for_a_sink_that_is_gone(spark: SparkSession, tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_an_unreachable_sink(spark: SparkSession, tmp_path: Path) -> None:
     with RedisProcess() as server:
         server.kill()
         made = pipeline(tmp_path, sinks=[redis_sink(server.url)])
@@ -190,7 +190,7 @@ def test_stopping_does_not_wait_for_a_sink_that_is_gone(spark: SparkSession, tmp
         assert sorted(numbers(redis.Redis(port=server.port))) == list(range(300))
 
 
-def test_what_fails_for_good_while_stopping_waits_for_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_stop_reports_a_permanent_error_of_the_last_batch(spark: SparkSession, tmp_path: Path) -> None:
     with RedisProcess() as server:
         client = redis.Redis(port=server.port)
         hangs = threading.Event()
@@ -222,7 +222,7 @@ def test_what_fails_for_good_while_stopping_waits_for_it_is_told(spark: SparkSes
 
 
 def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """Both are written in one pass: who is there has the batch at once, who is not gets it later, nobody twice."""
+    """Both are written in one pass: the reachable sink has the batch at once, the other one later, neither twice."""
     with RedisProcess() as steady, RedisProcess() as shaky:
         sinks = [redis_sink(shaky.url, "shaky"), redis_sink(steady.url, "steady", **PATIENT)]
         source = {"type": "generator", "config": {"rows": 600, "start_ts_ms": 1_700_000_000_000}}
@@ -261,7 +261,7 @@ def test_one_of_two_required_sinks_fails_while_the_other_has_the_batch(spark: Sp
 
 
 def test_a_failover_while_batches_are_written(spark: SparkSession, tmp_path: Path) -> None:
-    """The sink asks the sentinels who the primary is now, and goes on where the stream says that it was."""
+    """The sink asks the sentinels for the new primary, and continues at the position that the stream has stored."""
     with SentinelSetup() as setup:
         source = {"type": "generator", "config": {"rows": 100_000, "rate": 500}}
         sink = redis_sink(setup.url, batch_timeout="5s", connect_timeout="2s")
@@ -269,7 +269,7 @@ def test_a_failover_while_batches_are_written(spark: SparkSession, tmp_path: Pat
         try:
             old, new = redis.Redis(port=setup.primary.port), redis.Redis(port=setup.replica.port)
             wait_until(lambda: old.xlen("out") > 200, what="some batches", timeout_s=90)
-            # Written to the primary and not yet at the replica when it dies would be lost, whoever writes: so pause,
+            # Entries that the replica does not have when the primary dies are lost for every writer. So pause,
             # let the replica have everything, and let the primary die before the next batch.
             runner.named("orders").pause()
             wait_until(lambda: new.xlen("out") == old.xlen("out"), what="the replica")
@@ -281,5 +281,5 @@ def test_a_failover_while_batches_are_written(spark: SparkSession, tmp_path: Pat
             runner.named("orders").stop()
         finally:
             runner.close()
-        found = sorted(numbers(new))
-        assert found == list(range(len(found)))
+        result = sorted(numbers(new))
+        assert result == list(range(len(result)))

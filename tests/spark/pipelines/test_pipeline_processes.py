@@ -1,4 +1,4 @@
-"""Pipelines as people run them: the command, its signals, its HTTP port, and a cluster of two workers."""
+"""Pipelines as operators run them: the command, its signals, its HTTP port, and a cluster of two workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millstream.testing import RedisProcess, free_port, wait_until
 from millstream.testing.servers import ServeProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_places import PATHS, StandaloneCluster, cluster, spark_42  # noqa: F401  # the connector's own cluster, as a fixture
+from test_places import PATHS, StandaloneCluster, cluster, spark_42, spark_42_variables  # noqa: F401  # the connector's own cluster, as a fixture
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -115,8 +115,8 @@ def test_metrics_steering_and_sigterm(commands: Any, redis_server: RedisProcess,
     wait_until(lambda: client.xlen("out") > held, what="more after the pause", timeout_s=90)
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 0, command.log.read_text()[-2000:]
-    found = sorted(numbers(client))
-    assert found == list(range(len(found)))
+    result = sorted(numbers(client))
+    assert result == list(range(len(result)))
     assert "orders: stopped" in command.log.read_text()
     # Looked at afterwards, from its checkpoint; then forgotten.
     status = commands("status", file, "-o", "json", REDIS_URI=redis_server.url)
@@ -130,10 +130,10 @@ def test_metrics_steering_and_sigterm(commands: Any, redis_server: RedisProcess,
 def test_a_bad_spec_is_refused_before_spark_starts(commands: Any, tmp_path: Path) -> None:
     command = commands("run", spec(tmp_path, "{rows: many}"))
     assert command.wait(90) == 1
-    said = command.log.read_text()
-    assert "2 problems in the spec" in said
-    assert "REDIS_URI is not set" in said
-    assert "Spark" not in said
+    output = command.log.read_text()
+    assert "2 problems in the spec" in output
+    assert "REDIS_URI is not set" in output
+    assert "Spark" not in output
 
 
 @pytest.mark.at_length
@@ -147,13 +147,13 @@ def test_a_password_is_in_no_log_and_in_no_file(commands: Any, tmp_path: Path) -
         client = redis.Redis(port=server.port, password="s3cret-word")
         assert sorted(numbers(client)) == list(range(200))
         assert "s3cret-word" not in command.log.read_text()
-        kept = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
-        assert kept
-        assert not [path for path in kept if b"s3cret-word" in path.read_bytes()]
+        stored = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+        assert stored
+        assert not [path for path in stored if b"s3cret-word" in path.read_bytes()]
 
 
 @pytest.mark.at_length
-def test_our_own_server_in_the_place_of_redis(commands: Any, tmp_path: Path) -> None:
+def test_millstream_serve_instead_of_redis(commands: Any, tmp_path: Path) -> None:
     """Source, sink, group and dead letters on ``millstream serve``; restarted, it adds nothing."""
     with ServeProcess() as server:
         client = redis.Redis(port=server.port)
@@ -165,11 +165,11 @@ def test_our_own_server_in_the_place_of_redis(commands: Any, tmp_path: Path) -> 
         for _ in range(2):
             command = commands("run", str(file), "--once", "--http-port", "0", REDIS_URI=server.url)
             assert command.wait() == 0, command.log.read_text()[-2000:]
-        found = [json.loads(fields[b"event"])["after"]["n"] for _, fields in client.xrange("out")]
-        assert sorted(found) == list(range(1, 200))
-        assert client.xlen("orders.dlq") == 1
+        result = [json.loads(fields[b"event"])["after"]["n"] for _, fields in client.xrange("out")]
+        assert sorted(result) == list(range(1, 200))
+        assert client.xlen("default:orders.dlq") == 1
         [group] = client.xinfo_groups("in")
-        assert (group["name"], group["lag"]) == (b"orders", 0)
+        assert (group["name"], group["lag"]) == (b"pipeline:default:orders", 0)
 
 
 @pytest.mark.at_length
@@ -179,7 +179,7 @@ def test_spark_4_2_runs_pipelines(commands: Any, redis_server: RedisProcess, tmp
     file = Path(spec(tmp_path))
     stages = [{"type": "mask", "fields": {"email": "hash"}}, {"type": "deduplicate"}, {"type": "sql", "query": query}]
     file.write_text(file.read_text().replace("  sinks:\n", f"  processors: {json.dumps(stages)}\n  sinks:\n"))
-    names = {"PYTHONPATH": PATHS, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    names = {"PYTHONPATH": PATHS, **spark_42_variables()}
     words = ("run", str(file), "--once", "--http-port", "0")
     command = commands(*words, python=python, REDIS_URI=redis_server.url, **names)
     assert command.wait(200) == 0, command.log.read_text()[-2000:]

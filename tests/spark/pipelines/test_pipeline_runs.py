@@ -41,7 +41,7 @@ def test_from_generator_to_stream_and_what_its_consumers_expect(
     )
     assert values(facts, "pipeline.batch", "oldest_age_ms")[0] > 0
 
-    # A consumer as people write it: a group from the beginning, the event as JSON, its id for idempotence.
+    # A typical consumer: a group from the beginning, the event as JSON, its id for idempotence.
     client.xgroup_create("out", "readers", id="0")
     seen: set[str] = set()
     handled = []
@@ -120,7 +120,7 @@ def test_a_replay_adds_nothing_whatever_the_plan_does_to_the_order(
     assert Counter(entry["id"] for entry in entries(client)) == first
 
 
-def test_windows_leave_once(spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path) -> None:
+def test_windows_are_emitted_once(spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path) -> None:
     counting = {"type": "aggregate", "id": "load", "window": "50ms", "watermark": "0s", "measures": {"n": "count"}}
     made = pipeline(tmp_path, sinks=[redis_sink(redis_url)], processors=[{**counting, "group_by": ["source.table"]}])
     run_once(spark, made)
@@ -143,9 +143,9 @@ def test_from_stream_to_stream_with_dead_letters_and_their_replay(
     made = pipeline(tmp_path, source=source, sinks=[redis_sink(redis_url, stream="out.${after.v}")])
     facts = run_once(spark, made)
     assert {name: client.xlen(f"out.{name}") for name in "xyz"} == {"x": 1, "y": 1, "z": 1}
-    dead = {entry["stage"]: entry for entry in entries(client, "orders.dlq") if "base64" not in entry["payload"]}
+    dead = {entry["stage"]: entry for entry in entries(client, "acme:orders.dlq") if "base64" not in entry["payload"]}
     assert set(dead) == {"source", "sink:main"}
-    assert [e["payload"] for e in entries(client, "orders.dlq") if "base64" in e["payload"]] == ["base64:/3t9"]
+    assert [e["payload"] for e in entries(client, "acme:orders.dlq") if "base64" in e["payload"]] == ["base64:/3t9"]
     assert (dead["source"]["payload"], dead["source"]["reason"]) == ("no json", "this is no JSON object")
     assert dead["sink:main"]["reason"].startswith("no stream: the template")
     assert json.loads(dead["sink:main"]["payload"])["after"] == {"id": 3}
@@ -153,18 +153,25 @@ def test_from_stream_to_stream_with_dead_letters_and_their_replay(
 
     # The pipeline is a group of the stream: lag and safe trimming see it.
     [group] = client.xinfo_groups("in")
-    assert (group["name"], group["lag"]) == (b"orders", 0)
+    assert (group["name"], group["lag"]) == (b"pipeline:acme:orders", 0)
 
     # A batch that is replayed buries nothing twice.
     forget_last_commit(made)
     run_once(spark, made)
-    assert client.xlen("orders.dlq") == 3
+    assert client.xlen("acme:orders.dlq") == 3
+
+    # Dead letters of another tenant and of another pipeline in the same stream are neither replayed nor deleted.
+    letter = {"id": "x", "reason": "r", "stage": "source", "payload": '{"id": 9}'}
+    foreign = [{"tenant": "default", "pipeline": "orders"}, {"tenant": "acme", "pipeline": "other"}]
+    foreign_ids = [client.xadd("acme:orders.dlq", letter | owner) for owner in foreign]
 
     mended = pipeline(tmp_path, source=source, sinks=[redis_sink(redis_url, stream="out.${row.id}")])
     done = replay_dead_letters(spark, make_plan(mended))
     assert (done.delivered, done.failed_again) == (1, 2)
     assert [document["after"] for document in documents(client, "out.3")] == [{"id": 3}]
-    assert {entry["payload"] for entry in entries(client, "orders.dlq")} == {"no json", "base64:/3t9"}
+    assert client.exists("out.9") == 0
+    assert client.xdel("acme:orders.dlq", *foreign_ids) == 2
+    assert {entry["payload"] for entry in entries(client, "acme:orders.dlq")} == {"no json", "base64:/3t9"}
 
 
 def test_dead_letters_are_bounded(spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path) -> None:
@@ -173,13 +180,13 @@ def test_dead_letters_are_bounded(spark: SparkSession, redis_url: str, client: r
     source = {"type": "redis", "config": {"uri": redis_url, "stream": "in"}}
     sinks = [redis_sink(redis_url, **PATIENT)]
     run_once(spark, pipeline(tmp_path, "drops", source=source, sinks=sinks, dlq={"max_entries": 5}))
-    kept = {entry["payload"] for entry in entries(client, "drops.dlq")}
-    assert len(kept) == 5
-    assert kept < {f"bad {n}" for n in range(20)}
+    stored = {entry["payload"] for entry in entries(client, "acme:drops.dlq")}
+    assert len(stored) == 5
+    assert stored < {f"bad {n}" for n in range(20)}
     facts = run_once(
         spark, pipeline(tmp_path, "rejects", source=source, sinks=sinks, dlq={"max_entries": 5, "overflow": "reject"})
     )
-    assert client.xlen("rejects.dlq") == 5
+    assert client.xlen("acme:rejects.dlq") == 5
     assert values(facts, "pipeline.dead_letters_rejected", "events") == [15]
     blocked = {"max_entries": 5, "overflow": "block"}
     with pytest.raises(SinkFailed, match="room for 5 of 20"):
@@ -202,7 +209,7 @@ def test_files_are_read_once_and_equal_rows_are_not_lost(
     (incoming / "b.json").write_text('{"id":1}\nbroken\n')
     run_once(spark, made)
     assert sorted(document["after"]["id"] for document in documents(client)) == [1, 1, 1, 2]
-    assert [entry["payload"] for entry in entries(client, "orders.dlq")] == ["broken"]
+    assert [entry["payload"] for entry in entries(client, "acme:orders.dlq")] == ["broken"]
     csv = tmp_path / "tables"
     csv.mkdir()
     (csv / "a.csv").write_text("id,name\n1,x\n2,y\n")
@@ -252,14 +259,14 @@ def test_an_optional_sink_that_is_down_catches_up_in_order_without_a_restart(
             other.start()
             theirs = redis.Redis(port=other.port)
             wait_until(lambda: theirs.exists("out") and theirs.xlen("out") == 500, what="catching up", timeout_s=90)
-            wait_until(lambda: run.status().sinks["optional"] == "ok", what="an empty spool")
+            wait_until(lambda: run.status().sinks["optional"] == "ok", what="an empty queue")
             assert run.check() == "running"
             assert numbers(theirs) == list(range(500))
         finally:
             runner.close()
 
 
-def test_an_optional_sink_s_batches_outlive_the_process_that_spooled_them(
+def test_an_optional_sink_s_batches_outlive_the_process_that_queued_them(
     spark: SparkSession, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     with RedisProcess() as other:
@@ -342,8 +349,8 @@ def test_pause_and_resume_between_batches(
         wait_until(lambda: client.xlen("out") > held + 100, what="more after the pause", timeout_s=90)
         run.stop()
         assert run.state == "stopped"
-        found = sorted(numbers(client))
-        assert found == list(range(len(found)))
+        result = sorted(numbers(client))
+        assert result == list(range(len(result)))
     finally:
         runner.close()
 

@@ -1,4 +1,4 @@
-"""A processor that fails for good stops its pipeline at once, with its name and the cause; nothing is committed."""
+"""A processor that fails permanently stops its pipeline at once, with its name and the cause, without a commit."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ SEEN_BEFORE: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 def failed(spark: SparkSession, made: Pipeline) -> tuple[BaseException | None, list[str]]:
-    """Runs until the pipeline has failed; the error, and the sink errors that were told before."""
-    told: list[str] = []
+    """Runs until the pipeline has failed; returns the error, and the sink errors that were emitted before."""
+    reported: list[str] = []
 
     def observer(name: str, /, **facts: object) -> None:
         if name == "pipeline.sink_error":
-            told.append(str(facts["error"]))
+            reported.append(str(facts["error"]))
 
     runner = Runner([made], once=True, session=spark, observer=observer).start()
     try:
         assert runner.wait() is False
-        return runner.named("orders").error, told
+        return runner.named("orders").error, reported
     finally:
         runner.close()
 
@@ -63,16 +63,16 @@ def failed(spark: SparkSession, made: Pipeline) -> tuple[BaseException | None, l
         ("a function that raises", 1),
     ],
 )
-def test_it_is_not_tried_again(
+def test_permanent_error_is_not_retried(
     fault: str, sinks: int, spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     processor, words = FAULTS[fault]
     outs = [redis_sink(redis_server.url, name, stream=name) for name in ("a", "b")[:sinks]]
-    error, told = failed(spark, pipeline(tmp_path, processors=[processor], sinks=outs))
+    error, reported = failed(spark, pipeline(tmp_path, processors=[processor], sinks=outs))
     assert isinstance(error, ProcessorFailed), error
     for word in words:
         assert word in str(error)
-    assert told == [], "no sink was at fault"
+    assert reported == [], "no sink was at fault"
     assert redis.Redis(port=redis_server.port).xlen("a") == 0
     mended = pipeline(tmp_path, sinks=outs)
     with pytest.raises(Exception, match="batch 0 is not committed"):
@@ -80,7 +80,7 @@ def test_it_is_not_tried_again(
 
 
 @pytest.mark.parametrize("fault", SEEN_BEFORE)
-def test_what_can_be_seen_before_is_refused_before_anything_is_planned(
+def test_static_problems_are_refused_before_planning(
     fault: str, spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     processor, words = SEEN_BEFORE[fault]
@@ -89,12 +89,10 @@ def test_what_can_be_seen_before_is_refused_before_anything_is_planned(
         failed(spark, pipeline(tmp_path, processors=[processor], sinks=outs))
     for word in words:
         assert word in str(refused.value)
-    run_once(spark, pipeline(tmp_path, sinks=outs))  # nothing was begun: the mended one starts afresh
+    run_once(spark, pipeline(tmp_path, sinks=outs))  # the corrected pipeline starts from the beginning
 
 
-def test_the_time_of_processors_is_told_with_what_it_covers(
-    spark: SparkSession, redis_url: str, tmp_path: Path
-) -> None:
+def test_processor_time_is_reported_with_its_step(spark: SparkSession, redis_url: str, tmp_path: Path) -> None:
     mask = [{"type": "mask", "fields": {"email": "redact"}}]
     one, shared = [redis_sink(redis_url)], [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b")]
     two = [redis_sink(redis_url), redis_sink(redis_url, "b", stream="b", envelope={"type": "debezium"})]

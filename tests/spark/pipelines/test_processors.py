@@ -69,7 +69,7 @@ def test_filter_by_op_table_and_any(spark: SparkSession) -> None:
     assert ids(through(spark, rows, type="filter", where={"any": either})) == ["s:1", "s:3", "s:4"]
 
 
-def test_what_failed_before_passes_untouched(spark: SparkSession) -> None:
+def test_failed_event_passes_unchanged(spark: SparkSession) -> None:
     bad = event(9, A, error="why", stage="source", payload="text")
     for spec in (
         {"type": "filter", "ops": ["d"]},
@@ -164,9 +164,9 @@ def test_route_takes_the_first_rule_that_matches(spark: SparkSession) -> None:
 
 def test_deduplicate_by_keys(spark: SparkSession) -> None:
     rows = [event(1, A), event(2, A), event(3, B), event(4, {"x": 1}), event(5, {"x": 2})]
-    kept = through(spark, rows, type="deduplicate", keys=["after.id", "after.status"])
-    assert [row["after"] for row in kept if row["error"] is None] == [A, B]
-    assert [row["error"] for row in kept if row["error"]] == ["deduplicate: after.id is missing"] * 2
+    stored = through(spark, rows, type="deduplicate", keys=["after.id", "after.status"])
+    assert [row["after"] for row in stored if row["error"] is None] == [A, B]
+    assert [row["error"] for row in stored if row["error"]] == ["deduplicate: after.id is missing"] * 2
 
 
 def test_aggregate_counts_windows(spark: SparkSession) -> None:
@@ -205,7 +205,7 @@ def test_sql_gives_ids_that_a_replay_gives_again(spark: SparkSession) -> None:
     first, again = through(spark, rows, **grouped), through(spark, reversed(rows), **grouped)
     assert ids(first) == ids(again)
     assert len(set(ids(first))) == 2
-    assert all(row["id"].startswith("processors[0]:7:") for row in first)
+    assert all(row["id"].startswith("acme::processors[0]:7:") for row in first)
     doubled = {"type": "sql", "query": "SELECT id, op, after FROM events LATERAL VIEW explode(array(1, 2)) t AS n"}
     assert ids(through(spark, rows[:1], **doubled)) == ["s:0", "s:0.1"]
 
@@ -225,7 +225,7 @@ def nothing(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.slice(0, 0)
 
 
-def twins(batch: pa.RecordBatch) -> pa.RecordBatch:
+def repeated(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(pa.array([*range(batch.num_rows)] * 2))
 
 
@@ -233,10 +233,10 @@ def test_python_over_arrow_batches(spark: SparkSession) -> None:
     made = through(spark, [event(1, A), event(2, B)], type="python", function="test_processors:doubled")
     assert [row["after"] for row in made] == [{"twice": 2}, {"twice": 4}]
     assert through(spark, [event(1, A)], type="python", function="test_processors:nothing") == []
-    assert ids(through(spark, [event(1, A)], type="python", function="test_processors:twins")) == ["s:1", "s:1.1"]
+    assert ids(through(spark, [event(1, A)], type="python", function="test_processors:repeated")) == ["s:1", "s:1.1"]
 
 
-def test_python_buries_the_row_that_fails_and_no_other(spark: SparkSession) -> None:
+def test_python_dead_letters_only_the_row_that_fails(spark: SparkSession) -> None:
     rows = [event(n, {"id": n} if n != 5 else {"no": n}) for n in range(9)]
     made = through(spark, rows, type="python", function="test_processors:doubled")
     assert [row["after"] for row in made if row["error"] is None] == [{"twice": 2 * n} for n in range(9) if n != 5]
@@ -247,7 +247,7 @@ def test_python_buries_the_row_that_fails_and_no_other(spark: SparkSession) -> N
 def generated(spark: SparkSession) -> DataFrame:
     """Events whose source promises that id, key, name, db, table and op need no escaping."""
     numbers = spark.range(4).select(F.col("id").alias("n"), F.col("id").alias("ts_ms"))
-    return GeneratorSource(type="generator").told(numbers)
+    return GeneratorSource(type="generator").to_events(numbers)
 
 
 def hostile(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -270,7 +270,7 @@ HOSTILE = """SELECT concat(id, '"') AS id, 'ta"ble' AS table, op, after FROM eve
         {"type": "sql", "query": f"SELECT id, table, op, after FROM events WHERE op = 'x' UNION ALL {HOSTILE}"},
     ],
 )
-def test_what_a_source_promised_does_not_bind_code_of_others(spark: SparkSession, spec: dict[str, Any]) -> None:
+def test_plain_mark_does_not_apply_to_user_code(spark: SparkSession, spec: dict[str, Any]) -> None:
     made = processor(**spec).apply(generated(spark), ProcessorStage("s", failures_before=False))
     assert not plain_columns(made)
     documents = [json.loads(row["event"]) for row in made.select(Native().column(made).alias("event")).collect()]
@@ -278,20 +278,20 @@ def test_what_a_source_promised_does_not_bind_code_of_others(spark: SparkSession
     assert [one["source"] for one in documents] == [{"table": 'ta"ble'}] * 4
 
 
-def test_the_promise_ends_with_the_column(spark: SparkSession) -> None:
+def test_plain_mark_is_lost_when_a_column_is_replaced(spark: SparkSession) -> None:
     promised = {"id", "key", "name", "db", "table", "op"}
-    told = generated(spark)
+    reported = generated(spark)
     for spec in (
         {"type": "filter", "ops": ["c"]},
         {"type": "rename", "fields": {"id": "number"}},
         {"type": "drop", "fields": ["id"]},
     ):
-        assert plain_columns(processor(**spec).apply(told, ProcessorStage("s"))) == promised, spec
-    assert plain_columns(told.withColumn("id", F.concat("id", F.lit('"')))) == promised - {"id"}
-    assert plain_columns(without_marks(told)) == frozenset()
+        assert plain_columns(processor(**spec).apply(reported, ProcessorStage("s"))) == promised, spec
+    assert plain_columns(reported.withColumn("id", F.concat("id", F.lit('"')))) == promised - {"id"}
+    assert plain_columns(without_marks(reported)) == frozenset()
 
 
-def test_what_no_processor_changes_leaves_byte_for_byte(spark: SparkSession) -> None:
+def test_unchanged_values_keep_every_byte(spark: SparkSession) -> None:
     exact = '{"a": 1.10,"b":123456789012345678901234567890123456789012,"c":1e400,"d":-0.0,"s":"\\u00e9"}'
     for spec in (
         {"type": "drop", "fields": ["nothing"]},
@@ -323,11 +323,11 @@ def test_groups_and_keys_keep_their_types(spark: SparkSession) -> None:
         ("1", 2, 4.0),
         ("null", 1, 2.0),
     ]
-    kept = through(spark, rows[:3], type="deduplicate", keys=["after.k"])
-    assert sorted(json.dumps(row["after"]["k"]) for row in kept) in (['"1"', "1"], ['"1"', "1.0"])
+    stored = through(spark, rows[:3], type="deduplicate", keys=["after.k"])
+    assert sorted(json.dumps(row["after"]["k"]) for row in stored) in (['"1"', "1"], ['"1"', "1.0"])
 
 
-def test_text_is_nothing_to_sum(spark: SparkSession) -> None:
+def test_aggregate_ignores_text(spark: SparkSession) -> None:
     rows = [event(n, {"n": value}) for n, value in enumerate([1, "5", "NaN", True])]
     [made] = through(spark, rows, type="aggregate", window="1h", measures={"s": "sum(after.n)", "m": "max(after.n)"})
     assert (made["after"]["s"], made["after"]["m"]) == (1.0, 1.0)

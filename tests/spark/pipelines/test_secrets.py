@@ -1,4 +1,4 @@
-"""A password is read by those who connect, and by nobody else: a canary is looked for wherever traces are left."""
+"""Only processes that connect read a password: a canary must not appear in any log, plan or file."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def seen_of(pids: set[int], what: str) -> dict[int, bytes]:
 
 
 def files_below(*places: Path) -> Iterator[Path]:
-    for place in places:
-        yield from (path for path in place.rglob("*") if path.is_file())
+    for location in places:
+        yield from (path for path in location.rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def guarded_redis() -> Iterator[RedisProcess]:
         yield server
 
 
-def test_a_canary_is_found_nowhere(
+def test_canary_value_appears_nowhere(
     commands: Any,  # noqa: F811
     guarded_redis: RedisProcess,
     postgres: PostgresDatabase,
@@ -122,8 +122,8 @@ def test_a_canary_is_found_nowhere(
     wait_until(lambda: all(client.xlen(stream) == 3 for stream in followed), what="the changes", timeout_s=120)
     everyone = descendants(command.process.pid)
     assert len(everyone) > 2, "a JVM and its Python workers were expected"
-    told = [pid for pid, line in seen_of(everyone, "cmdline").items() if CANARY.encode() in line]
-    assert not told, "the password stands on a command line"
+    reported = [pid for pid, line in seen_of(everyone, "cmdline").items() if CANARY.encode() in line]
+    assert not reported, "the password stands on a command line"
     # Our own environment is the user's; what we hand on is ours.
     given = [
         pid for pid, all_ in seen_of(everyone - {command.process.pid}, "environ").items() if CANARY.encode() in all_
@@ -145,12 +145,12 @@ def test_a_canary_is_found_nowhere(
         assert CANARY not in answer.text, page
     command.process.terminate()
     assert command.wait() == 0, command.log.read_text()[-2000:]
-    kept = [*files_below(kept_in, logs), command.log]
-    assert len(kept) > 10
+    stored = [*files_below(kept_in, logs), command.log]
+    assert len(stored) > 10
     assert len(list(kept_in.glob("*/segments/*"))) > 2, "what was read ahead was looked into, too"
-    assert not [path for path in kept if CANARY.encode() in path.read_bytes()]
-    left = Path(os.environ.get("TMPDIR", "/tmp")).glob(f"millstream-secrets-{command.process.pid}-*")
-    assert not list(left), "the files with the password outlived the run"
+    assert not [path for path in stored if CANARY.encode() in path.read_bytes()]
+    remaining = Path(os.environ.get("TMPDIR", "/tmp")).glob(f"millstream-secrets-{command.process.pid}-*")
+    assert not list(remaining), "the files with the password outlived the run"
 
 
 def test_a_cluster_s_executors_cannot_be_given_a_password_and_the_refusal_says_what_to_do(
@@ -162,8 +162,8 @@ def test_a_cluster_s_executors_cannot_be_given_a_password_and_the_refusal_says_w
     words = ("run", str(file), "--http-port", "0", "--master", "spark://127.0.0.1:1")
     command = commands(*words, REDIS_URI=f"redis://:{CANARY}@127.0.0.1:1")
     assert command.wait() == 1
-    said = command.log.read_text()
-    assert "password_file" in said
-    assert "same path on every host" in said
-    assert CANARY not in said
-    assert "Spark" not in said.replace("Spark's", ""), "nothing was started"
+    output = command.log.read_text()
+    assert "password_file" in output
+    assert "same path on every host" in output
+    assert CANARY not in output
+    assert "Spark" not in output.replace("Spark's", ""), "nothing was started"

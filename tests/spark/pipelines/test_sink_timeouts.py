@@ -35,7 +35,7 @@ def test_a_silent_connection_is_replaced_within_the_batch_s_time(
         assert sorted(numbers(client, "silent-stream")) == list(range(300))
 
 
-def test_dead_letters_are_counted_whatever_a_failed_attempt_has_seen(
+def test_dead_letters_are_counted_after_a_failed_attempt(
     spark: SparkSession, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     """One task is done and the other fails, with the batch's bad events: the next attempt must find them all."""
@@ -50,6 +50,6 @@ def test_dead_letters_are_counted_whatever_a_failed_attempt_has_seen(
         facts = run_once(spark, made)
     assert values(facts, "pipeline.sink_error", "attempt") != [], "the first attempt was to fail"
     assert (client.xlen("silent-a"), client.xlen("silent-b")) == (10, 6)
-    assert client.xlen("orders.dlq") == 4
+    assert client.xlen("acme:orders.dlq") == 4
     assert values(facts, "pipeline.batch", "events") == [20]
     assert values(facts, "pipeline.sink", "rows") == [16]

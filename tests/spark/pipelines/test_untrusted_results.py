@@ -56,9 +56,7 @@ ENVELOPES: TypeAdapter[Envelope] = TypeAdapter(AnyEnvelope)
 
 @BY_OTHERS
 @pytest.mark.parametrize("envelope", ["native", "debezium", "cloudevents"])
-def test_whatever_their_code_writes_the_document_is_json(
-    spark: SparkSession, spec: dict[str, Any], envelope: str
-) -> None:
+def test_result_of_user_code_is_valid_json(spark: SparkSession, spec: dict[str, Any], envelope: str) -> None:
     names = ("id", "name", "db", "schema", "table", "op")
     given = [{name: f"{number}{text}", "number": number} for number, text in enumerate(NASTY) for name in names]
     frame = events(spark, [event(number, row) for number, row in enumerate(given)])
@@ -81,7 +79,7 @@ def test_whatever_their_code_writes_the_document_is_json(
 
 
 @BY_OTHERS
-def test_an_op_that_there_is_not_is_a_dead_letter(spark: SparkSession, spec: dict[str, Any]) -> None:
+def test_unknown_op_is_a_dead_letter(spark: SparkSession, spec: dict[str, Any]) -> None:
     rows = [event(n, {"id": f"s:{n}", "op": op}) for n, op in enumerate((*"cudrt", *NASTY, "cc", "C"))]
     made = through(spark, rows, **spec)
     assert [row["error"] for row in made if row["after"]["op"] in list("cudrt")] == [None] * 5
@@ -100,7 +98,7 @@ def test_an_op_that_there_is_not_is_a_dead_letter(spark: SparkSession, spec: dic
         ("9223372036854775807 AS ts_ms", "ts_ms is no time"),
     ],
 )
-def test_what_a_source_would_refuse_sql_may_not_return(spark: SparkSession, column: str, why: str) -> None:
+def test_sql_may_not_return_rows_that_a_source_would_refuse(spark: SparkSession, column: str, why: str) -> None:
     others = "op, after, id" if "ts_ms" in column else "after, id"
     [row] = through(spark, [event(1, A)], type="sql", query=f"SELECT {others}, {column} FROM events")
     assert (row["error"], row["stage"]) == (why, "processors[0]")
@@ -124,21 +122,34 @@ def test_what_a_source_would_refuse_sql_may_not_return(spark: SparkSession, colu
     ],
 )
 def test_a_row_must_be_one_json_object_from_end_to_end(spark: SparkSession, text: str) -> None:
-    frame = events(spark, [event(1, text), event(2, ' {"a": {"b": [1, null, "é"]}}\n'), event(3, {})])
+    """The text comes from a second view: in ``events`` itself the sql processor refuses it before the query runs."""
+    good = ' {"a": {"b": [1, null, "é"]}}\n'
     query = "SELECT id, op, CAST(null AS STRING) AS before, txt AS after FROM texts JOIN events USING (id)"
-    frame.select("id", F.col("after").alias("txt")).createOrReplaceTempView("texts")
+    texts = events(spark, [event(1, text), event(2, good), event(3, {})])
+    texts.select("id", F.col("after").alias("txt")).createOrReplaceTempView("texts")
+    frame = events(spark, [event(1, A), event(2, A), event(3, A)])
     try:
         made = processor(type="sql", query=query).apply(frame, ProcessorStage("s")).orderBy("id").collect()
     finally:
         spark.catalog.dropTempView("texts")
     assert [row["error"] for row in made] == ["after is no JSON object", None, None]
+    assert made[0]["stage"] == "s"
+
+
+@pytest.mark.parametrize("text", ["{'a': 1}", '{"a":1} x', '{"a":NaN}', '{"a":1,"a":2}', ""])
+def test_sql_dead_letters_an_input_row_that_is_no_json_object(spark: SparkSession, text: str) -> None:
+    frame = events(spark, [event(1, text), event(2, A)])
+    sql = processor(type="sql", query="SELECT id, op, after FROM events")
+    made = sql.apply(frame, ProcessorStage("s")).orderBy("id").collect()
+    assert [(row["error"] is not None, row["stage"]) for row in made] == [(True, "s"), (False, None)]
+    assert made[0]["after"] == text
 
 
 def test_sql_gives_an_id_to_a_row_that_has_none(spark: SparkSession) -> None:
     query = "SELECT if(after:id::int = 1, id, null) AS id, op, after FROM events"
     made = through(spark, [event(1, A), event(2, B), event(3, B | {"id": 3})], type="sql", query=query)
     assert len(set(_ids(made))) == 3
-    assert sum(one.startswith("processors[0]:7:") for one in _ids(made)) == 2
+    assert sum(":processors[0]:7:" in one for one in _ids(made)) == 2
 
 
 def test_sql_keeps_columns_that_only_look_like_an_event_s_own(spark: SparkSession) -> None:
@@ -152,17 +163,17 @@ def nameless(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(batch.schema.get_field_index("id"), "id", pa.nulls(batch.num_rows, pa.string()))
 
 
-def test_python_may_not_take_an_event_s_id_away(spark: SparkSession) -> None:
+def test_python_may_not_remove_the_id_of_an_event(spark: SparkSession) -> None:
     made = through(spark, [event(1, A), event(2, B)], type="python", function="test_untrusted_results:nameless")
     assert _ids(made) == ["s:1", "s:2"]
     assert all("without an id" in row["error"] for row in made)
 
 
-def test_what_is_known_to_be_plain_is_not_searched_for_what_needs_escaping(spark: SparkSession) -> None:
+def test_plain_columns_are_not_searched_for_characters_to_escape(spark: SparkSession) -> None:
     numbers = spark.range(4).select(F.col("id").alias("n"), F.col("id").alias("ts_ms"))
-    told = GeneratorSource(type="generator").told(numbers)
-    assert "rlike(op" not in str(Native().column(told)).lower()
-    assert "rlike(op" in str(Native().column(told.withColumn("op", F.upper("op")))).lower()
+    reported = GeneratorSource(type="generator").to_events(numbers)
+    assert "rlike(op" not in str(Native().column(reported)).lower()
+    assert "rlike(op" in str(Native().column(reported.withColumn("op", F.upper("op")))).lower()
     position = SourcePosition(id=F.col("at"), ts_ms=F.lit(7), name=F.lit("in"), table=F.lit("t"))
     documents = [(str(n), json.dumps({"op": op, "after": {}})) for n, op in enumerate(("u", 'x"'))]
     frame = spark.createDataFrame(documents, "at string, text string")

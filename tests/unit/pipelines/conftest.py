@@ -1,4 +1,4 @@
-"""The specs that these tests change are importable beside them."""
+"""Makes the specs that these tests change importable."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pytest
 from specs import pipeline, planned, redis_sink
 
 from millstream.pipelines.checkpoint import Checkpoint
-from millstream.pipelines.errors import CheckpointRefused, NoSuchCheckpoint
+from millstream.pipelines.errors import CheckpointLocked, CheckpointRefused, NoSuchCheckpoint
 from millstream.pipelines.plan import make_plan
-from millstream.pipelines.spec.pipeline import Pipeline
+from millstream.pipelines.runner import Runner
 
 GENERATOR = {"type": "generator", "config": {"rows": 10}}
 DEDUPLICATE = {"type": "deduplicate"}
@@ -43,7 +45,7 @@ def test_the_application_stays_and_a_reset_makes_another(checkpoint: Checkpoint)
     assert checkpoint.open(planned()) != first
 
 
-def test_it_is_nobody_else_s(checkpoint: Checkpoint) -> None:
+def test_checkpoint_of_another_pipeline_is_refused(checkpoint: Checkpoint) -> None:
     checkpoint.open(planned())
     with pytest.raises(CheckpointRefused, match="belongs to pipeline 'orders'"):
         checkpoint.open(make_plan(pipeline("others")))
@@ -51,7 +53,7 @@ def test_it_is_nobody_else_s(checkpoint: Checkpoint) -> None:
         checkpoint.open(make_plan(pipeline(tenant="other")))
 
 
-def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(CheckpointRefused, match="not empty"):
         Checkpoint(tmp_path).open(planned())
@@ -62,15 +64,15 @@ def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> 
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_what_is_not_there_cannot_be_removed(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "nowhere"):
-        assert not Checkpoint(place).owned(planned())
+def test_missing_checkpoint_cannot_be_removed(tmp_path: Path) -> None:
+    for location in (tmp_path, tmp_path / "nowhere"):
+        assert not Checkpoint(location).owned(planned())
         with pytest.raises(NoSuchCheckpoint, match="nothing was removed"):
-            Checkpoint(place).reset(planned())
+            Checkpoint(location).reset(planned())
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"pipeline": "others", "tenant": "default"}'])
-def test_a_reset_removes_nobody_else_s(checkpoint: Checkpoint, content: str) -> None:
+def test_reset_refuses_the_checkpoint_of_another_pipeline(checkpoint: Checkpoint, content: str) -> None:
     checkpoint.open(planned())
     (checkpoint.path / "millstream.json").write_text(content)
     with pytest.raises(CheckpointRefused, match="belongs to pipeline"):
@@ -78,7 +80,7 @@ def test_a_reset_removes_nobody_else_s(checkpoint: Checkpoint, content: str) -> 
     assert (checkpoint.path / "millstream.json").read_text() == content
 
 
-def test_nothing_changed_nothing_said(checkpoint: Checkpoint) -> None:
+def test_unchanged_spec_has_no_verdicts(checkpoint: Checkpoint) -> None:
     checkpoint.open(planned(processors=[MASK]))
     assert verdicts(checkpoint, processors=[MASK]) == []
     assert verdicts(checkpoint, processors=[MASK], batch={"max_events": 5}, retry={"deadline": "1s"}) == []
@@ -99,7 +101,7 @@ def test_nothing_changed_nothing_said(checkpoint: Checkpoint) -> None:
         ({"sinks": [redis_sink("b")]}, [("new sink b", True), ("sink main", True)]),
     ],
 )
-def test_what_a_change_means(checkpoint: Checkpoint, spec: dict[str, Any], expected: list[tuple[str, bool]]) -> None:
+def test_verdict_of_each_change(checkpoint: Checkpoint, spec: dict[str, Any], expected: list[tuple[str, bool]]) -> None:
     checkpoint.open(planned())
     batch(checkpoint, 0)
     assert sorted(verdicts(checkpoint, **spec)) == sorted(expected)
@@ -119,10 +121,10 @@ def test_a_batch_in_flight_must_be_replayed_by_the_spec_that_made_it(checkpoint:
     assert verdicts(checkpoint, processors=[MASK]) == [("processors", True)]
 
 
-def test_a_sink_for_which_batches_wait_cannot_go(checkpoint: Checkpoint) -> None:
+def test_sink_with_waiting_batches_cannot_be_removed(checkpoint: Checkpoint) -> None:
     optional = redis_sink("b", required=False)
     checkpoint.open(planned(sinks=[redis_sink(), optional]))
-    (checkpoint.spool("b") / f"{3:020d}").mkdir(parents=True)
+    checkpoint.queue("b").write(f"{3:020d}.json", b"{}")
     assert verdicts(checkpoint) == [("sink b", False)]
     assert verdicts(checkpoint, sinks=[redis_sink(), redis_sink("b")]) == [("sink b", False)]
 
@@ -133,32 +135,32 @@ def test_no_password_is_kept(checkpoint: Checkpoint) -> None:
     assert verdicts(checkpoint, sinks=[redis_sink(uri="redis://u:other@h")]) == []
 
 
-def test_another_salt_is_another_mask_and_is_said_so(checkpoint: Checkpoint) -> None:
+def test_changed_salt_is_reported_as_a_changed_mask(checkpoint: Checkpoint) -> None:
     salted = {**MASK, "salt": "s4lt-word"}
     checkpoint.open(planned(processors=[salted]))
     assert "s4lt-word" not in (checkpoint.path / "millstream.json").read_text()
     assert verdicts(checkpoint, processors=[salted]) == []
-    [said] = checkpoint.check(planned(processors=[{**MASK, "salt": "pepper"}]))
-    assert (said.part, said.compatible) == ("processors", True)
-    assert said.why.startswith("processors[0] mask changed")
+    [output] = checkpoint.check(planned(processors=[{**MASK, "salt": "pepper"}]))
+    assert (output.part, output.compatible) == ("processors", True)
+    assert output.why.startswith("processors[0] mask changed")
     batch(checkpoint, 0, committed=False)
     with pytest.raises(CheckpointRefused, match="batch 0 is not committed"):
         checkpoint.check(planned(processors=[{**MASK, "salt": "pepper"}]))
 
 
-def test_a_salt_is_shown_to_nobody() -> None:
+def test_salt_is_never_displayed() -> None:
     made = pipeline(processors=[{**MASK, "salt": "s4lt-word"}])
-    for shown in (repr(made), made.model_dump_json(), str(made.model_dump())):
-        assert "s4lt-word" not in shown
+    for displayed in (repr(made), made.model_dump_json(), str(made.model_dump())):
+        assert "s4lt-word" not in displayed
 
 
 def test_batches_as_spark_s_logs_have_them(checkpoint: Checkpoint) -> None:
     for number in range(3):
         batch(checkpoint, number, committed=number < 2)
-    found = checkpoint.batches(2)
-    assert [(b.id, b.planned_ms, b.offsets) for b in found] == [(1, 5, ({"n": 7},)), (2, 5, ({"n": 7},))]
-    assert found[0].committed_ms is not None
-    assert found[1].committed_ms is None
+    result = checkpoint.batches(2)
+    assert [(b.id, b.planned_ms, b.offsets) for b in result] == [(1, 5, ({"n": 7},)), (2, 5, ({"n": 7},))]
+    assert result[0].committed_ms is not None
+    assert result[1].committed_ms is None
     assert checkpoint.last_committed() == 1
 
 
@@ -172,8 +174,52 @@ def test_a_damaged_identity_is_refused(checkpoint: Checkpoint) -> None:
         checkpoint.open(planned())
 
 
-def test_a_setting_that_came_later_leaves_a_spec_of_the_version_before_the_same() -> None:
-    """tests/spark goes on from this checkpoint; whether its spec is still known needs no Spark."""
-    left = Path(__file__).parents[2] / "spark" / "pipelines" / "previous" / "0.1.0"
-    plan = make_plan(Pipeline.model_validate(json.loads((left / "spec.json").read_text())))
-    assert Checkpoint(left / "checkpoint").check(plan) == []
+def test_a_second_run_on_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    first, second = Checkpoint(tmp_path / "c"), Checkpoint(tmp_path / "c")
+    first.lock()
+    first.open(planned())
+    with pytest.raises(CheckpointLocked) as refused:
+        second.lock()
+    assert (refused.value.host, refused.value.process) == (socket.gethostname(), os.getpid())
+    assert refused.value.since is not None
+    with pytest.raises(CheckpointLocked):
+        second.reset(planned())
+    assert second.owned(planned())
+    first.unlock()
+    second.reset(planned())
+    assert not (tmp_path / "c").exists()
+    first.lock()
+    assert not first.owned(planned())
+    first.unlock()
+
+
+def test_checkpoint_whose_lock_cannot_be_opened_is_refused(checkpoint: Checkpoint) -> None:
+    (checkpoint.path / "lock").mkdir(parents=True)
+    with pytest.raises(CheckpointRefused, match="lock cannot be opened"):
+        checkpoint.lock()
+
+
+def test_a_runner_locks_its_checkpoints_before_it_touches_anything(tmp_path: Path) -> None:
+    made = pipeline(checkpoint={"path": str(tmp_path / "c")})
+    holder = Checkpoint(tmp_path / "c")
+    holder.lock()
+    with pytest.raises(CheckpointLocked), Runner([made]):
+        pass
+    holder.unlock()
+    assert [inner.name for inner in (tmp_path / "c").iterdir()] == ["lock"]
+
+
+def test_of_two_first_starts_one_decides_the_application_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Checkpoint(tmp_path / "c"), Checkpoint(tmp_path / "c")
+    identity, applications = second.identity, []
+
+    def identity_before_the_other_start() -> object:
+        if applications:
+            return identity()
+        applications.append(first.open(planned()))
+        return None
+
+    monkeypatch.setattr(second, "check", lambda plan: [])
+    monkeypatch.setattr(second, "identity", identity_before_the_other_start)
+
+    assert second.open(planned()) == applications[0]

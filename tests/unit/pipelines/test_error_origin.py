@@ -1,12 +1,17 @@
-"""Errors come out of a sink's attempt whoever made them: who is to blame, and that the sink's own are left to it."""
+"""Every error appears in a sink's attempt: which part caused it, and that the sink's own errors stay the sink's."""
 
 from __future__ import annotations
+
+import logging
+import traceback
 
 import pytest
 from specs import planned
 
-from millstream.pipelines.errors import ErrorOrigin, ProcessorFailed, is_fatal, origin_of
+from millstream.errors import MillstreamError
+from millstream.pipelines.errors import ErrorOrigin, ProcessorFailed, is_fatal, origin_of, without_values
 from millstream.pipelines.plan import Placed
+from millstream.pipelines.run_context import RunContext, SinkRetry
 
 QUERY = "SELECT id, op,\n  1 / n AS share\nFROM events"
 PLAN = planned(
@@ -23,23 +28,23 @@ ZERO = (
 BARE = "[CAST_INVALID_INPUT] The value 'x' cannot be cast. SQLSTATE: 22018\n== DataFrame ==\n\"cast\" was called from\n"
 
 
-def test_the_query_that_spark_quotes_is_to_blame() -> None:
-    found = origin_of(RuntimeError(ZERO), PLACED, sink_involved=True)
-    assert found == ErrorOrigin(
+def test_quoted_query_identifies_its_processor() -> None:
+    result = origin_of(RuntimeError(ZERO), PLACED, sink_involved=True)
+    assert result == ErrorOrigin(
         "'shares' (sql)", "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`. SQLSTATE: 22012"
     )
 
 
-def test_data_that_nobody_quotes_is_a_sink_s_where_one_was_involved() -> None:
+def test_unattributed_data_error_is_the_sinks_if_one_was_involved() -> None:
     assert origin_of(RuntimeError(BARE), PLACED, sink_involved=True) is None
     assert is_fatal(RuntimeError(BARE))
-    found = origin_of(RuntimeError(BARE), PLACED, sink_involved=False)
-    assert found is not None
-    assert found.processor == "(one of 'first' (sql), 'shares' (sql))"
+    result = origin_of(RuntimeError(BARE), PLACED, sink_involved=False)
+    assert result is not None
+    assert result.processor == "(one of 'first' (sql), 'shares' (sql))"
     assert origin_of(RuntimeError(BARE), (), sink_involved=False) is None
 
 
-def test_a_function_in_a_task_names_itself() -> None:
+def test_error_of_a_python_function_names_its_processor() -> None:
     told = ProcessorFailed("'own' (python)", "ValueError: no.")
     trace = f"Traceback:\nmillstream.pipelines.errors.ProcessorFailed: {told}"
     assert origin_of(RuntimeError(trace), PLACED, sink_involved=True) == ErrorOrigin("'own' (python)", "ValueError: no")
@@ -53,6 +58,50 @@ def test_a_function_in_a_task_names_itself() -> None:
         "[TASK_FAILED] millstream.errors.BrokerUnavailable: no answer. SQLSTATE: 38000",
     ],
 )
-def test_what_may_pass_is_nobody_s_fault(text: str) -> None:
+def test_transient_error_has_no_origin(text: str) -> None:
     assert origin_of(RuntimeError(text), PLACED, sink_involved=False) is None
     assert not is_fatal(RuntimeError(text))
+
+
+@pytest.mark.parametrize("text", [BARE, ZERO.replace("Division by zero.", "The value 'x'.")])
+def test_error_of_a_pipeline_with_a_mask_quotes_no_value(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    masking = planned(
+        processors=[
+            {"type": "sql", "id": "shares", "query": QUERY},
+            {"type": "mask", "fields": {"email": "hash"}},
+        ]
+    )
+    told: list[object] = []
+    retry = SinkRetry(masking, RunContext("app", observer=lambda name, **facts: told.append(facts)))
+
+    def attempt() -> None:
+        raise RuntimeError(text)
+
+    with caplog.at_level(logging.DEBUG), pytest.raises(MillstreamError) as caught:
+        retry.until_taken("main", lambda: None, attempt)
+    shown = "".join(traceback.format_exception(caught.value)).replace(__file__, "")
+    assert "The value 'x'" not in f"{shown}{told}{caplog.text}"
+    assert "SQLSTATE" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[CAST_INVALID_INPUT] The value 'canary' of the type is malformed. SQLSTATE: 22018",
+        "[CANNOT_PARSE_TIMESTAMP] Text 'can\ncanary' could not be parsed. SQLSTATE: 22007\n== SQL ==\ncanary",
+        '[INVALID_VARIANT_CAST] The variant value `"canary"` cannot be cast. SQLSTATE: 22023',
+        "[FAILED_EXECUTE_UDF] canary. SQLSTATE: 39000",
+        "An error occurred.\n: java.lang.NumberFormatException: For input string: canary\n\tat org.apache",
+        "Traceback (most recent call last):\nValueError: canary",
+        "canary",
+    ],
+)
+def test_error_of_a_masking_pipeline_quotes_no_value(text: str) -> None:
+    assert "canary" not in without_values(RuntimeError(text))
+    assert without_values(RuntimeError(text))
+
+
+def test_error_of_a_masking_pipeline_still_names_our_own_errors() -> None:
+    text = "[TASK_FAILED] x\nmillstream.errors.BrokerUnavailable: no answer from h:1\n SQLSTATE: 38000"
+    assert without_values(RuntimeError(text)) == "BrokerUnavailable: no answer from h:1"
+    assert without_values(ProcessorFailed("'own' (python)", "ValueError")).startswith("processor 'own'")

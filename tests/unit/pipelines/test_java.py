@@ -1,4 +1,4 @@
-"""What people are told of the Java under Spark, before Spark is started: one sentence that says what to do."""
+"""The check of Java before Spark starts: one sentence with the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.observe import Severity, examine_machine
+from millstream.observe import Severity
+from millstream.observe.diagnose import examine_machine
 from millstream.pipelines.session import java_problem
 
 NEW = 'openjdk version "21.0.2" 2024-01-16'
@@ -26,20 +27,20 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_none_is_there() -> None:
+def test_missing_java_is_reported() -> None:
     assert java_problem() == (
         "Spark needs Java 17 or newer, and there is none. Install it: apt-get install openjdk-17-jre-headless"
     )
 
 
 @pytest.mark.parametrize("said", [NEW, 'openjdk version "17" 2021-09-14', 'java version "25-ea" 2025-09-16'])
-def test_one_that_will_do(machine: Path, said: str) -> None:
+def test_suitable_java_is_accepted(machine: Path, said: str) -> None:
     install(machine / "bin" / "java", f"echo '{said}' >&2")
     assert java_problem() is None
 
 
 @pytest.mark.parametrize(("said", "version"), [('java version "1.8.0_392"', "8"), ('openjdk version "11.0.2"', "11")])
-def test_one_that_is_too_old(machine: Path, said: str, version: str) -> None:
+def test_java_that_is_too_old_is_reported(machine: Path, said: str, version: str) -> None:
     install(machine / "bin" / "java", f"echo '{said}' >&2")
     assert f"java is {version}. Install it" in (java_problem() or "")
 
@@ -55,7 +56,7 @@ def test_one_that_is_too_old(machine: Path, said: str, version: str) -> None:
         ("exit 0", "exit code 0: no word"),
     ],
 )
-def test_one_that_does_not_start(machine: Path, script: str, said: str) -> None:
+def test_java_that_does_not_start_is_reported(machine: Path, script: str, said: str) -> None:
     install(machine / "bin" / "java", script)
     assert f"does not start ({said}), and Spark needs it." in (java_problem() or "")
 
@@ -73,7 +74,7 @@ def test_java_home_wins_as_it_does_for_spark(machine: Path, monkeypatch: pytest.
 
 
 def test_the_doctor_looks_at_the_java_that_spark_would_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAVA_HOME comes before PATH: a fine Java there helps nobody who has named another."""
+    """JAVA_HOME has priority over PATH: a suitable Java in PATH is not used."""
     install(machine / "bin" / "java", f"echo '{NEW}' >&2")
     install(machine / "old" / "bin" / "java", """echo 'openjdk version "11.0.2"' >&2""")
 

@@ -40,25 +40,25 @@ json_values = st.recursive(
 )
 
 
-def test_what_is_written_again_has_every_digit() -> None:
+def test_rewritten_numbers_keep_every_digit() -> None:
     assert write(parse(EXACT)) == EXACT
 
 
 @pytest.mark.parametrize("text", NOT_ONE_VALUE)
-def test_only_one_whole_value_is_json(text: str) -> None:
+def test_only_one_complete_value_is_json(text: str) -> None:
     with pytest.raises(JsonError):
         parse(text)
     with pytest.raises(JsonError):
         members(text)
 
 
-def test_what_is_nested_without_end_is_refused() -> None:
+def test_unbounded_nesting_is_refused() -> None:
     with pytest.raises(JsonError, match="deep"):
         parse('{"a":' * 100_000)
 
 
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4), st.sampled_from(["", " ", "\n "]))
-def test_members_are_the_very_text_that_stands_there(row: dict[str, Any], space: str) -> None:
+def test_members_keep_their_exact_text(row: dict[str, Any], space: str) -> None:
     text = "{" + ",".join(f"{space}{json.dumps(name)}{space}:{json.dumps(value)}" for name, value in row.items()) + "}"
     found = members(space + text + space)
     assert {name: one.text for name, one in found.items()} == {name: json.dumps(value) for name, value in row.items()}
@@ -72,13 +72,13 @@ def test_values_make_the_round_trip(value: Any) -> None:
 
 @given(st.decimals(allow_nan=False, allow_infinity=False), st.decimals(allow_nan=False, allow_infinity=False))
 def test_numbers_are_the_same_if_their_values_are(one: Decimal, other: Decimal) -> None:
-    left, right = Number(f"{one:e}"), Number(f"{other:e}")
-    assert same(left, right) == (one == other) == (canonical(left) == canonical(right))
-    assert Decimal(canonical(left)) == one
+    remaining, right = Number(f"{one:e}"), Number(f"{other:e}")
+    assert same(remaining, right) == (one == other) == (canonical(remaining) == canonical(right))
+    assert Decimal(canonical(remaining)) == one
 
 
 @pytest.mark.parametrize(("one", "other"), [("1", '"1"'), ("true", '"true"'), ("1", "true"), ("null", '"null"')])
-def test_nothing_equals_what_is_of_another_type(one: str, other: str) -> None:
+def test_values_of_different_types_are_not_equal(one: str, other: str) -> None:
     assert not same(parse(one), parse(other))
     assert canonical(parse(one)) != canonical(parse(other))
 
@@ -104,12 +104,12 @@ def test_a_path_goes_through_objects_lists_and_names_with_dots(path: str, found:
 
 
 @pytest.mark.parametrize("text", ["", "a..b", "a[0]", "a.'b'", "a.*", ".".join("a" * 17)])
-def test_what_is_no_path(text: str) -> None:
+def test_invalid_paths_are_refused(text: str) -> None:
     with pytest.raises(PathError):
         FieldPath.parse(text)
 
 
-def test_a_processor_names_fields_from_the_row_on() -> None:
+def test_paths_of_processors_start_at_the_row() -> None:
     assert FieldPath.of_row("row.after.x") == ("after", "x")
     assert FieldPath.of_row("after") == ("after",)
     for text in ("after.phone", "before.a.b", "source.table"):
@@ -133,12 +133,12 @@ def test_select_drop_and_rename_below_the_top() -> None:
     st.sampled_from(["a", "b", "a.b", "é", "ab.a", "b.é"]),
     st.booleans(),
 )
-def test_a_text_that_is_passed_over_holds_no_such_place(row: dict[str, Any], path: str, escaped: bool) -> None:
+def test_text_that_is_not_parsed_has_no_matching_path(row: dict[str, Any], path: str, escaped: bool) -> None:
     text, named = json.dumps(row, ensure_ascii=escaped), FieldPath.of_row(path)
     if not paths.mentions([named])(text):
         assert not list(named.places(parse(text)))
 
 
-def test_an_escaped_name_is_not_passed_over() -> None:
+def test_escaped_name_is_not_skipped() -> None:
     assert paths.mentions([FieldPath.of_row("iban")])(r'{"i\u0062an":1}')
     assert not paths.mentions([FieldPath.of_row("iban")])('{"email":"a@b"}')

@@ -1,4 +1,4 @@
-"""While a batch takes long its lag is looked at again and again; otherwise nobody asks, and Spark's word holds."""
+"""The lag is measured repeatedly while a batch takes long; otherwise Spark's value is used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     made.watch.stop()
 
 
-def test_it_follows_what_the_source_says_until_the_batch_is_done(scene: Scene) -> None:
+def test_lag_follows_the_source_until_the_batch_is_done(scene: Scene) -> None:
     scene.behind = 3
     with scene.gate.batch(7):
         wait_until(lambda: scene.shows(3))
@@ -63,7 +63,7 @@ def test_it_follows_what_the_source_says_until_the_batch_is_done(scene: Scene) -
     assert scene.told[0] == {"pipeline": "orders", "entries": 3}
 
 
-def test_it_asks_about_the_end_of_the_batch_before(scene: Scene) -> None:
+def test_lag_is_measured_from_the_end_of_the_previous_batch(scene: Scene) -> None:
     with scene.gate.batch(7):
         wait_until(lambda: scene.asked)
     assert scene.asked[0] == {"end": "of six"}
@@ -73,14 +73,14 @@ def test_it_asks_about_the_end_of_the_batch_before(scene: Scene) -> None:
     assert scene.asked[-1] is None, "Spark's log has no batch 7"
 
 
-def test_the_age_of_what_the_sinks_have_is_told_too(scene: Scene) -> None:
+def test_age_of_the_newest_delivered_event_is_reported(scene: Scene) -> None:
     scene.context.newest_ms = 4_000
     with scene.gate.batch(0):
         wait_until(lambda: scene.told)
     assert scene.told[0] == {"pipeline": "orders", "newest_age_ms": 6_000}
 
 
-def test_a_source_that_does_not_answer_is_unknown_and_asked_again(scene: Scene) -> None:
+def test_unreachable_source_has_unknown_lag_and_is_asked_again(scene: Scene) -> None:
     scene.behind = RuntimeError("no answer")
     with scene.gate.batch(7):
         wait_until(lambda: scene.shows(None))
@@ -89,7 +89,7 @@ def test_a_source_that_does_not_answer_is_unknown_and_asked_again(scene: Scene) 
         wait_until(lambda: scene.shows(4))
 
 
-def test_it_ends_when_told_to(scene: Scene) -> None:
+def test_watch_ends_on_stop(scene: Scene) -> None:
     with scene.gate.batch(7):
         wait_until(lambda: scene.asked)
         scene.watch.stop()

@@ -27,7 +27,7 @@ from millstream.pipelines.sources.numbers import NumbersReader, due, split
         (0, None, 10.0, -50, 20, 0),
     ],
 )
-def test_how_far_the_count_may_go(
+def test_row_count_is_limited_by_clock_total_and_batch(
     start: int, rows: int | None, rate: float | None, elapsed_ms: int, most: int | None, end: int
 ) -> None:
     assert due(start, rows, rate, elapsed_ms, most) == end
@@ -39,7 +39,7 @@ def test_parts_cover_the_range_once(first: int, length: int, parts: int) -> None
     assert not cuts or (cuts[0][0], cuts[-1][1]) == (first, first + length)
     assert sum(b - a for a, b in cuts) == length
     assert all(a < b for a, b in cuts)
-    assert all(left[1] == right[0] for left, right in itertools.pairwise(cuts))
+    assert all(remaining[1] == right[0] for remaining, right in itertools.pairwise(cuts))
     assert len(cuts) <= parts
 
 

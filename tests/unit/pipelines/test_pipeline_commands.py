@@ -1,4 +1,4 @@
-"""``millstream pipeline`` over checkpoints that are missing, or somebody else's: it says so, and leaves them alone."""
+"""``millstream pipeline`` with checkpoints that are missing or another pipeline's: an error, and no change."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ def typed(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_a_checkpoint_that_is_not_there(file: Path) -> None:
+def test_missing_checkpoint(file: Path) -> None:
     assert json.loads(typed("status", file, *NOBODY, "-o", "json").stdout)["state"] == "never started"
     assert json.loads(typed("checkpoints", file, "-o", "json").stdout) == []
-    said = typed("reset", file)
-    assert isinstance(said.exception, NoSuchCheckpoint), "without a question: there is nothing to remove"
-    assert "nothing was removed" in str(said.exception)
+    output = typed("reset", file)
+    assert isinstance(output.exception, NoSuchCheckpoint), "without a question: there is nothing to remove"
+    assert "nothing was removed" in str(output.exception)
 
 
-def test_its_own(file: Path, tmp_path: Path) -> None:
+def test_own_checkpoint_is_shown_and_removed(file: Path, tmp_path: Path) -> None:
     Checkpoint(tmp_path / "c").open(make_plan(pipeline()))
     assert json.loads(typed("status", file, *NOBODY, "-o", "json").stdout)["state"] == "not running"
     assert typed("reset", file, "--yes").exit_code == 0
     assert not (tmp_path / "c").exists()
 
 
-def test_one_that_a_process_works_with_is_not_removed(file: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_a_running_process_is_not_removed(file: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.open(make_plan(pipeline()))
     with subprocess.Popen(["sleep", "60"]) as running:
         (tmp_path / "c" / "control.json").write_text(json.dumps({"url": None, "pid": running.pid}))
-        said = typed("reset", file, "--yes")
-        assert isinstance(said.exception, PipelineRuns)
-        assert f"runs, in process {running.pid}: nothing was removed. Stop it first." in str(said.exception)
+        output = typed("reset", file, "--yes")
+        assert isinstance(output.exception, PipelineRuns)
+        assert f"runs, in process {running.pid}: nothing was removed. Stop it first." in str(output.exception)
         assert (tmp_path / "c" / "millstream.json").exists()
         assert checkpoint.answers_at() is None, "it runs, and answers nowhere"
         running.kill()
@@ -75,21 +75,21 @@ def test_one_that_a_process_works_with_is_not_removed(file: Path, tmp_path: Path
     assert not (tmp_path / "c").exists()
 
 
-def test_one_that_runs_without_a_port_is_said_to_run(file: Path, tmp_path: Path) -> None:
+def test_pipeline_without_a_port_is_shown_as_running(file: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.open(make_plan(pipeline()))
     checkpoint.announce(None)
-    told = typed("status", file, "-o", "json")
-    assert json.loads(told.stdout)["state"] == "running"
-    assert f"'orders' runs in process {os.getpid()}, which answers nowhere (--http-port 0)" in told.stderr
+    reported = typed("status", file, "-o", "json")
+    assert json.loads(reported.stdout)["state"] == "running"
+    assert f"'orders' runs in process {os.getpid()}, which has no HTTP port (--http-port 0)" in reported.stderr
     assert [one["state"] for one in json.loads(typed("ls", file, "-o", "json").stdout)] == ["running"]
     checkpoint.withdraw()
-    told = typed("status", file, "-o", "json")
-    assert (json.loads(told.stdout)["state"], told.stderr) == ("not running", "")
+    reported = typed("status", file, "-o", "json")
+    assert (json.loads(reported.stdout)["state"], reported.stderr) == ("not running", "")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell when a process began")
-def test_a_process_that_has_only_the_number_of_one_that_was_killed_runs_nothing(file: Path, tmp_path: Path) -> None:
+def test_reused_process_id_is_not_the_killed_process(file: Path, tmp_path: Path) -> None:
     """In a container every process is number 1, this one too."""
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.open(make_plan(pipeline()))
@@ -102,33 +102,33 @@ def test_a_process_that_has_only_the_number_of_one_that_was_killed_runs_nothing(
 
 
 @pytest.mark.parametrize("words", [("status", *NOBODY), ("checkpoints",), ("reset", "--yes")])
-def test_one_of_another_pipeline_is_neither_shown_nor_removed(
+def test_checkpoint_of_another_pipeline_is_neither_shown_nor_removed(
     words: tuple[str, ...], file: Path, tmp_path: Path
 ) -> None:
     Checkpoint(tmp_path / "c").open(make_plan(pipeline("others")))
-    said = typed(words[0], file, *words[1:])
-    assert isinstance(said.exception, CheckpointRefused)
-    assert "belongs to pipeline 'others'" in str(said.exception)
+    output = typed(words[0], file, *words[1:])
+    assert isinstance(output.exception, CheckpointRefused)
+    assert "belongs to pipeline 'others'" in str(output.exception)
     assert (tmp_path / "c" / "millstream.json").exists()
 
 
-def test_plan_says_that_it_is_another_s(file: Path, tmp_path: Path) -> None:
+def test_plan_reports_the_checkpoint_of_another_pipeline(file: Path, tmp_path: Path) -> None:
     Checkpoint(tmp_path / "c").open(make_plan(pipeline("others")))
-    said = typed("plan", file, "-o", "json")
-    [made] = json.loads(said.stdout)
-    assert (said.exit_code, made["fits"]) == (1, False)
+    output = typed("plan", file, "-o", "json")
+    [made] = json.loads(output.stdout)
+    assert (output.exit_code, made["fits"]) == (1, False)
     [why] = [line["how"] for line in made["plan"] if line["fits"] is False]
     assert why.startswith("it belongs to pipeline 'others'")
 
 
-def test_plan_says_that_a_directory_is_no_checkpoint(file: Path, tmp_path: Path) -> None:
+def test_plan_reports_a_directory_that_is_not_a_checkpoint(file: Path, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "thesis.txt").write_text("x")
     [made] = json.loads(typed("plan", file, "-o", "json").stdout)
     assert any("the directory is not empty" in line["how"] for line in made["plan"])
 
 
-def test_a_running_pipeline_is_found_on_whatever_port_it_answers(file: Path, tmp_path: Path) -> None:
+def test_running_pipeline_is_found_on_any_port(file: Path, tmp_path: Path) -> None:
     """And what it says is what HTTP says: one record."""
     checkpoint = Checkpoint(tmp_path / "c")
     checkpoint.open(make_plan(pipeline()))
@@ -153,18 +153,23 @@ def test_a_running_pipeline_is_found_on_whatever_port_it_answers(file: Path, tmp
     assert json.loads(typed("status", file, "-o", "json").stdout) == asleep, "it was killed"
 
 
-def test_a_checkpoint_elsewhere_than_in_a_directory_is_refused_and_the_plan_shows_the_real_place(
-    file: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_may_be_in_a_store_with_a_known_scheme(file: Path, tmp_path: Path) -> None:
     text = file.read_text()
-    for scheme in ("s3a", "hdfs", "abfss", "S3"):
+    for scheme in ("s3a", "hdfs", "abfss", "gs"):
+        file.write_text(text.replace(str(tmp_path / "c"), f"{scheme}://bucket/c/"))
+        assert typed("validate", file).exit_code == 0
+    for scheme, advice in (("S3", "s3a://"), ("redis", "hdfs"), ("file", "file:///directory")):
         file.write_text(text.replace(str(tmp_path / "c"), f"{scheme}://bucket/c"))
-        said = typed("validate", file)
-        assert isinstance(said.exception, SpecRefused)
-        assert "mounted" in str(said.exception)
+        refused = typed("validate", file)
+        assert isinstance(refused.exception, SpecRefused)
+        assert advice in str(refused.exception)
+
+
+def test_plan_shows_the_real_path_of_the_checkpoint(file: Path, tmp_path: Path) -> None:
+    text = file.read_text()
     file.write_text(text.replace(str(tmp_path / "c"), f"file://{tmp_path}/link"))
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     [made] = json.loads(typed("plan", file, "-o", "json").stdout)
-    [told] = [line["how"] for line in made["plan"] if line["part"] == "checkpoint"]
-    assert told == str(tmp_path / "real")
+    [reported] = [line["how"] for line in made["plan"] if line["part"] == "checkpoint"]
+    assert reported == str(tmp_path / "real")

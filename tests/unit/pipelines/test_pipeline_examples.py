@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from millstream.demo.stage import filled
+from millstream.demo.stage import fill_template
 from millstream.pipelines.plan import describe, make_plan
 from millstream.pipelines.spec.load import load_pipeline, parse_pipeline
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples" / "pipelines").glob("*.yaml"))
-PAGE = (ROOT / "docs" / "how-to" / "pipelines.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```yaml\n(apiVersion.*?)```", PAGE, re.DOTALL)
+PAGES = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/how-to").glob("pipeline*.md")))
+BLOCKS = re.findall(r"```yaml\n(apiVersion.*?)```", PAGES, re.DOTALL)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -22,7 +22,7 @@ def test_an_example_can_be_planned(path: Path) -> None:
     assert describe(make_plan(load_pipeline(path, {})))
 
 
-def test_there_are_examples() -> None:
+def test_examples_exist() -> None:
     assert EXAMPLES
     assert BLOCKS
 
@@ -38,14 +38,14 @@ DIRECTORY = Path("/somewhere/wíth 😀: a 'quoted' \"name\"/demo")
 
 def of_the_demo(file: str, url: str = URL) -> str:
     template = (ROOT / "src" / "millstream" / "demo" / file).read_text(encoding="utf-8")
-    return filled(template, url=url, tag="{demo-1}", rows=900, data=DIRECTORY)
+    return fill_template(template, url=url, tag="{demo-1}", rows=900, data=DIRECTORY)
 
 
-def test_the_file_that_the_demo_keeps_can_be_run_as_it_is() -> None:
+def test_kept_demo_file_can_be_run() -> None:
     pipeline = parse_pipeline(of_the_demo("shop.yaml"), environ={})
     assert pipeline.spec.checkpoint.path == f"{DIRECTORY}/checkpoint"
-    told = describe(make_plan(pipeline))
-    assert URL in str(told)
+    reported = describe(make_plan(pipeline))
+    assert URL in str(reported)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_file_that_the_demo_keeps_can_be_run_as_it_is() -> None:
         ("shop-postgres.yaml", "redis://:secret@127.0.0.1:6380", "DEMO_URL=... DEMO_DSN=..."),
     ],
 )
-def test_what_may_hold_a_password_is_not_in_the_file_that_the_demo_keeps(file: str, url: str, asked: str) -> None:
+def test_kept_demo_file_contains_no_password(file: str, url: str, asked: str) -> None:
     text = of_the_demo(file, url)
     assert "secret" not in text
     assert f"{asked} millstream pipeline run shop.yaml" in text.splitlines()[0]

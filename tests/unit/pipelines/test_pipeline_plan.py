@@ -1,4 +1,4 @@
-"""What runs where, who gates the checkpoint, and how rows are told apart: decided before Spark starts."""
+"""The plan: which part runs where, which sinks gate the checkpoint, how rows are identified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILTER = {"type": "filter", "ops": ["c"]}
 AGGREGATE = {"type": "aggregate", "window": "1m", "measures": {"n": "count"}, "watermark": "7s"}
 
 
-def test_what_follows_the_first_per_batch_processor_runs_in_the_batch() -> None:
+def test_processors_after_a_per_batch_one_run_in_the_batch() -> None:
     made = planned(processors=[FILTER, DEDUPLICATE, SQL, FILTER, PYTHON])
     assert [placed.name for placed in made.streaming] == ["processors[0]", "processors[1]"]
     assert [placed.name for placed in made.per_batch] == ["processors[2]", "processors[3]", "processors[4]"]
@@ -75,12 +75,12 @@ def test_sinks_that_take_the_same_rows_share_a_pass() -> None:
         {"stream": "out.${source.table}"},
     ],
 )
-def test_a_sink_that_takes_other_rows_has_a_pass_of_its_own(other: dict[str, Any]) -> None:
+def test_sinks_with_different_rows_have_separate_passes(other: dict[str, Any]) -> None:
     made = planned(sinks=[redis_sink("a"), redis_sink("b", **other)])
     assert len(made.passes) == 2
 
 
-def test_a_filter_makes_other_rows_too() -> None:
+def test_sinks_with_different_filters_have_different_shapes() -> None:
     filtered = {**redis_sink("b"), "filter": {"ops": ["c"]}}
     assert len(planned(sinks=[redis_sink("a"), filtered]).passes) == 2
     assert len(planned(sinks=[{**redis_sink("a"), "filter": {"ops": ["c"]}}, filtered]).passes) == 1
@@ -96,9 +96,9 @@ def test_the_commit_policy_counts_sinks(policy: str, gating: list[str], optional
     assert [sink.config.id for sink in made.optional] == optional
 
 
-def test_dead_letters_lie_at_the_first_redis_unless_told_otherwise() -> None:
+def test_dead_letters_go_to_the_first_redis_by_default() -> None:
     assert planned().dead_letters is not None
-    assert (planned().dead_letters.address.uri, planned().dead_letters.stream) == (URI, "orders.dlq")
+    assert (planned().dead_letters.address.uri, planned().dead_letters.stream) == (URI, "default:orders.dlq")
     console = [{"type": "console", "config": {"id": "c"}}]
     assert planned(sinks=console).dead_letters is None
     assert planned(sinks=console, dlq={"uri": "redis://h", "stream": "x"}).dead_letters.stream == "x"
@@ -116,3 +116,9 @@ def test_the_plan_in_words_shows_no_password() -> None:
     words = str(describe(make_plan(pipeline(sinks=[redis_sink(uri=secret)]))))
     assert "s3cret" not in words
     assert "gates the checkpoint" in words
+
+
+def test_dead_letters_of_two_tenants_never_share_a_default_stream() -> None:
+    owners = [("acme", "orders"), ("a.b", "c"), ("a", "b.c")]
+    targets = [make_plan(pipeline(name, tenant)).dead_letters for tenant, name in owners]
+    assert [target and target.stream for target in targets] == ["acme:orders.dlq", "a.b:c.dlq", "a:b.c.dlq"]

@@ -1,4 +1,4 @@
-"""What people see of a pipeline: how far behind it is, and which sink it waits for."""
+"""The status of a pipeline: its lag, and the sinks that it waits for."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_rates_lag_batch_time_and_sinks_are_shown() -> None:
     assert "lag 5,678, 90 ms, sinks: a ok, b retrying" in _line(one)
 
 
-def test_what_is_not_known_is_a_dash() -> None:
+def test_unknown_values_are_shown_as_a_dash() -> None:
     assert drawn(status({"a": "ok"}, rows=1, lag=None)).splitlines()[1].split()[2:7] == ["3", "1", "-", "-", "-"]
-    assert "lag -" in _line(status({}))
+    assert "lag" not in _line(status({})), "a line leaves out what is not known"
 
 
 class Trial:
-    """A sink that refuses for a while, and what is seen of it meanwhile."""
+    """A sink that refuses for a while, and its status meanwhile."""
 
     def __init__(self, *errors: Exception, deadline: str = "60s") -> None:
         self.context = RunContext("app")
@@ -84,14 +84,14 @@ class Trial:
             raise self._left.pop(0)
 
 
-def test_a_sink_is_said_to_be_retried_while_it_is() -> None:
+def test_status_shows_a_sink_as_retrying() -> None:
     trial = Trial(BrokerUnavailable("gone"), BrokerUnavailable("gone"))
     trial.run()
     assert trial.seen == [None, "retrying", "retrying"]
     assert trial.context.troubles == {}
 
 
-def test_a_sink_that_was_given_up_stays_visible() -> None:
+def test_failed_sink_stays_in_the_status() -> None:
     for trial in (Trial(AuthenticationFailed("no")), Trial(BrokerUnavailable("gone"), deadline="0ms")):
         with pytest.raises(SinkFailed):
             trial.run()
@@ -104,7 +104,7 @@ def test_a_sink_that_was_given_up_stays_visible() -> None:
     assert stopped.context.troubles == {"main": "failed"}
 
 
-def test_an_event_s_fault_is_not_the_sink_s() -> None:
+def test_error_of_an_event_is_not_attributed_to_the_sink() -> None:
     trial = Trial(EventFailed("1", "source", "no JSON"))
     with pytest.raises(EventFailed):
         trial.run()
@@ -112,16 +112,16 @@ def test_an_event_s_fault_is_not_the_sink_s() -> None:
 
 
 def test_status_shows_the_same_record_in_words() -> None:
-    from millstream.cli.pipeline_status import _in_words
+    from millstream.cli.pipeline_status import _labelled
 
-    shown = _in_words(asdict(status({"a": "ok", "b": "retrying"}, lag=4, batch_ms=None)))
-    assert (shown["lag"], shown["sink b"], shown["source"]) == (4, "retrying", "ok")
-    assert "batch ms" not in shown
+    displayed = _labelled(asdict(status({"a": "ok", "b": "retrying"}, lag=4, batch_ms=None)))
+    assert (displayed["lag"], displayed["sink b"], displayed["source"]) == (4, "retrying", "ok")
+    assert "batch ms" not in displayed
     slot = {"name": "shop", "active": True, "held_bytes": 4096, "wal_status": "reserved", "unacknowledged_s": 3.0}
-    shown = _in_words(asdict(status({"a": "ok"}, slot=slot)))
-    assert shown["slot shop"] == "4,096 bytes held, reserved, acknowledged 3 s ago"
-    shown = _in_words(asdict(status({"a": "ok"}, slot={**slot, "unacknowledged_s": None})))
-    assert shown["slot shop"] == "4,096 bytes held, reserved"
+    displayed = _labelled(asdict(status({"a": "ok"}, slot=slot)))
+    assert displayed["slot shop"] == "4,096 bytes held, reserved, acknowledged 3 s ago"
+    displayed = _labelled(asdict(status({"a": "ok"}, slot={**slot, "unacknowledged_s": None})))
+    assert displayed["slot shop"] == "4,096 bytes held, reserved"
 
 
 def test_rows_are_counted_once_however_often_spark_reads_them() -> None:
@@ -136,12 +136,16 @@ def test_rows_are_counted_once_however_often_spark_reads_them() -> None:
         sources=[source],
         stateOperators=[],
     )
-    told = chosen(last, (7, 100))
-    assert (told["rows"], told["input_rows_per_second"], told["processed_rows_per_second"]) == (100, 200.0, 50.0)
+    reported = chosen(last, (7, 100))
+    assert (reported["rows"], reported["input_rows_per_second"], reported["processed_rows_per_second"]) == (
+        100,
+        200.0,
+        50.0,
+    )
     assert chosen(last, (6, 100))["rows"] == 200, "another batch's count says nothing"
 
 
-def test_reading_that_fails_is_no_sink_s_fault() -> None:
+def test_read_error_is_not_attributed_to_a_sink() -> None:
     facts: list[str] = []
     where = 'Traceback:\n  File "/x/millstream/spark/reader.py", line 9, in read\n'
     trial = Trial(RuntimeError(where + "millstream.spark.errors.DataLost: 3 entries"))
@@ -152,7 +156,7 @@ def test_reading_that_fails_is_no_sink_s_fault() -> None:
     assert trial.context.troubles == {}
 
 
-def test_without_a_deadline_a_sink_is_waited_for_for_ever() -> None:
+def test_without_a_deadline_a_sink_is_retried_without_limit() -> None:
     trial = Trial(*(BrokerUnavailable("gone") for _ in range(50)), deadline="none")
     trial.run()
     assert len(trial.seen) == 51

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ GOOD = 'dsn: "postgresql://me@127.0.0.1:1/shop", tables: [orders, "billing.*"]'
 
 
 def source(config: str = GOOD) -> PostgresSource:
-    found = parse_pipeline(SPEC.replace("CONFIG", config)).spec.source
-    assert isinstance(found, PostgresSource)
-    return found
+    result = parse_pipeline(SPEC.replace("CONFIG", config)).spec.source
+    assert isinstance(result, PostgresSource)
+    return result
 
 
 def options(made: PostgresSource, **opening: Any) -> dict[str, str]:
@@ -35,20 +36,25 @@ def options(made: PostgresSource, **opening: Any) -> dict[str, str]:
 
 
 def test_names_come_from_the_pipeline_and_segments_lie_under_its_checkpoint() -> None:
-    told = options(source())
-    assert (told["slot"], told["publication"], told["sourceName"]) == (
-        "millstream_my_shop",
-        "millstream_my_shop",
-        "My.Shop",
-    )
-    assert told["segments"] == "/checkpoint/segments"
-    assert (told["tables"], told["create"], told["snapshot"], told["lanes"]) == (
+    reported = options(source())
+    slot = source().slot("My.Shop")
+    assert (reported["slot"], reported["publication"], reported["sourceName"]) == (slot, slot, "My.Shop")
+    assert reported["segments"] == "/checkpoint/segments"
+    assert (reported["tables"], reported["create"], reported["snapshot"], reported["partitions"]) == (
         "orders,billing.*",
         "false",
         "initial",
         "1",
     )
-    assert (told["maxChangesPerTrigger"], told["chunkRows"]) == ("500", "500")
+    assert (reported["maxChangesPerTrigger"], reported["chunkRows"]) == ("500", "500")
+
+
+def test_pipelines_with_different_names_have_different_slots() -> None:
+    assert source().slot("my_shop") == "millstream_my_shop"
+    names = ["my_shop", "my-shop", "my.shop", "My_Shop", "x" * 50, "x" * 50 + "1", "x" * 50 + "2"]
+    slots = [source().slot(name) for name in names]
+    assert len(set(slots)) == len(names)
+    assert all(re.fullmatch("[a-z0-9_]{1,63}", slot) for slot in slots)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +73,8 @@ def test_a_batch_of_a_snapshot_keeps_every_core_busy_to_its_end(
     events: int, at_once: int, wanted: int, chunk: int, chunks: int
 ) -> None:
     made = source(f"{GOOD}, chunk_rows: {wanted}")
-    told = made._options(Opening("p", "t", events, partitions=at_once))
-    assert int(told["chunkRows"]) == chunk
+    reported = made._options(Opening("p", "t", events, partitions=at_once))
+    assert int(reported["chunkRows"]) == chunk
     assert events // chunk == chunks
 
 
@@ -121,18 +127,27 @@ def test_a_password_is_in_a_file_and_in_nothing_else(dsn: str) -> None:
     assert Path(told["dsnFile"]).read_text() == dsn
     assert Path(told["dsnFile"]).stat().st_mode & 0o777 == 0o600
     assert list(made.secrets()) == [dsn]
-    shown = f"{told} {made!r} {made.identity()} {made.login()!r}"
-    assert "s3cret" not in shown
+    displayed = f"{told} {made!r} {made.identity()} {made.login()!r}"
+    assert "s3cret" not in displayed
     secrets.close()
 
 
-def test_on_a_cluster_segments_and_passwords_need_a_place_that_all_hosts_see() -> None:
+def test_password_on_a_cluster_needs_a_file_that_all_hosts_have() -> None:
     made = source('dsn: "postgresql://me:s3cret@127.0.0.1:1/shop", tables: [t]')
     problems = list(made.problems_before_start("p", begun=False, master="spark://host:7077"))
-    assert any("config.segments" in problem for problem in problems)
+    assert not any("segments" in problem for problem in problems)
     assert any("password_file" in problem for problem in problems)
     assert "s3cret" not in "".join(problems)
     assert list(source().problems_before_start("p", begun=False, master="local[2]")) == [], "a server may yet come"
+
+
+def test_tasks_read_segments_only_on_the_drivers_host() -> None:
+    def shared(**opening: Any) -> str:
+        return source()._options(Opening("p", "t", 500, **opening))["segmentsShared"]
+
+    assert shared() == "true"
+    assert shared(tasks_are_local=False) == "false"
+    assert shared(checkpoint="hdfs://h:1/d", gateway_file="/private/file") == "false"
 
 
 def test_plan_says_which_order_is_kept() -> None:
@@ -140,10 +155,10 @@ def test_plan_says_which_order_is_kept() -> None:
         return dict(describe(make_plan(parse_pipeline(SPEC.replace("CONFIG", config)))))["order"]
 
     assert "that of commits" in order(GOOD)
-    assert "each key" in order(GOOD + ", lanes: 4")
+    assert "each key" in order(GOOD + ", partitions: 4")
 
 
-def test_a_wrong_dsn_is_not_repeated() -> None:
+def test_error_does_not_quote_a_wrong_dsn() -> None:
     with pytest.raises(SpecRefused) as caught:
         source('dsn: "hots=h pasword=s3cret", tables: [t]')
     assert "s3cret" not in str(caught.value)
@@ -158,13 +173,14 @@ def test_a_wrong_dsn_is_not_repeated() -> None:
         ('dsn: "postgresql://h/d", tables: []', "tables"),
         (GOOD + ", slot: Capital", "slot"),
         (GOOD + ", snapshot: sometimes", "snapshot"),
-        (GOOD + ", lanes: 0", "lanes"),
+        (GOOD + ", partitions: 0", "partitions"),
+        (GOOD + ", segments: 'hdfs://host/dir'", "segments"),
         (GOOD + ', numeric: "decimal(40)"', "numeric"),
         (GOOD + ", exclude: [note]", "exclude"),
         (GOOD + ", max_bytes: 10", "max_bytes"),
         (GOOD + ", typo: 1", "typo"),
     ],
 )
-def test_a_wrong_option_is_refused_where_it_stands(config: str, where: str) -> None:
+def test_wrong_option_is_refused_with_its_path(config: str, where: str) -> None:
     with pytest.raises(SpecRefused, match=where):
         source(config)

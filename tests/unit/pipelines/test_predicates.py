@@ -45,14 +45,18 @@ def model(field: Any, test: str, given: Any) -> bool:
         return given in (field if isinstance(field, str) else json.dumps(field))
     if kind(field) != kind(given) or (kind(field) == "bool" and test != "eq"):
         return False
-    left, right = (Decimal(repr(one)) if kind(one) == "number" else one for one in (field, given))
-    return {"eq": left == right, "gt": left > right, "gte": left >= right, "lt": left < right, "lte": left <= right}[
-        test
-    ]
+    remaining, right = (Decimal(repr(one)) if kind(one) == "number" else one for one in (field, given))
+    return {
+        "eq": remaining == right,
+        "gt": remaining > right,
+        "gte": remaining >= right,
+        "lt": remaining < right,
+        "lte": remaining <= right,
+    }[test]
 
 
 @given(st.none() | scalars, st.sampled_from(TESTS), scalars, st.lists(scalars, min_size=1, max_size=3))
-def test_a_predicate_is_what_the_model_says(field: Any, test: str, one: Any, many: list[Any]) -> None:
+def test_predicate_matches_its_model(field: Any, test: str, one: Any, many: list[Any]) -> None:
     given: Any = {"in": many, "not_in": many, "exists": True, "not_exists": True, "contains": str(one)}.get(test, one)
     assert holds(field, **{test: given}) == model(field, test, given)
 
@@ -64,11 +68,11 @@ def test_integers_of_any_length_are_compared_exactly() -> None:
 
 
 @pytest.mark.parametrize("text", ["NaN", "1d", "true", "1"])
-def test_text_is_no_number_and_no_boolean(text: str) -> None:
+def test_text_equals_no_number_and_no_boolean(text: str) -> None:
     assert not any(holds(text, **test) for test in ({"eq": 1}, {"gt": 0}, {"lt": 2}, {"eq": True}, {"in": [1, True]}))
 
 
-def test_of_a_list_one_element_is_enough() -> None:
+def test_one_matching_element_of_a_list_is_enough() -> None:
     event = EventValues({"after": '{"items":[{"n":1},{"n":5}]}', "before": None})
     assert Predicate(field="after.items.n", gt=4).tester()(event)
     assert not Predicate(field="after.items.n", gt=5).tester()(event)
@@ -90,7 +94,7 @@ def test_all_and_any_together() -> None:
 
 
 @pytest.mark.parametrize("test", [{"eq": float("inf")}, {"lt": float("nan")}, {"regex": "("}, {"regex": r"\p{L}"}])
-def test_what_can_never_be_compared_is_refused(test: dict[str, Any]) -> None:
+def test_values_that_cannot_be_compared_are_refused(test: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Predicate.model_validate({"field": "after.x", **test})
 

@@ -1,4 +1,4 @@
-"""How long to wait, what waiting cannot mend, and that stopping happens between batches."""
+"""Backoff of retries, permanent errors, and stops between batches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_waits_double_up_to_the_maximum_with_jitter_around_them() -> None:
     assert (SETTINGS.backoff.delay_ms(1, 0.0), SETTINGS.backoff.delay_ms(10_000, 0.999)) == (80, 1200)
 
 
-def test_trying_ends_at_the_deadline_and_without_one_never() -> None:
+def test_retries_end_at_the_deadline() -> None:
     assert (SETTINGS.over(5000), SETTINGS.over(5001)) == (False, True)
     assert not RetrySettings(deadline="none").over(10**15)
 
 
-def test_whose_fault_it_was_that_a_sink_s_attempt_failed() -> None:
+def test_error_of_an_attempt_is_attributed_to_source_or_sink() -> None:
     reading = (
         'Traceback:\n  File "/x/millstream/spark/reader.py", line 9, in read\nmillstream.errors.BrokerUnavailable: no'
     )
@@ -42,7 +42,7 @@ def test_whose_fault_it_was_that_a_sink_s_attempt_failed() -> None:
     assert not may_pass(RuntimeError("something that nobody has foreseen"))
 
 
-def test_a_full_disk_is_known_from_a_task_too() -> None:
+def test_full_disk_is_recognized_in_the_error_of_a_task() -> None:
     assert is_disk_full(OSError(28, "No space left on device"))
     assert is_disk_full(RuntimeError("Job aborted ... java.io.IOException: No space left on device"))
     assert not is_disk_full(OSError(5, "Input/output error"))
@@ -62,7 +62,7 @@ def test_a_full_disk_is_known_from_a_task_too() -> None:
         (RuntimeError("AnalysisException: ... millstream.errors.BrokerUnavailable: no answer"), False),
     ],
 )
-def test_what_waiting_cannot_mend(error: Exception, fatal: bool) -> None:
+def test_permanent_errors(error: Exception, fatal: bool) -> None:
     assert is_fatal(error) is fatal
 
 
@@ -75,7 +75,7 @@ def test_an_error_from_a_task_in_one_line() -> None:
     assert short(RuntimeError(text + query)) == "OutOfMemory: OOM command"
 
 
-def test_a_batch_that_comes_after_closing_is_turned_away() -> None:
+def test_batch_after_closing_is_refused() -> None:
     gate = Gate()
     with gate.batch(1):
         pass
@@ -110,7 +110,7 @@ def test_closing_waits_for_the_batch_inside() -> None:
     assert gate.last_done == 5
 
 
-def test_a_batch_that_fails_is_not_done() -> None:
+def test_failed_batch_is_not_counted_as_done() -> None:
     gate = Gate()
     with pytest.raises(ValueError, match="no"), gate.batch(1):
         raise ValueError("no")

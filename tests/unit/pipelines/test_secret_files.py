@@ -1,4 +1,4 @@
-"""Passwords lie in files that only their user reads, as long as they are needed; what Spark is told holds none."""
+"""Passwords are in files that only their user can read, while they are needed; Spark's options contain none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_uri_with_a_password_becomes_a_file_of_its_own(tmp_path: Path, monkeyp
     assert not path.parent.exists()
 
 
-def test_what_a_killed_process_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_killed_process_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead, living = tmp_path / "millstream-secrets-999999999-a", tmp_path / f"millstream-secrets-{os.getppid()}-b"
     dead.mkdir()
@@ -53,9 +53,9 @@ def test_a_password_file_is_named_and_not_read(tmp_path: Path) -> None:
 def test_a_cluster_needs_the_password_in_a_file_on_every_host() -> None:
     guarded = planned(sinks=[redis_sink(uri="redis://:s3cret@h:1")])
     assert list(unreachable(guarded.addresses(), "local[2]")) == []
-    found = list(unreachable(guarded.addresses(), "spark://h:7077"))
-    assert [where for where, _ in found] == ["sink main", "dlq"]
-    assert all("password_file" in why and "s3cret" not in why for _, why in found)
+    result = list(unreachable(guarded.addresses(), "spark://h:7077"))
+    assert [where for where, _ in result] == ["sink main", "dlq"]
+    assert all("password_file" in why and "s3cret" not in why for _, why in result)
     provided = planned(sinks=[redis_sink(uri="redis://me@h:1", password_file="/etc/p")])
     assert list(unreachable(provided.addresses(), "spark://h:7077")) == []
 

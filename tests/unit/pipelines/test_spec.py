@@ -1,4 +1,4 @@
-"""A spec is read as a whole, or refused as a whole with every problem: file, line, path, and what is allowed."""
+"""A spec is accepted, or refused with every problem: file, line, path, and what is allowed."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def problems(text: str, environ: dict[str, str] | None = None) -> list[tuple[int
     return [(problem.line, problem.path, problem.message) for problem in refused.value.problems]
 
 
-def test_the_sink_block_that_people_have_is_accepted_as_it_stands() -> None:
+def test_existing_sink_block_is_accepted() -> None:
     pipeline = parse_pipeline(GOOD, environ=ENVIRON)
     sink = pipeline.spec.sinks[0]
     assert isinstance(sink, RedisSink)
     assert (sink.config.id, sink.config.stream, sink.config.required) == ("orders-redis", "orders.events", True)
     assert sink.config.uri == ENVIRON["REDIS_URI"]
-    assert pipeline.checkpoint_path == "checkpoints/orders"
+    assert pipeline.checkpoint_path.endswith("/millstream/checkpoints/acme/orders")
 
 
 def test_required_is_the_default_and_maxlen_and_durability_stand_beside_it() -> None:
@@ -84,50 +84,50 @@ def test_every_problem_is_in_one_message_with_its_line_and_path() -> None:
         (19, "spec.sinks[1].config.stream"),
         (20, "spec.sinks[2].type"),
     ]
-    said = {path: message for _, path, message in found}
-    assert "did you mean tables?" in said["spec.processors[0].tabels"]
-    assert "REDIS_URI is not set" in said["spec.sinks[0].config.uri"]
-    assert "allowed here: batch_timeout" in said["spec.sinks[0].config.strem"]
-    assert "sinks[0] has the id" in said["spec.sinks[1].config.id"]
-    assert "redis, files, console, spark" in said["spec.sinks[2].type"]
+    output = {path: message for _, path, message in found}
+    assert "did you mean tables?" in output["spec.processors[0].tabels"]
+    assert "REDIS_URI is not set" in output["spec.sinks[0].config.uri"]
+    assert "allowed here: batch_timeout" in output["spec.sinks[0].config.strem"]
+    assert "sinks[0] has the id" in output["spec.sinks[1].config.id"]
+    assert "redis, files, console, spark" in output["spec.sinks[2].type"]
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("a: [1, 2", "no YAML"),
-        ("\tx: 1", "no YAML"),
+        ("a: [1, 2", "not YAML"),
+        ("\tx: 1", "not YAML"),
         ("", "one YAML document"),
         ("a: 1\n---\nb: 2\n", "one YAML document"),
         ("[" * 100 + "]" * 100, "nested deeper"),
         ("- " * 5000 + "x", "nested deeper"),
         ("x" * (1 << 20) + "y", "larger than"),
         ("a: &a [*a]", "aliases"),
-        ("\0", "no YAML"),
+        ("\0", "not YAML"),
     ],
 )
-def test_what_is_no_yaml_or_beyond_a_limit_is_refused(text: str, part: str) -> None:
+def test_invalid_or_oversized_yaml_is_refused(text: str, part: str) -> None:
     [(_, _, message)] = problems(text)
     assert part in message
 
 
-def test_an_alias_bomb_is_refused_while_walking_it() -> None:
+def test_alias_bomb_is_refused() -> None:
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     [(_, _, message)] = problems("\n".join(levels))
     assert "aliases are expanded" in message
 
 
-def test_aliases_as_such_are_fine() -> None:
+def test_aliases_are_allowed() -> None:
     text = GOOD.replace("labels: {team: shop}", "labels: &l {team: shop}, annotations: *l")
     assert parse_pipeline(text, environ=ENVIRON).metadata.annotations == {"team": "shop"}
 
 
 def test_a_key_given_twice_and_a_tag_are_problems() -> None:
-    found = problems(GOOD.replace("      tables: [orders]", "      tables: [orders]\n      tables: [x]"))
-    assert [(line, message) for line, _, message in found] == [(11, "this key is given twice")]
-    found = problems(GOOD.replace("[orders]", "[!!python/name:os.system x]"))
-    assert "not allowed" in found[0][2]
+    result = problems(GOOD.replace("      tables: [orders]", "      tables: [orders]\n      tables: [x]"))
+    assert [(line, message) for line, _, message in result] == [(11, "this key is given twice")]
+    result = problems(GOOD.replace("[orders]", "[!!python/name:os.system x]"))
+    assert "not allowed" in result[0][2]
 
 
 def test_an_empty_text_instead_of_a_mapping() -> None:
@@ -152,7 +152,7 @@ def test_a_template_that_names_a_missing_field_is_refused_where_the_fields_are_k
     assert parse_pipeline(renamed, environ=ENVIRON)
 
 
-def test_a_template_where_none_may_stand() -> None:
+def test_template_in_a_wrong_field_is_refused() -> None:
     [(_, path, message)] = problems(GOOD.replace("[orders]", '["${source.table}"]'))
     assert path == "spec.processors[0].tables[0]"
     assert "not allowed here" in message
@@ -185,7 +185,7 @@ def test_a_sink_without_a_stream_needs_a_route() -> None:
 def test_two_files_need_names_and_checkpoints_of_their_own(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(GOOD)
-    with pytest.raises(SpecRefused, match="its name is that of"):
+    with pytest.raises(SpecRefused, match="has the same name"):
         load_pipelines([tmp_path / "a.yaml", tmp_path / "b.yaml"], ENVIRON)
     with pytest.raises(SpecRefused, match="cannot be read"):
         load_pipelines([tmp_path / "none.yaml"], ENVIRON)
@@ -198,15 +198,15 @@ def test_two_files_need_names_and_checkpoints_of_their_own(tmp_path: Path) -> No
         ("{field: after.x, eq: 1, ne: 2}", "exactly one test"),
         ("{field: elsewhere.x, eq: 1}", "unknown here"),
         ("{field: op, changed: true}", "needs a field of the row"),
-        ('{field: op, regex: "("}', "no regular expression"),
+        ('{field: op, regex: "("}', "not a regular expression"),
     ],
 )
 def test_predicates_are_checked(predicate: str, why: str) -> None:
-    found = problems(GOOD.replace("      tables: [orders]", f"      where: {{all: [{predicate}]}}"))
-    assert why in found[0][2]
+    result = problems(GOOD.replace("      tables: [orders]", f"      where: {{all: [{predicate}]}}"))
+    assert why in result[0][2]
 
 
-def test_the_schema_for_editors_knows_the_parts() -> None:
+def test_schema_for_editors_contains_the_parts() -> None:
     schema = json_schema()
     assert json.loads(json.dumps(schema)) == schema
     assert {"source", "processors", "sinks", "batch", "commit_policy", "dlq", "checkpoint", "spark"} <= set(
@@ -216,7 +216,7 @@ def test_the_schema_for_editors_knows_the_parts() -> None:
     assert yaml.safe_load(GOOD)["kind"] == schema["properties"]["kind"]["const"]
 
 
-def test_a_number_of_sixties_is_text_and_a_huge_number_is_refused_without_being_reckoned() -> None:
+def test_base_60_number_is_text_and_a_huge_number_is_refused() -> None:
     """``1:1:1:...`` of 400 KB took 12 s: YAML 1.1 reads it as one number to the base of 60."""
     sixties = "1" + ":1" * 200_000
     document = parse(f"a: {sixties}\nb: 12:30\nc: {'9' * 200_000}\nd: 0b{'1' * 200_000}\n", "x.yaml", {})
@@ -237,7 +237,7 @@ REDIS = 'uri: "redis://h:1", stream: s'
             "connect_timeout",
             "unknown field",
         ),
-        (f"sinks: [{{type: redis, config: {{id: a, {REDIS}, spool: {{max_bytes: 5}}}}}}]", "spool", "required: false"),
+        (f"sinks: [{{type: redis, config: {{id: a, {REDIS}, queue: {{max_bytes: 5}}}}}}]", "queue", "required: false"),
         ("batch: {max_bytes: 5}", "batch.max_bytes", "it takes max_events"),
         (
             "source: {type: files, config: {path: x, format: json}}\n  batch: {max_events: 5}",
@@ -256,7 +256,7 @@ REDIS = 'uri: "redis://h:1", stream: s'
         ),
     ],
 )
-def test_what_the_chosen_part_cannot_honour_is_refused(changed: str, path: str, says: str) -> None:
+def test_unsupported_setting_of_a_part_is_refused(changed: str, path: str, says: str) -> None:
     parts = {
         "source": "source: {type: generator, config: {rows: 1}}",
         "sinks": f"sinks: [{{type: redis, config: {{id: a, {REDIS}}}}}]",
@@ -303,3 +303,57 @@ def test_a_mask_that_may_match_is_accepted(before: str) -> None:
     field = "email" if "select" in before else "mail"
     listed = f"    - {before}\n    - {{type: mask, fields: {{{field}: hash}}}}\n"
     assert parse_pipeline(GOOD.replace("    - type: filter\n      tables: [orders]\n", listed), environ=ENVIRON)
+
+
+REDIS_SOURCE = "source: {type: redis, config: {uri: 'redis://u:pw@h:1', %s}}"
+REDIS_SINK = "sinks: [{type: redis, config: {id: s, uri: 'redis://h:1', stream: '%s'}}]"
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "more", "path"),
+    [
+        ("streams: [in]", "in", "", "spec.sinks[0].config.stream"),
+        ("pattern: 'orders.*'", "orders.out", "", "spec.sinks[0].config.stream"),
+        ("streams: [in]", "o", "dlq: {stream: in}", "spec.dlq.stream"),
+        ("streams: [in]", "o", "dlq: {stream: o}", "spec.dlq.stream"),
+        ("pattern: '.*q'", "o", "", "spec.dlq.stream"),
+        ("streams: [in]", "a}b", "", "spec.sinks[0].config.stream"),
+        ("streams: [in]", "o", "dlq: {stream: 'o}x'}", "spec.dlq.stream"),
+        ("streams: [a, a]", "o", "", "spec.source.config"),
+        ("streams: ['a,b']", "o", "", "spec.source.config"),
+        ("stream: 'a '", "o", "", "spec.source.config"),
+        ("pattern: '('", "o", "", "spec.source.config"),
+        (
+            "streams: [in]",
+            "o",
+            "processors: [{type: route, rules: [{when: {ops: [c]}, stream: in}]}]",
+            "spec.processors[0].rules[0].stream",
+        ),
+    ],
+)
+def test_streams_that_cannot_work_together_are_refused(read: str, written: str, more: str, path: str) -> None:
+    lines = [REDIS_SOURCE % read, REDIS_SINK % written, *filter(None, [more])]
+    head = "apiVersion: millstream/v1\nkind: Pipeline\nmetadata: {name: p}\nspec:\n"
+    text = head + "".join(f"  {line}\n" for line in lines)
+    assert path in [result[1] for result in problems(text)]
+
+
+@pytest.mark.parametrize("stream", ["o", "${after.to}", "{a}.b", "orders"])
+def test_streams_of_their_own_are_accepted(stream: str) -> None:
+    lines = [REDIS_SOURCE % "streams: [in, a b]", REDIS_SINK % stream]
+    head = "apiVersion: millstream/v1\nkind: Pipeline\nmetadata: {name: p}\nspec:\n"
+    parse_pipeline(head + "".join(f"  {line}\n" for line in lines), environ={})
+
+
+def test_every_field_of_the_schema_has_a_description() -> None:
+    """The options page and editors show it. It is the docstring below the field."""
+    schema = json_schema()
+    models = {"Pipeline": schema, **schema["$defs"]}
+    undescribed = [
+        f"{model}.{name}"
+        for model, definition in models.items()
+        for name, field in definition.get("properties", {}).items()
+        if name not in ("type", "config") and "description" not in field
+    ]
+    assert len(models) > 30
+    assert not undescribed

@@ -32,12 +32,12 @@ def test_rendering(text: str, strict: str | None, lenient: str) -> None:
 @pytest.mark.parametrize(
     "text", ["${nothing}", "${source.colour}", "${after}", "${after.}", "${after.a['b']}", "${open", "${}", "${a.b"]
 )
-def test_what_is_no_template(text: str) -> None:
+def test_invalid_templates_are_refused(text: str) -> None:
     with pytest.raises(TemplateError):
         Template.parse(text)
 
 
-def test_constants_and_what_may_be_missing() -> None:
+def test_templates_know_constants_and_optional_parts() -> None:
     assert Template.parse("a.b").constant == "a.b"
     assert Template.parse("${op}").constant is None
     assert not Template.parse("x.${op}.${tenant_id}").may_miss()

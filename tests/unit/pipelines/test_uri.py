@@ -1,4 +1,4 @@
-"""Addresses in a spec are checked when it is read, and a password in one is shown by nobody."""
+"""Addresses in a spec are checked when it is read, and their passwords are never displayed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def refused(uri: str = "redis://localhost", more: str = "", environ: dict[str, s
         ("unix:///run/r.sock?password=s3cret", "unix:///run/r.sock?password=***", "unix:///run/r.sock?"),
     ],
 )
-def test_nobody_sees_a_password(uri: str, people: str, compared: str) -> None:
+def test_password_is_never_displayed(uri: str, people: str, compared: str) -> None:
     assert (shown(uri), without_secrets(uri)) == (people, compared)
     assert "s3cret" not in str(describe(planned(sinks=[redis_sink(uri=uri)])))
 
 
-def test_another_password_is_the_same_place() -> None:
+def test_changed_password_is_the_same_source() -> None:
     def digests(uri: str) -> Any:
         return fingerprint(make_plan(pipeline(source={"type": "redis", "config": {"uri": uri, "stream": "in"}})))
 
@@ -73,9 +73,9 @@ def test_another_password_is_the_same_place() -> None:
     ],
 )
 def test_an_address_that_cannot_work_is_refused_with_its_place(uri: str, why: str) -> None:
-    said = refused(f'"{uri}"')
-    assert "p.yaml:8: spec.sinks[0].config.uri: write " in said
-    assert why in said
+    output = refused(f'"{uri}"')
+    assert "p.yaml:8: spec.sinks[0].config.uri: write " in output
+    assert why in output
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_an_address_that_cannot_work_is_refused_with_its_place(uri: str, why: st
         ("redis://localhost", "dlq: {uri: 53037}"),
     ],
 )
-def test_a_value_that_may_be_secret_is_not_repeated_where_it_is_wrong(uri: str, more: str) -> None:
-    said = refused(f'"{uri}"', more)
-    assert "s3cret" not in said
-    assert "53037" not in said
+def test_error_does_not_quote_a_value_that_may_be_secret(uri: str, more: str) -> None:
+    output = refused(f'"{uri}"', more)
+    assert "s3cret" not in output
+    assert "53037" not in output
 
 
 def test_other_values_are_repeated() -> None:
@@ -101,10 +101,10 @@ def test_other_values_are_repeated() -> None:
 
 
 def test_an_unset_variable_hides_no_other_problem_of_its_line() -> None:
-    said = refused('"${NOWHERE}", strem: x')
-    assert "NOWHERE is not set" in said
-    assert "strem: unknown field" in said
-    assert said.count("config.uri") == 1
+    output = refused('"${NOWHERE}", strem: x')
+    assert "NOWHERE is not set" in output
+    assert "strem: unknown field" in output
+    assert output.count("config.uri") == 1
 
 
 def test_two_unset_ids_are_not_one_id_twice() -> None:
@@ -115,6 +115,6 @@ def test_two_unset_ids_are_not_one_id_twice() -> None:
     assert [problem.path for problem in caught.value.problems] == [f"spec.sinks[{n}].config.id" for n in (0, 1)]
 
 
-def test_a_variable_without_quotes_in_braces_is_no_yaml_and_the_error_says_what_is() -> None:
+def test_unquoted_variable_in_braces_has_a_hint() -> None:
     assert 'write "${NAME}" in quotes' in refused("${NOWHERE}")
     assert "in quotes" not in refused("{")

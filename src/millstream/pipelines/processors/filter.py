@@ -1,4 +1,4 @@
-"""Filter and route: which events go on, and to which stream, by operation, by table, by predicates.
+"""Filter and route: which events pass, and to which stream they go, by operation, table and predicates.
 
 A predicate is one of eq ne gt gte lt lte in not_in contains regex changed exists not_exists, over one event.
 """
@@ -42,7 +42,7 @@ def _regex(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise PydanticCustomError("regex", "this is no regular expression: {why}", {"why": str(error)}) from error
+        raise PydanticCustomError("regex", "this is not a regular expression: {why}", {"why": str(error)}) from error
     return text
 
 
@@ -60,19 +60,33 @@ class Predicate(Part):
     """One field and one test. A missing field passes ``not_exists``, ``ne`` and ``not_in``, and no other test."""
 
     field: FieldReference
+    """The field to test, such as ``after.status``, ``row.id`` or ``op``."""
     eq: Scalar | None = None
+    """The field equals this value."""
     ne: Scalar | None = None
+    """The field does not equal this value, or is missing."""
     gt: Scalar | None = None
+    """The field is greater than this value."""
     gte: Scalar | None = None
+    """The field is greater than or equal to this value."""
     lt: Scalar | None = None
+    """The field is less than this value."""
     lte: Scalar | None = None
+    """The field is less than or equal to this value."""
     in_: list[Scalar] | None = Field(None, alias="in")
+    """The field equals one of these values."""
     not_in: list[Scalar] | None = None
+    """The field equals none of these values, or is missing."""
     contains: str | None = None
+    """The text of the field contains this text."""
     regex: Annotated[str, AfterValidator(_regex)] | None = None
+    """This regular expression matches in the text of the field."""
     changed: Literal[True] | None = None
+    """The field differs between ``before`` and ``after``."""
     exists: Literal[True] | None = None
+    """The field exists."""
     not_exists: Literal[True] | None = None
+    """The field does not exist."""
 
     @model_validator(mode="after")
     def _one_test(self) -> Predicate:
@@ -84,17 +98,17 @@ class Predicate(Part):
         return self
 
     def columns(self) -> tuple[str, ...]:
-        """The columns of an event that it looks at."""
+        """The columns of an event that the predicate reads."""
         return ("before", "after") if self.changed else Reference.parse(self.field).columns()
 
     def test(self) -> str:
         return next(iter(self.model_fields_set - {"field"}))
 
     def tester(self) -> Tester:
-        """The question whether an event passes. Where a path goes through a list, one element that passes is enough.
+        """Returns the test of an event. If a path goes through a list, one element that passes is enough.
 
-        Numbers are compared by their exact values, text by its characters; what is of another type is never equal,
-        and neither smaller nor greater. ``contains`` and ``regex`` look at the value as a template writes it.
+        Numbers are compared by their exact values, text by its characters. A value of another type is not equal, not
+        smaller and not greater. ``contains`` and ``regex`` test the value as a template writes it.
         """
         reference, test = Reference.parse(self.field), self.test()
         given: Any = getattr(self, test)
@@ -105,35 +119,39 @@ class Predicate(Part):
         if test in ("exists", "not_exists"):
             return lambda event: bool(values(event)) == (test == "exists")
         if test == "contains":
-            return lambda event: any(given in shown(one) for one in values(event))
+            return lambda event: any(given in shown(value) for value in values(event))
         if test == "regex":
             search = re.compile(given).search
-            return lambda event: any(search(shown(one)) for one in values(event))
+            return lambda event: any(search(shown(value)) for value in values(event))
         if test in ("eq", "ne", "in_", "not_in"):
-            wanted = [_json_value(one) for one in (given if isinstance(given, list) else [given])]
-            asked = test in ("eq", "in_")
-            return lambda event: any(same(one, value) for one in values(event) for value in wanted) == asked
+            operands = [_json_value(item) for item in (given if isinstance(given, list) else [given])]
+            must_match = test in ("eq", "in_")
+            return lambda event: (
+                any(same(value, operand) for value in values(event) for operand in operands) == must_match
+            )
         bound = _json_value(given)
-        return lambda event: any(_ordered(one, test, bound) for one in values(event))
+        return lambda event: any(_ordered(value, test, bound) for value in values(event))
 
 
 def _json_value(given: Scalar) -> Any:
     return given if isinstance(given, bool | str) else Number(repr(given))
 
 
-def _ordered(one: Any, test: str, other: Any) -> bool:
-    left: Any = one.exact() if isinstance(one, Number) else one
-    right: Any = other.exact() if isinstance(other, Number) else other
+def _ordered(value: Any, test: str, bound: Any) -> bool:
+    left: Any = value.exact() if isinstance(value, Number) else value
+    right: Any = bound.exact() if isinstance(bound, Number) else bound
     if type(left) is not type(right) or not isinstance(left, str | Decimal):
         return False
     return bool({"gt": left > right, "gte": left >= right, "lt": left < right, "lte": left <= right}[test])
 
 
 class Condition(Part):
-    """``all`` of the predicates, or ``any`` of them; both where both are given."""
+    """All predicates of ``all`` pass, and at least one of ``any``, as far as they are given."""
 
     all: list[Predicate] = Field(default_factory=list)
+    """Every one of these predicates must pass."""
     any: list[Predicate] = Field(default_factory=list)
+    """At least one of these predicates must pass."""
 
     @model_validator(mode="after")
     def _not_empty(self) -> Condition:
@@ -145,7 +163,7 @@ class Condition(Part):
         """As a column over a frame of events."""
         from pyspark.sql import functions as F
 
-        names = sorted({name for one in (*self.all, *self.any) for name in one.columns()})
+        names = sorted({name for predicate in (*self.all, *self.any) for name in predicate.columns()})
         holds = self.tester()
 
         def passes(*values: Any) -> bool:
@@ -154,20 +172,26 @@ class Condition(Part):
         return per_row(passes, "boolean", *(F.col(name) for name in names))
 
     def tester(self) -> Tester:
-        every, some = ([one.tester() for one in side] for side in (self.all, self.any))
-        return lambda event: all(one(event) for one in every) and (not some or any(one(event) for one in some))
+        required, alternatives = ([predicate.tester() for predicate in side] for side in (self.all, self.any))
+        return lambda event: (
+            all(test(event) for test in required) and (not alternatives or any(test(event) for test in alternatives))
+        )
 
 
 Op = Literal["c", "u", "d", "r", "t"]
 
 
 class Match(Part):
-    """What a filter lets through; also the ``filter`` of a sink. Tables are globs over ``table``, or with a dot over
+    """The events that pass a filter; also the ``filter`` of a sink. Tables are globs over ``table``, or with a dot over
     ``db.table``, ``schema.table`` and ``db.schema.table``."""
 
     ops: list[Op] = Field(default_factory=list)
+    """The operations that pass: c create, u update, d delete, r read in a snapshot, t truncate. By default all."""
     tables: list[NonEmpty] = Field(default_factory=list)
+    """Globs of tables that pass, as ``table``, ``db.table``, ``schema.table`` or ``db.schema.table``. By default
+    all."""
     where: Condition | None = None
+    """A condition on fields of the event."""
 
     @model_validator(mode="after")
     def _not_empty(self) -> Match:
@@ -189,17 +213,17 @@ class Match(Part):
 def _table_matches(globs: list[str]) -> Column:
     from pyspark.sql import functions as F
 
-    found = F.lit(False)
+    matches = F.lit(False)
     for glob in globs:
-        # fnmatch's expressions are Java's too, but for the end: Java's \\Z lets a line break follow.
+        # fnmatch's expressions are valid in Java, except for the end: Java's \\Z allows a line break after it.
         pattern = "^" + fnmatch.translate(glob).removesuffix(r"\Z").removesuffix(r"\z") + r"\z"
         for name in _names() if "." in glob else [F.col("table")]:
-            found = found | F.coalesce(name.rlike(pattern), F.lit(False))
-    return found
+            matches = matches | F.coalesce(name.rlike(pattern), F.lit(False))
+    return matches
 
 
 def _names() -> list[Column]:
-    """What a table is called with what it lies in: by database, by schema, by both."""
+    """The qualified names of a table: with its database, with its schema, and with both."""
     from pyspark.sql import functions as F
 
     return [
@@ -211,10 +235,10 @@ def _names() -> list[Column]:
 class Filter(Processor, Match):
     type: Literal["filter"]
 
-    def fields_after(self, known: Fields) -> Fields | None:
+    def fields_after(self, fields_by_table: Fields) -> Fields | None:
         exact = {table.rpartition(".")[2] for table in self.tables}
-        narrowed = {table: fields for table, fields in known.items() if table in exact}
-        return narrowed or known
+        narrowed = {table: fields for table, fields in fields_by_table.items() if table in exact}
+        return narrowed or fields_by_table
 
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
@@ -224,16 +248,20 @@ class Filter(Processor, Match):
 
 class Rule(Part):
     when: Match
+    """Which events the rule selects."""
     stream: TemplateText
+    """A template for the name of their stream."""
 
 
 class RouteByRule(Processor):
-    """An event that no rule matches keeps the sink's own stream, or gets ``default`` where one is given."""
+    """An event that matches no rule keeps the sink's stream, or gets ``default`` if it is given."""
 
     type: Literal["route"]
     names_streams = True
     rules: Annotated[list[Rule], Field(min_length=1)]
+    """The first rule that matches an event names its stream."""
     default: TemplateText | None = None
+    """A template for the stream of events that match no rule. By default they go to the sink's stream."""
 
     def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         for index, rule in enumerate(self.rules):

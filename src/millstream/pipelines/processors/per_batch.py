@@ -1,18 +1,32 @@
-"""What runs once for each batch: sql, a SELECT over its events; and python, a function of yours over Arrow batches of
-them, named by import path (``package.module:function``).
+"""Processors that run once per batch: sql, a SELECT over its events; python, a user's function over Arrow batches,
+named by its import path (``package.module:function``).
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from millstream.pipelines.errors import ProcessorFailed
-from millstream.pipelines.events import COLUMNS, SCHEMA, event_frame, number_repeats, refuse_bad_rows
+from millstream.pipelines.events import (
+    COLUMNS,
+    EXCERPT_LENGTH,
+    MAX_ROW_BYTES,
+    REFUSED,
+    SCHEMA,
+    event_frame,
+    fail_where,
+    number_repeats,
+    per_row,
+    refuse_bad_rows,
+)
+from millstream.pipelines.json_text import JsonError, Number, has_duplicate_members, is_encodable, parse
 from millstream.pipelines.processors.processor import Processor, ProcessorStage
 from millstream.pipelines.spec.part import NonEmpty, written_as
 
@@ -25,14 +39,54 @@ if TYPE_CHECKING:
 _SHOWN = ("id", "key", "name", "db", "schema", "table", "op", "before", "after", "ts_ms", "stream")
 
 _SQL_CONTEXT = re.compile(r"^== SQL[^\n]*==\n(.+?)(?:^\s*\^|\Z)", re.M | re.S)
-"""The piece of SQL that Spark shows with its error."""
+"""The part of the SQL that Spark quotes in its error."""
+
+
+_BAD_ROW = "_millstream_bad_row"
+_DECIMAL_DIGITS = 38
+
+
+def inexact_in_sql(text: str, *, numbers: bool) -> str | None:
+    """Why Spark cannot hold the JSON text exactly; None if it can. Quotes no values, because they may be masked."""
+    try:
+        value = parse(text)
+    except JsonError:
+        return "is not a JSON object"
+    if has_duplicate_members(text):
+        return "has two members with one name"
+    open_values = [value]
+    while open_values:
+        current = open_values.pop()
+        if isinstance(current, dict):
+            open_values += [*current, *current.values()]
+        elif isinstance(current, list):
+            open_values += current
+        elif isinstance(current, Number):
+            if numbers and not _is_exact_in_variant(current):
+                return f"has a number that neither a decimal of {_DECIMAL_DIGITS} digits nor a double can hold"
+            if not math.isfinite(float(current)):  # a column of the schema that is a double would hold infinity
+                return "has a number beyond the range of a double"
+        elif isinstance(current, str) and not is_encodable(current):
+            return "contains half of a surrogate pair"
+    return None
+
+
+def _is_exact_in_variant(number: Number) -> bool:
+    exact = number.exact()
+    if exact is None:
+        return False
+    _, digits, exponent = exact.as_tuple()
+    if not {"e", "E"} & set(number) and len(digits) <= _DECIMAL_DIGITS and -int(exponent) <= _DECIMAL_DIGITS:
+        return True
+    double = float(number)
+    return math.isfinite(double) and Decimal(repr(double)) == exact
 
 
 class Sql(Processor):
     """``before`` and ``after`` are variants (``after:amount::double``), or structs where ``schema`` gives their fields.
 
-    Of the result, columns with the names of the view's columns are those; where there is no ``after``, the other
-    columns together become it. A row without an id gets one from the batch and its content.
+    Columns of the result that have a name of the view become that part of the event. If there is no ``after``, the
+    other columns are combined into it. A row without an id gets one from the batch and its content.
     """
 
     type: Literal["sql"]
@@ -41,7 +95,9 @@ class Sql(Processor):
     renames = True
     has_sql = True
     query: NonEmpty
+    """A SELECT over the view ``events``, which holds the events of a batch."""
     row_schema: NonEmpty | None = Field(None, alias="schema")
+    """The fields of ``before`` and ``after`` with their types. By default both are variants."""
 
     def problems_in_sql(self, parser: SqlParser) -> Iterator[str]:
         if (why := parser.problem_in_query(self.query)) is not None:
@@ -50,7 +106,7 @@ class Sql(Processor):
             yield f"schema: {why}"
 
     def quoted_in(self, text: str) -> bool:
-        lines = [line.strip() for found in _SQL_CONTEXT.findall(text) for line in found.splitlines()]
+        lines = [line.strip() for context in _SQL_CONTEXT.findall(text) for line in context.splitlines()]
         return any(line and line in self.query for line in lines)
 
     def can_fail(self) -> bool:
@@ -60,7 +116,8 @@ class Sql(Processor):
         from pyspark.sql import functions as F
 
         session = events.sparkSession
-        fine = events.where(F.col("error").isNull()) if stage.failures_before else events
+        events = self._refuse_inexact(events, stage)
+        fine = events.where(F.col("error").isNull())
         rows = {name: self._row(F.col(name)) for name in ("before", "after")}
         fine.select(*_SHOWN).withColumns(rows).createOrReplaceTempView("events")
         try:
@@ -68,9 +125,32 @@ class Sql(Processor):
         finally:
             session.catalog.dropTempView("events")
         result = refuse_bad_rows(number_repeats(result), stage=stage.name)
-        if not stage.failures_before:
-            return result
         return result.unionByName(events.where(F.col("error").isNotNull()).select(*COLUMNS))
+
+    def _refuse_inexact(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
+        """Marks rows whose values Spark's SQL types would lose or change, so that they become dead letters."""
+        from pyspark.sql import functions as F
+
+        numbers_checked = self.row_schema is None
+
+        def problem(text: str | None) -> str | None:
+            return None if text is None else inexact_in_sql(text, numbers=numbers_checked)
+
+        for name in ("before", "after"):
+            text = F.col(name)
+            if self.row_schema is None:
+                unread = F.try_parse_json(text).isNull()
+            else:
+                options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD_ROW}
+                unread = F.from_json(text, f"{self.row_schema}, {_BAD_ROW} STRING", options)[_BAD_ROW].isNotNull()
+            events = events.withColumn("_problem", per_row(problem, "string", text))
+            reason = F.concat(F.lit(f"sql: {name} "), F.col("_problem"))
+            events = fail_where(events, F.col("_problem").isNotNull(), stage=stage.name, reason=reason).drop("_problem")
+            reason_unread = (
+                f"sql: {name} is too large" if self.row_schema is None else f"sql: {name} does not fit the schema"
+            )
+            events = fail_where(events, text.isNotNull() & unread, stage=stage.name, reason=reason_unread)
+        return events
 
     def _row(self, text: Column) -> Column:
         from pyspark.sql import functions as F
@@ -85,15 +165,15 @@ class Sql(Processor):
         for name in ("before", "after"):
             if name in kinds and kinds[name] != "string":
                 columns[name] = F.to_json(F.col(name))
-        others = [F.col(f"`{name}`") for name in kinds if name not in _SHOWN]
-        if "after" not in kinds and others:
-            columns["after"] = F.to_json(F.struct(*others), {"ignoreNullFields": "false"})
+        further = [F.col(f"`{name}`") for name in kinds if name not in _SHOWN]
+        if "after" not in kinds and further:
+            columns["after"] = F.to_json(F.struct(*further), {"ignoreNullFields": "false"})
         columns.setdefault("op", F.lit("c"))
         columns.setdefault("table", F.lit(self.id or "sql"))
         own = columns.pop("id", F.lit(None)).cast("string")
         content = F.to_json(F.struct(*(column.alias(name) for name, column in columns.items())))
-        made = F.concat(F.lit(f"{stage.name}:{stage.batch_id}:"), F.sha1(content))
-        # An outer join leaves ids null, too: events without one could not be told apart when the batch is replayed.
+        made = F.concat(F.lit(f"{stage.id_prefix}{stage.batch_id}:"), F.sha1(content))
+        # An outer join can leave ids null. A replay could not recognize events without an id.
         return event_frame(result, columns | {"id": F.coalesce(own, made)})
 
 
@@ -109,19 +189,22 @@ class Python(Processor):
     function: Annotated[
         str, written_as(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "package.module:function, such as shop.rules:enrich")
     ]
+    """The import path of the function, as ``package.module:function``. It receives and returns Arrow record batches."""
     on_error: Literal["dead_letter", "stop"] = "dead_letter"
+    """If the function raises on an event: ``dead_letter`` stores the event as a dead letter, ``stop`` ends the
+    pipeline."""
 
     def problems_before_start(self) -> Iterator[str]:
         module, _, name = self.function.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name, None)
+            function = getattr(importlib.import_module(module), name, None)
         except ModuleNotFoundError as error:
             which = "it" if error.name == module else f"{error.name}, which it imports,"
             yield f"{module} cannot be imported: {which} is not found; put it on PYTHONPATH, here and on executors"
-        except Exception as error:  # a stranger's module can raise anything while it is imported
+        except Exception as error:  # a user's module can raise anything while it is imported
             yield f"{module} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         else:
-            if not callable(found):
+            if not callable(function):
                 yield f"{module} has no function {name}; write package.module:function"
 
     def can_fail(self) -> bool:
@@ -130,12 +213,12 @@ class Python(Processor):
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         frame = events.select(*COLUMNS)
         run = _OverBatches(self.function, stage.name, self.on_error == "dead_letter", stage.quotes_values)
-        # Not the frame's own schema: what that says of nulls and of plain text, a function need not keep.
+        # Not the frame's schema, because a function may return nulls, and text that needs escaping, in any column.
         return refuse_bad_rows(frame.mapInArrow(run, SCHEMA), stage=stage.name)
 
 
 class _OverBatches:
-    """What travels to the executors: an import path and a few words, so that any worker can unpickle it."""
+    """Runs the function on executors. It holds only an import path and texts, so that any worker can unpickle it."""
 
     def __init__(self, path: str, stage: str, keep_failures: bool, quotes_values: bool) -> None:
         self._path = path
@@ -158,27 +241,27 @@ class _OverBatches:
     def _function(self) -> Callable[[Any], Any]:
         module, _, name = self._path.partition(":")
         try:
-            found: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+            function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
         except Exception as error:
             raise self._final(error) from error
-        return found
+        return function
 
     def _final(self, error: Exception) -> ProcessorFailed:
         return ProcessorFailed(f"{self._stage!r} (python)", self._said(error))
 
     def _said(self, error: Exception) -> str:
-        """What the error says, on one line; only its type where it might quote what a mask is to hide."""
+        """The error in one line; only its type if it might quote a masked value."""
         name = type(error).__name__
         return " ".join(f"{name}: {error}".split()) if self._quotes_values else name
 
     def _through(self, function: Callable[[Any], Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         try:
-            yield _as_events(function(batch.select(list(SHOWN))), batch.schema)
+            yield _bounded(_as_events(function(batch.select(list(SHOWN))), batch.schema), self._stage)
         except Exception as error:
             if not self._keep_failures:
                 raise self._final(error) from error if self._quotes_values else None
             if batch.num_rows > 1:
-                # One bad row must not bury its neighbours: halve until it stands alone.
+                # One bad row must not dead-letter the others: split the batch until the row is alone.
                 middle = batch.num_rows // 2
                 yield from self._through(function, batch.slice(0, middle))
                 yield from self._through(function, batch.slice(middle))
@@ -193,16 +276,16 @@ def _as_events(result: Any, schema: pa.Schema) -> pa.RecordBatch:
     if not isinstance(result, pa.RecordBatch):
         raise TypeError(f"the function must return a pyarrow.RecordBatch, not {type(result).__name__}")
     if "id" not in result.schema.names or "op" not in result.schema.names:
-        raise ValueError("the function must keep the columns id and op: they make replays recognisable")
+        raise ValueError("the function must keep the columns id and op: a replay is recognized by them")
     unknown = [name for name in result.schema.names if name not in SHOWN]
     if unknown:
         raise ValueError(f"the function returned columns that events do not have: {', '.join(unknown)}")
-    seen: dict[str, int] = {}
+    repeats: dict[str, int] = {}
     ids = []
     for event_id in result.column("id").to_pylist():
         if event_id is None:
-            raise ValueError("the function returned an event without an id: a replay could not recognise it")
-        times = seen[event_id] = seen.get(event_id, -1) + 1
+            raise ValueError("the function returned an event without an id: a replay could not be recognized")
+        times = repeats[event_id] = repeats.get(event_id, -1) + 1
         ids.append(f"{event_id}.{times}" if times else event_id)
     columns = []
     for field in schema:
@@ -213,6 +296,24 @@ def _as_events(result: Any, schema: pa.Schema) -> pa.RecordBatch:
         else:
             columns.append(pa.nulls(result.num_rows, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _bounded(batch: pa.RecordBatch, stage: str) -> pa.RecordBatch:
+    """Rows that are too large become dead letters here: the JVM could not hold them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = [pc.fill_null(pc.binary_length(batch.column(name)), 0).to_pylist() for name in ("before", "after")]
+    sizes = list(map(sum, zip(*lengths, strict=True)))
+    if max(sizes, default=0) <= MAX_ROW_BYTES:
+        return batch
+    rows = batch.to_pylist()
+    for row, size in zip(rows, sizes, strict=True):
+        if size > MAX_ROW_BYTES:
+            excerpt = (row["after"] or row["before"])[:EXCERPT_LENGTH]
+            reason = f"{REFUSED}the result has {size} bytes"
+            row |= {"before": None, "after": None, "payload": excerpt, "error": reason, "stage": stage}
+    return pa.RecordBatch.from_pylist(rows, schema=batch.schema)
 
 
 def _failed(batch: pa.RecordBatch, reason: str, stage: str) -> pa.RecordBatch:

@@ -1,7 +1,8 @@
-"""What every processor is: a part of the spec, and a transformation of the event frame."""
+"""The base class of processors: a part of the spec, and a transformation of the event frame."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["stateless", "stateful", "per batch"]
 Fields = Mapping[str, frozenset[str]]
-"""What is known before anything runs: the fields of each table's rows."""
+"""The fields of each table's rows, as far as they are known before the start."""
 
 
 def _row_path(text: str) -> str:
@@ -31,12 +32,12 @@ def _row_path(text: str) -> str:
 
 
 RowPath = Annotated[NonEmpty, AfterValidator(_row_path)]
-"""A field, by its path from the row on."""
+"""The path of a field, starting at the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorStage:
-    """Where a processor stands: what dead letters, ids and metrics call it, and whom it works for.
+    """The place of a processor in a pipeline, and its name in dead letters, ids and metrics.
 
     ``batch_id`` is -1 before the batch: stateless and stateful processors run as part of the streaming plan.
     """
@@ -45,13 +46,22 @@ class ProcessorStage:
     tenant: str = ""
     batch_id: int = -1
     failures_before: bool = True  # whether events that failed at an earlier stage can be among the rows
-    quotes_values: bool = True  # False: the pipeline masks fields, and an error must not tell what they hold
+    quotes_values: bool = True  # False: the pipeline masks fields, and errors must not quote values
+    pipeline: str = ""
+
+    @property
+    def id_prefix(self) -> str:
+        """The prefix of ids of events that this processor creates, because pipelines may share a stream.
+
+        Names of tenants and pipelines contain no colon, so two pipelines never have one prefix.
+        """
+        return f"{self.tenant}:{self.pipeline}:{self.name}:"
 
 
 class Processor(Part):
-    """``kind`` decides where it may stand; ``reorders``: rows have no stable order after it; ``renames``: the events'
-    fields may have other names after it; ``makes_events``: what leaves it are new events with ids of their own, so that
-    no dead letter can be sent through it again; ``names_streams``: a sink without a stream uses the one that it names.
+    """``kind`` decides its allowed positions. ``reorders``: rows have no stable order after it. ``renames``: fields may
+    have other names after it. ``makes_events``: it emits new events with their own ids, so dead letters cannot be
+    replayed through it. ``names_streams``: a sink without a stream uses the one that it chooses.
     """
 
     kind: ClassVar[Kind] = "stateless"
@@ -61,55 +71,67 @@ class Processor(Part):
     makes_events: ClassVar[bool] = False
     names_streams: ClassVar[bool] = False
     id: Name | None = None
+    """The name of the processor in dead letters, ids and metrics. By default its position, such as
+    ``processors[0]``."""
 
     @property
     def kind_name(self) -> str:
-        """What the spec calls it."""
+        """Its type in the spec."""
         return str(getattr(self, "type", ""))
 
+    @abstractmethod
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
-        raise AssertionError("every processor has its own")
+        """The events after this processor; events that it cannot process are marked with the error."""
 
     def can_fail(self) -> bool:
-        """Whether an event can leave this processor as a dead letter."""
+        """Whether this processor can turn an event into a dead letter."""
         return False
 
     def watermark_ms(self) -> int | None:
-        """How late an event may come; None for a processor that keeps no state."""
+        """How late an event may arrive; None for a processor without state."""
         return None
 
     def templates(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        """Where templates stand in its settings, and what they are."""
+        """The templates in its settings, each with its path."""
         yield from ()
 
-    def fields_after(self, known: Fields) -> Fields | None:
-        """Of the fields that are known before it, those that are after it; None where they cannot be known."""
-        return None if self.renames else known
+    def fields_after(self, fields_by_table: Fields) -> Fields | None:
+        """The fields after this processor, given those before it; None if they cannot be determined."""
+        return None if self.renames else fields_by_table
 
     def problems_before_start(self) -> Iterator[str]:
-        """What stands in the way of a start, found without Spark."""
+        """Problems that prevent a start and can be found without Spark."""
         yield from ()
 
     def problems_in_sql(self, parser: SqlParser) -> Iterator[str]:
-        """What Spark's parser finds in the processor's own SQL; it is asked only where ``has_sql``."""
+        """Problems that Spark's parser finds in the processor's SQL; called only if ``has_sql``."""
         yield from ()
 
     def quoted_in(self, text: str) -> bool:
-        """Whether an error of Spark's quotes this processor's own words: then it is the one that failed."""
+        """Whether an error of Spark quotes this processor's SQL, so that it is the one that failed."""
         return False
 
     def takes_away(self, path: FieldPath) -> str | None:
-        """Why no processor behind this one can find ``path`` in a row; None where it may be there."""
+        """Why no later processor can find ``path`` in a row; None if it may exist."""
         return None
 
     def hides(self) -> Callable[[dict[str, Any]], bool] | None:
-        """Hides in one row what must not be seen, and says whether it was there; None: it hides nothing."""
+        """A function that masks a row and returns whether it changed; None for a processor that masks nothing."""
         return None
 
+    def for_masked_letters(self, hashes: frozenset[str]) -> Processor:
+        """The processor for dead letters in which masked fields are masked already, some of them as ``hashes``."""
+        return self
+
+    def earlier_paths(self, path: FieldPath) -> list[FieldPath]:
+        """Every path that ``path`` may have had before this processor; empty if that cannot be determined."""
+        earlier = self.before(path)
+        return [] if earlier is None else [earlier]
+
     def named_fields(self) -> Iterator[str]:
-        """Fields, by their paths from the row on, that must be there for this processor to keep its promise."""
+        """Paths of fields that must exist for this processor to have its effect."""
         yield from ()
 
     def before(self, path: FieldPath) -> FieldPath | None:
-        """What ``path`` was called before this processor; None where that cannot be known."""
+        """The path that ``path`` had before this processor; None if that cannot be determined."""
         return None if self.renames else path

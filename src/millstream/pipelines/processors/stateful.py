@@ -1,4 +1,4 @@
-"""What keeps state over batches, within a watermark, and so stands before sql and python: aggregate and deduplicate."""
+"""Processors with state over batches, within a watermark: aggregate and deduplicate. They run before sql and python."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _checked_measure(text: str) -> str:
 
 
 class Aggregate(Processor):
-    """The new events' table is this processor's id; their ``after`` holds window_start, window_end (both in ms), the
-    groups by their last name, and the measures: of numbers alone, as doubles. Groups keep their types: 1 is not "1"."""
+    """The table of the new events is this processor's id. Their ``after`` has window_start and window_end (in ms), the
+    groups by their last name, and the measures: of numbers only, as doubles. Groups keep their types: 1 is not "1"."""
 
     type: Literal["aggregate"]
     kind = "stateful"
@@ -44,10 +44,16 @@ class Aggregate(Processor):
     renames = True
     makes_events = True
     window: Annotated[Duration, Field(ge=1)]
+    """The length of a window of time."""
     slide: Annotated[Duration, Field(ge=1)] | None = None
+    """The time between the starts of two windows. By default windows do not overlap."""
     watermark: Duration = 10_000
+    """How late an event may arrive and still be counted. A window is emitted after that time."""
     group_by: list[FieldReference] = Field(default_factory=list)
+    """The fields by which events are grouped within a window."""
     measures: Annotated[dict[NonEmpty, Annotated[str, AfterValidator(_checked_measure)]], Field(min_length=1)]
+    """The results by name: ``count``, or ``sum``, ``avg``, ``min`` or ``max`` of a field, such as
+    ``sum(after.amount)``."""
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Aggregate:
@@ -62,26 +68,38 @@ class Aggregate(Processor):
     def watermark_ms(self) -> int | None:
         return self.watermark
 
+    def can_fail(self) -> bool:
+        return any(_MEASURE.fullmatch(text).group(2) for text in self.measures.values())  # type: ignore[union-attr]  # checked when the spec was read
+
     def apply(self, events: DataFrame, stage: ProcessorStage) -> DataFrame:
         from pyspark.sql import functions as F
 
+        for text in self.measures.values():
+            # One number beyond the range of a double would make the sum of the whole window infinite.
+            reason = f"aggregate: a double cannot hold the number in {text}"
+            events = fail_where(events, F.abs(_argument(text)) == float("inf"), stage=stage.name, reason=reason)
         groups = {f"_g{i}": Reference.parse(key).distinct_column(stage.tenant) for i, key in enumerate(self.group_by)}
         measured = {f"_m{i}": _argument(text) for i, text in enumerate(self.measures.values())}
-        # An event that failed before is a group of its own: it passes through the state, instead of being summed up.
+        # An event that failed earlier forms its own group, so that it passes unchanged.
         failed = F.when(F.col("error").isNotNull(), F.col("id"))
         frame = events.withColumns({**groups, **measured, "_failed": failed})
         slide = f"{self.slide} milliseconds" if self.slide else None
         span = F.window("event_time", f"{self.window} milliseconds", slide)
-        kept = ("key", "db", "schema", "table", "op", "before", "after", "ts_ms", "payload", "error", "stage")
+        passed_on = ("key", "db", "schema", "table", "op", "before", "after", "ts_ms", "payload", "error", "stage")
         summed = frame.groupBy(span.alias("_window"), *groups, "_failed").agg(
             *(_measure(text, name).alias(name) for name, text in zip(measured, self.measures.values(), strict=True)),
             F.max("name").alias("_name"),
-            *(F.first(name).alias(f"_{name}") for name in kept),
+            *(F.first(name).alias(f"_{name}") for name in passed_on),
         )
-        return self._events(summed, list(groups), list(measured), stage, kept)
+        return self._events(summed, list(groups), list(measured), stage, passed_on)
 
     def _events(
-        self, summed: DataFrame, groups: list[str], measured: list[str], stage: ProcessorStage, kept: tuple[str, ...]
+        self,
+        summed: DataFrame,
+        groups: list[str],
+        measured: list[str],
+        stage: ProcessorStage,
+        passed_on: tuple[str, ...],
     ) -> DataFrame:
         from pyspark.sql import functions as F
 
@@ -95,7 +113,7 @@ class Aggregate(Processor):
         }
         group_id = F.sha1(F.to_json(F.struct(*(F.col(name) for name in groups)))) if groups else F.lit("all")
         made = {
-            "id": F.concat_ws(":", F.lit(self.id or stage.name), start.cast("string"), group_id),
+            "id": F.concat(F.lit(stage.id_prefix), start.cast("string"), F.lit(":"), group_id),
             "table": F.lit(self.id or "aggregate"),
             "op": F.lit("c"),
             "after": json_object(**{write(label)[1:-1]: value for label, value in fields.items()}),
@@ -104,7 +122,7 @@ class Aggregate(Processor):
         columns: dict[str, Column] = {"id": made["id"], "name": F.col("_name")}
         fine = F.col("_failed").isNull()
         columns["id"] = F.when(fine, made["id"]).otherwise(F.col("_failed"))
-        for name in kept:
+        for name in passed_on:
             columns[name] = F.when(fine, made[name] if name in made else F.lit(None)).otherwise(F.col(f"_{name}"))
         return event_frame(summed, columns)
 
@@ -131,7 +149,9 @@ class Deduplicate(Processor):
     kind = "stateful"
     reorders = True
     keys: Annotated[list[FieldReference], Field(min_length=1)] = Field(default_factory=lambda: ["id"])
+    """The fields by which events are compared. By default the id of the event."""
     watermark: Duration = 600_000
+    """How long an event is remembered: a repetition within this time is dropped."""
 
     def can_fail(self) -> bool:
         return self.keys != ["id"]
@@ -146,10 +166,10 @@ class Deduplicate(Processor):
         names = [f"_key{index}" for index in range(len(self.keys))]
         for name, key in zip(names, self.keys, strict=True):
             frame = frame.withColumn(name, Reference.parse(key).distinct_column(stage.tenant))
-            # Events without the key would all look alike, and all but one would vanish.
+            # Events without the key would all be equal, and all but one would be dropped.
             frame = fail_where(frame, F.col(name).isNull(), stage=stage.name, reason=f"deduplicate: {key} is missing")
         own = F.concat(F.lit("\x00"), F.col("id"))
         frame = frame.withColumns({name: F.when(F.col("error").isNull(), F.col(name)).otherwise(own) for name in names})
-        # Spark has the watermarked form for streams alone; a batch holds all its rows at once.
+        # Spark has the form with a watermark only for streams; a batch has all its rows at once.
         once = frame.dropDuplicatesWithinWatermark(names) if frame.isStreaming else frame.dropDuplicates(names)
         return once.drop(*names)

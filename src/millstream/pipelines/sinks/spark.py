@@ -1,6 +1,6 @@
-"""What Spark itself writes: files, any of its formats (Kafka, Delta, JDBC, ...), and the first rows on a console.
+"""Sinks that Spark writes: files, any of its formats (Kafka, Delta, JDBC, ...), and the first rows on a console.
 
-Files are Parquet with an event's columns, or JSON with one event a line, in a directory for each batch. A batch that is
+Files are Parquet with an event's columns, or JSON with one event per line, in a directory per batch. A batch that is
 written again replaces its own directory, so a replay adds nothing. Delta takes ``txnAppId`` and ``txnVersion`` and
 skips a batch that it has; for other formats a replay can repeat rows.
 """
@@ -27,11 +27,13 @@ EVENT_COLUMNS = ("id", "key", "name", "db", "schema", "table", "op", "before", "
 
 class ConsoleConfig(SinkConfig):
     envelope: AnyEnvelope = Native()
+    """The form of the documents."""
     rows: Annotated[int, Field(ge=0, le=10_000)] = 20
+    """How many rows of each batch are printed."""
 
 
 class ConsoleSink(Sink):
-    """A replayed batch is shown again: a terminal cannot take back."""
+    """Prints rows. A replayed batch is printed again."""
 
     idempotent = False
     looks = True
@@ -42,16 +44,16 @@ class ConsoleSink(Sink):
         return self.matching(events, tenant).select(self.config.envelope.column(events).alias("event"), *keep)
 
     def write(self, rows: DataFrame, write: Write) -> None:
-        shown = rows.take(self.config.rows + 1)
-        for row in shown[: self.config.rows]:
+        first_rows = rows.take(self.config.rows + 1)
+        for row in first_rows[: self.config.rows]:
             sys.stdout.write(f"{write.sink} batch {write.version}: {printable(row['event'])}\n")
-        if len(shown) > self.config.rows:
+        if len(first_rows) > self.config.rows:
             sys.stdout.write(f"{write.sink} batch {write.version}: ... (rows: {self.config.rows} shows no more)\n")
         sys.stdout.flush()
 
 
 def printable(text: str) -> str:
-    """Nothing in the data may steer the terminal."""
+    """The text with its control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -60,15 +62,21 @@ class FilesSinkConfig(SinkConfig):
     ``after`` of a Parquet file have these columns; without it they are JSON texts."""
 
     path: NonEmpty
+    """The directory for the files. Each batch gets a directory of its own."""
     format: Literal["parquet", "json"] = "parquet"
+    """The format of the files."""
     envelope: AnyEnvelope = Native()
+    """The form of the documents in JSON files."""
     row_schema: NonEmpty | None = Field(None, alias="schema")
+    """The columns of a row in Parquet files, such as ``id bigint, total double``. By default ``before`` and ``after``
+    are JSON texts."""
     options: dict[str, Text] = Field(default_factory=dict)
+    """Options of Spark's writer of this format, such as ``compression``."""
 
     @model_validator(mode="after")
     def _columns_in_parquet(self) -> FilesSinkConfig:
         if self.row_schema is not None and self.format != "parquet":
-            raise PydanticCustomError("schema", "a schema gives columns to Parquet; JSON has none: take it away")
+            raise PydanticCustomError("schema", "a schema gives columns to Parquet; JSON has none: remove it")
         return self
 
 
@@ -89,11 +97,11 @@ class FilesSink(Sink):
         return rows if schema is None else rows.withColumns({n: F.from_json(n, schema) for n in ("before", "after")})
 
     def write(self, rows: DataFrame, write: Write) -> None:
-        # The application is part of the path: after a reset batches are counted from 0 again, and must not replace
-        # what an earlier life of the pipeline wrote.
+        # The path contains the application: after a reset, batches are counted from 0 again, and must not replace the
+        # files from before the reset.
         directory = f"{self.config.path}/run={write.application}/batch={write.version}"
         form = "parquet" if self.config.format == "parquet" else "text"
-        # Only here: on the way the rows are counted, and may wait on disk, as texts.
+        # Converted last, because the rows are counted, and may wait on disk, as text.
         self._with_columns(rows).write.format(form).mode("overwrite").options(**self.config.options).save(directory)
 
 
@@ -101,9 +109,14 @@ class SparkSinkConfig(SinkConfig):
     """With an ``envelope``, rows are ``key`` and ``value`` (Kafka: always); without, an event's columns."""
 
     format: NonEmpty
+    """The name of the Spark format, such as ``kafka``, ``delta`` or ``jdbc``."""
     options: dict[str, Text] = Field(default_factory=dict)
+    """Options of the format."""
     envelope: AnyEnvelope | None = None
+    """Writes rows of ``key`` and ``value`` with a document in this form; always so for Kafka. By default rows have the
+    columns of an event."""
     path: NonEmpty | None = None
+    """The path to save to, for a format that needs one."""
 
 
 class SparkSink(Sink):

@@ -1,14 +1,16 @@
 """Databases as sources: PostgreSQL through Spark's format ``postgres_changes``, MariaDB through ``mariadb_changes``.
 
-Each gives the rows that are there, then every change. An event's id is the source's name, the transaction's place in
-the log, and the change's number in it. Both share options, secrets, where segments lie, and what must be so at a start.
+Each reads the existing rows, then every change. An event's id is the source's name, the transaction's position in the
+log, and the change's number in it. Both share options, secrets, the place of segments, and the checks at the start.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import shutil
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,20 +22,28 @@ from millstream.pipelines.events import event_frame
 from millstream.pipelines.redis_address import has_secret
 from millstream.pipelines.sources.source import Leftover, Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, Size, written_as
+from millstream.storage import has_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from millstream.cdc import BinlogStatus, DatabaseAddress, Login, MariadbLogin, SlotStatus, Wanted
+    from millstream.cdc.mariadb.connection import MariadbLogin
+    from millstream.cdc.mariadb.database import BinlogStatus
+    from millstream.cdc.options import DatabaseAddress
+    from millstream.cdc.postgres.connection import Login
+    from millstream.cdc.postgres.database import SlotStatus
+    from millstream.cdc.postgres.preparation import SlotConfig
 
 _LEAST_CHUNK = 10_000
-"""Rows for which a chunk's connection, transaction and file are little work, beside the rows themselves."""
+"""With this many rows, a chunk's connection, transaction and file cost little in comparison."""
 _PLAIN = re.compile(r"[A-Za-z0-9_. -]*")
-"""Names that JSON writes as they are, and that are no globs."""
+"""Names that need no escaping in JSON, and that are not globs."""
 _NUMERIC = r"^(text|double|decimal\(([0-9]|[12][0-9]|3[0-8])\))$"
 log = logging.getLogger("millstream.pipelines")
 
 _SLOT = r"^[a-z0-9_]{1,63}$"
+_MAX_NAME_IN_SLOT = 50
+"""Characters of a pipeline's name in its slot's name."""
 
 
 def _column(text: str) -> str:
@@ -42,21 +52,48 @@ def _column(text: str) -> str:
     return text
 
 
+def _directory(text: str) -> str:
+    if has_scheme(text):
+        raise PydanticCustomError("segments", "write a directory of the driver. For a store, set checkpoint.path")
+    return text
+
+
 class DatabaseConfig(SourceConfig):
-    """``lanes: 1`` keeps the order of commits, more keep the order of each key. ``segments`` is where the log is read
-    ahead to, by default under the checkpoint."""
+    """Options of both databases."""
 
     dsn: str = Field(repr=False)
     password_file: NonEmpty | None = None
+    """A file with the password for ``dsn``. The driver and every executor read it."""
     tables: Annotated[list[NonEmpty], Field(min_length=1)]
+    """Names or globs of the tables to follow. A name without a schema (MariaDB: a database) is in ``public`` (MariaDB:
+    in the dsn's database)."""
     snapshot: Literal["never", "initial", "always"] = "initial"
-    lanes: Annotated[int, Field(ge=1, le=64)] = 1
+    """``initial``: the existing rows, then changes; ``always``: the rows again at every start; ``never``: only
+    changes."""
+    partitions: Annotated[int, Field(ge=1, le=64)] = 1
+    """1: one task, in the order of commits. More: parallel tasks, which keep the order of each key."""
     numeric: Annotated[str, written_as(_NUMERIC, "text, double, or decimal(n) with n from 0 to 38")] = "text"
+    """The form of exact numbers in JSON: ``text``, ``double``, or ``decimal(n)`` with n digits after the decimal
+    point."""
     exclude: list[Annotated[str, AfterValidator(_column)]] = Field(default_factory=list)
+    """Columns to omit from events, as ``schema.table.column``."""
     max_bytes: Annotated[Size, Field(ge=1 << 20)] = 1 << 30
+    """The maximum size of the read-ahead log. Beyond it the database keeps the log."""
     chunk_rows: Annotated[int, Field(ge=1)] = 100_000
-    segments: NonEmpty | None = None
+    """The maximum number of rows in one chunk of a snapshot, approximately."""
+    on_table_change: Literal["stop", "snapshot"] = "stop"
+    """If a followed table is replaced: ``stop`` ends the pipeline with an error, ``snapshot`` takes a new snapshot of
+    the table."""
+    segments: Annotated[NonEmpty, AfterValidator(_directory)] | None = None
+    """A directory of the driver for the read-ahead log and the chunks of snapshots. By default under the checkpoint."""
     connect_timeout: Annotated[Duration, Field(ge=1000)] = 10_000
+    """How long opening one connection may take."""
+
+    @model_validator(mode="after")
+    def _snapshot_allowed(self) -> DatabaseConfig:
+        if self.on_table_change == "snapshot" and self.snapshot == "never":
+            raise PydanticCustomError("on_table_change", "with snapshot: never this can only be stop")
+        return self
 
     @model_validator(mode="after")
     def _no_comma(self) -> DatabaseConfig:
@@ -75,35 +112,31 @@ class DatabaseSource(Source):
             yield self.config.dsn
 
     def problems_before_start(self, pipeline: str, *, begun: bool, master: str) -> Iterator[str]:
-        if not master.startswith("local") and self.config.segments is None:
-            yield (
-                f"the executors of {master} are other hosts, and must see the segments that the driver writes. "
-                "Give config.segments: a directory on storage that all of them share"
-            )
         if not master.startswith("local") and self._has_password():
             yield (
-                f"the executors of {master} are other hosts, and the password in the dsn may stand on no command line. "
+                f"the executors of {master} are other hosts, and the password in the dsn must be on no command line. "
                 "Write it into a file of mode 0600 at the same path on every host, and give password_file: /the/path"
             )
         why = self.refused(pipeline, begun=begun)
         if why is not None:
             yield why
 
+    @abstractmethod
     def refused(self, pipeline: str, *, begun: bool) -> str | None:
-        """Why the database cannot be followed as it is."""
-        raise AssertionError("every database has its own")
+        """Why the changes of the database cannot be read in its current state."""
 
     def order(self) -> str | None:
-        return "that of commits" if self.config.lanes == 1 else "that of each key's changes (lanes)"
+        return "that of commits" if self.config.partitions == 1 else "that of each key's changes (partitions)"
 
     def can_fail(self) -> bool:
         return False
 
+    @abstractmethod
     def login(self) -> Login | MariadbLogin:
-        raise AssertionError("every database has its own")
+        """How to connect to the database."""
 
     def address(self) -> DatabaseAddress:
-        from millstream.cdc import DatabaseAddress
+        from millstream.cdc.options import DatabaseAddress
 
         c = self.config
         return DatabaseAddress(c.dsn, c.password_file, connect_s=max(1, c.connect_timeout // 1000))
@@ -112,54 +145,60 @@ class DatabaseSource(Source):
         return self.config.id or pipeline
 
     def plain(self) -> set[str]:
-        """Columns whose text needs no escaping in JSON, whatever the row: an id is the source's name, which is of a
-        closed alphabet, with digits behind it; an op is a letter. Looking at every row's names is dear: so those that
-        the spec writes out are looked at here, once."""
+        """Columns whose text never needs escaping in JSON: an id is the source's name, which has a restricted alphabet,
+        followed by digits; an op is a letter. Checking the names of every row is expensive, so names that the spec
+        writes out are checked here, once."""
         return {"id", "name", "op"} | self.plain_names()
 
+    @abstractmethod
     def plain_names(self) -> set[str]:
-        """Of the columns that name a table those that are written out in the spec, and need no escaping."""
-        raise AssertionError("every database has its own")
+        """The columns with a table's name that the spec writes out, and that need no escaping."""
 
     def tables_are_plain(self) -> bool:
-        """A glob takes any name, whatever is in it."""
+        """False for a glob, which matches any name."""
         return all(_PLAIN.fullmatch(name) for name in self.config.tables)
 
     def database_is_plain(self) -> bool:
-        """A variable is replaced by every process for itself."""
+        """The dsn with variables, which every process replaces itself."""
         return "$" not in self.config.dsn and _PLAIN.fullmatch(self.login().database) is not None
 
     def shared_options(self, opening: Opening) -> dict[str, str]:
-        """Options of the Spark format that every change source has. A dsn with a password goes by a file."""
+        """Options of the Spark format that every change source has. A dsn with a password is passed in a file."""
         c, secret = self.config, self._has_password()
         options = {
             "dsnFile" if secret else "dsn": opening.secrets.file(c.dsn) if secret else c.dsn,
             "tables": ",".join(c.tables),
             "snapshot": c.snapshot,
             "segments": c.segments or f"{opening.checkpoint}/segments",
+            "segmentsShared": str(opening.tasks_are_local and opening.gateway_file is None).lower(),
             "sourceName": self.source_name(opening.pipeline),
-            "lanes": str(c.lanes),
+            "partitions": str(c.partitions),
             "numeric": c.numeric,
             "exclude": ",".join(c.exclude),
             "maxBytes": str(c.max_bytes),
             "maxChangesPerTrigger": str(opening.max_events),
+            "onTableChange": c.on_table_change,
             "chunkRows": str(_even_chunk(c.chunk_rows, opening.max_events, opening.partitions)),
         }
-        given: dict[str, Any] = {"passwordFile": c.password_file, "maxBytesPerTrigger": opening.max_bytes}
+        given: dict[str, Any] = {
+            "passwordFile": c.password_file,
+            "maxBytesPerTrigger": opening.max_bytes,
+            "gatewayFile": opening.gateway_file,
+        }
         return options | {name: str(value) for name, value in given.items() if value is not None}
 
     def _has_password(self) -> bool:
         return has_secret(self.config.dsn) or re.search(r"\bpassword\s*=", self.config.dsn) is not None
 
 
-def _even_chunk(most: int, max_events: int, at_once: int) -> int:
-    """Rows in a chunk, ``most`` at most, so that the chunks of a batch fill all tasks that run at once, to its end."""
-    rounds = -(-max_events // (most * at_once))
-    return min(most, max_events, max(_LEAST_CHUNK, max_events // (rounds * at_once)))
+def _even_chunk(limit: int, max_events: int, at_once: int) -> int:
+    """Rows in a chunk, at most ``limit``, so that the chunks of a batch keep all parallel tasks busy to its end."""
+    rounds = -(-max_events // (limit * at_once))
+    return min(limit, max_events, max(_LEAST_CHUNK, max_events // (rounds * at_once)))
 
 
 def _postgres_dsn(text: str) -> str:
-    """libpq's own two forms. Its parser says the rest when the pipeline starts."""
+    """Accepts libpq's two forms. Its parser checks the rest when the pipeline starts."""
     if not text.startswith(("postgresql://", "postgres://")) and not re.search(
         r"(^|\s)(host|dbname|service)\s*=", text
     ):
@@ -168,15 +207,18 @@ def _postgres_dsn(text: str) -> str:
 
 
 class PostgresConfig(DatabaseConfig):
-    """``tables`` are names or globs, of the schema ``public`` where they name none. ``slot`` and ``publication`` are
-    named after the pipeline unless told otherwise; ``create`` makes them where they are absent. ``unchanged`` stands
-    for a value that Postgres did not send; without it the value is left out."""
+    """Options of the source ``postgres``."""
 
     dsn: Annotated[str, AfterValidator(_postgres_dsn)] = Field(repr=False)
+    """The address of the database, as a URI or as key=value pairs of libpq."""
     slot: Annotated[str, written_as(_SLOT, "1 to 63 small letters, digits and underscores")] | None = None
+    """The name of the replication slot. By default ``millstream_<pipeline>``."""
     publication: NonEmpty | None = None
+    """The name of the publication. By default that of the slot."""
     create: bool = False
+    """true: creates the publication and the slot if they are absent, and adds missing tables to the publication."""
     unchanged: NonEmpty | None = None
+    """Replaces a value that PostgreSQL did not send because it did not change. By default the value is omitted."""
 
 
 class PostgresSource(DatabaseSource):
@@ -197,59 +239,67 @@ class PostgresSource(DatabaseSource):
         return own | ({"schema", "table"} if self.tables_are_plain() else set())
 
     def refused(self, pipeline: str, *, begun: bool) -> str | None:
-        from millstream.cdc import refusal
+        from millstream.cdc.postgres.database import refusal
 
-        return refusal(self.login(), self.wanted(pipeline), begun=begun)
+        return refusal(self.login(), self.slot_config(pipeline), resuming=begun)
 
     def finished(self, opening: Opening, end: Any) -> None:
-        from millstream.cdc import acknowledge_end
+        from millstream.cdc.postgres.database import acknowledge_end
 
         acknowledge_end(self.login(), self.slot(opening.pipeline), end)
 
     def slot_status(self, pipeline: str) -> SlotStatus | None:
-        from millstream.cdc import slot_status
+        from millstream.cdc.postgres.database import slot_status
 
         return slot_status(self.login(), self.slot(pipeline))
 
     def leftover(self, pipeline: str) -> Leftover | None:
-        name, found = self.slot(pipeline), self.slot_status(pipeline)
-        if found is None:
+        name, status = self.slot(pipeline), self.slot_status(pipeline)
+        if status is None:
             return None
-        what = f"slot {name} at {self.login().shown} stays, and makes the server keep {found.held_bytes:,} bytes of log"
+        server = self.login().display_address
+        text = f"slot {name} at {server} remains; the server keeps {status.held_bytes:,} bytes of log for it"
         later = f"to drop it later, run there: SELECT pg_drop_replication_slot('{name}');"
-        return Leftover(what, lambda: self._remove(name), later)
+        return Leftover(text, lambda: self._remove(name), later)
 
     def _remove(self, slot: str) -> None:
-        from millstream.cdc import drop
+        from millstream.cdc.postgres.preparation import drop
 
         if not drop(self.login(), slot):
             log.warning("the slot was gone already")
-        if self.config.segments is not None:  # those under the checkpoint went with it
+        if self.config.segments is not None:  # segments under the checkpoint were removed with it
             shutil.rmtree(self.config.segments, ignore_errors=True)
 
     def identity(self) -> dict[str, Any]:
         c = self.config
-        return {"server": self.login().shown, "slot": c.slot, "publication": c.publication}
+        return {"server": self.login().display_address, "slot": c.slot, "publication": c.publication}
 
     def slot(self, pipeline: str) -> str:
-        """Its name: a slot's alphabet is narrower than a pipeline's."""
-        return self.config.slot or "millstream_" + re.sub(r"[^a-z0-9_]", "_", pipeline.lower())[:50]
+        """Its name. A slot's alphabet is narrower than a pipeline's: a name that does not fit is changed, and gets a
+        digest, so that ``my-shop`` and ``my_shop`` have slots of their own."""
+        if self.config.slot:
+            return self.config.slot
+        name = re.sub(r"[^a-z0-9_]", "_", pipeline.lower())
+        if name != pipeline or len(name) > _MAX_NAME_IN_SLOT:
+            digest = hashlib.sha256(pipeline.encode()).hexdigest()[:8]
+            name = f"{name[: _MAX_NAME_IN_SLOT - 9]}_{digest}"
+        return f"millstream_{name}"
 
     def login(self) -> Login:
-        from millstream.cdc import Login
+        from millstream.cdc.postgres.connection import Login
 
         return Login(self.address())
 
-    def wanted(self, pipeline: str) -> Wanted:
-        from millstream.cdc import Wanted
+    def slot_config(self, pipeline: str) -> SlotConfig:
+        from millstream.cdc.postgres.preparation import SlotConfig
 
         c, slot = self.config, self.slot(pipeline)
-        return Wanted(tuple(c.tables), slot, c.publication or slot, c.create)
+        return SlotConfig(tuple(c.tables), slot, c.publication or slot, c.create, frozenset(c.exclude))
 
     def _options(self, opening: Opening) -> dict[str, str]:
         options = self.shared_options(opening) | {
             "slot": self.slot(opening.pipeline),
-            "publication": self.wanted(opening.pipeline).publication,
+            "publication": self.slot_config(opening.pipeline).publication,
             "create": str(self.config.create).lower(),
         }
         return options if self.config.unchanged is None else options | {"unchanged": self.config.unchanged}
@@ -262,11 +312,12 @@ def _mariadb_dsn(text: str) -> str:
 
 
 class MariadbConfig(DatabaseConfig):
-    """``tables`` are names or globs, of the dsn's database where they name none. ``server_id`` is the number by which
-    the server knows this reader; by default it is made from the pipeline's name."""
+    """Options of the source ``mariadb``."""
 
     dsn: Annotated[str, AfterValidator(_mariadb_dsn)] = Field(repr=False)
+    """The address of the database: ``mariadb://user@host:3306/database``."""
     server_id: Annotated[int, Field(ge=1, le=0xFFFFFFFF)] | None = None
+    """The number by which the server identifies this reader. By default a random number at each start."""
 
 
 class MariadbSource(DatabaseSource):
@@ -286,24 +337,24 @@ class MariadbSource(DatabaseSource):
         return event_frame(changes, columns, plain=self.plain())
 
     def plain_names(self) -> set[str]:
-        # A schema is a database here, and the dsn's is the one of tables that name none.
+        # A schema is a database here; tables without one are in the dsn's.
         whole = self.tables_are_plain() and self.database_is_plain()
         return {"db", "table"} if whole else set()
 
     def refused(self, pipeline: str, *, begun: bool) -> str | None:
-        from millstream.cdc import binlog_refusal
+        from millstream.cdc.mariadb.database import binlog_refusal
 
-        return binlog_refusal(self.login(), self.config.tables)
+        return binlog_refusal(self.login(), self.config.tables, frozenset(self.config.exclude))
 
     def log_status(self, end: Any) -> BinlogStatus:
-        from millstream.cdc import binlog_status
+        from millstream.cdc.mariadb.database import binlog_status
 
         return binlog_status(self.login(), end)
 
     def identity(self) -> dict[str, Any]:
-        return {"server": self.login().shown}
+        return {"server": self.login().display_address}
 
     def login(self) -> MariadbLogin:
-        from millstream.cdc import MariadbLogin
+        from millstream.cdc.mariadb.connection import MariadbLogin
 
         return MariadbLogin(self.address())

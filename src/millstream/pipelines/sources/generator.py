@@ -1,4 +1,4 @@
-"""Made-up changes of customers, orders and payments: seeded, replayable and rate-controlled, for demos and tests.
+"""Generates changes of customers, orders and payments for demos and tests: seeded, replayable, at a chosen rate.
 
 Row n is a pure function of the seed and n.
 """
@@ -30,8 +30,8 @@ _CURRENCY = ("EUR", "EUR", "EUR", "USD", "GBP")
 
 
 class ShopStep(NamedTuple):
-    """One of a round's ten rows. ``old`` and ``new`` are the status (or tier) before and after; None: no such row.
-    ``order`` tells a customer's two orders apart. ``rounds_back``: how long ago that customer's story began."""
+    """One of the ten rows of a round. ``old`` and ``new`` are the status (or tier) before and after; None: no row.
+    ``order``: which of the customer's two orders. ``rounds_back``: how many rounds ago the customer's first row was."""
 
     table: str
     op: str
@@ -55,37 +55,37 @@ STEPS = (
 )
 
 
-def tell(numbers: DataFrame, seed: int) -> DataFrame:
-    """Row numbers (``n``) with what happened: table, op, key, before, after beside them.
+def add_events(numbers: DataFrame, seed: int) -> DataFrame:
+    """Adds the event to row numbers (``n``): table, op, key, before, after.
 
-    In steps, each a projection of its own: what the next step uses twice Spark then computes once.
+    It uses several projections, so that Spark computes an expression only once if later ones use it twice.
     """
     from pyspark.sql import functions as F
 
     placed = numbers.withColumn("_step", F.pmod(F.col("n"), F.lit(len(STEPS))).cast("int"))
-    story = F.expr(f"n div {len(STEPS)}") + F.lit(FIRST_CUSTOMER)
-    placed = placed.withColumn("_customer", story - _by_step([one.rounds_back for one in STEPS]))
-    placed = placed.withColumn("_order", F.col("_customer") * 2 + _by_step([one.order for one in STEPS]))
-    # All that is by chance in a row comes from one hash of what it is about. A payment is about its order.
+    round_number = F.expr(f"n div {len(STEPS)}") + F.lit(FIRST_CUSTOMER)
+    placed = placed.withColumn("_customer", round_number - _by_step([step.rounds_back for step in STEPS]))
+    placed = placed.withColumn("_order", F.col("_customer") * 2 + _by_step([step.order for step in STEPS]))
+    # All random values of a row come from one hash of its customer or order. A payment uses its order.
     about = F.when(_among("customers"), -F.col("_customer")).otherwise(F.col("_order"))
     placed = placed.withColumn("_chance", F.xxhash64(F.lit(seed), about))
-    # Everything of a row but its state, which comes last: what was before differs from what is after in that alone.
+    # Everything of a row except its state, which comes last: before and after differ only in the state.
     head = F.when(_among("orders"), _order()).when(_among("payments"), _payment()).otherwise(_customer())
     key = F.when(_among("orders"), F.col("_order")).otherwise(F.col("_customer")).cast("string")
-    told = placed.withColumn("key", key).withColumns(
+    events = placed.withColumn("key", key).withColumns(
         {
-            "table": _by_step([one.table for one in STEPS]),
-            "op": _by_step([one.op for one in STEPS]),
+            "table": _by_step([step.table for step in STEPS]),
+            "op": _by_step([step.op for step in STEPS]),
             "_head": head,
         }
     )
-    return told.withColumns(
-        {"before": _closed([one.old for one in STEPS]), "after": _closed([one.new for one in STEPS])}
+    return events.withColumns(
+        {"before": _closed([step.old for step in STEPS]), "after": _closed([step.new for step in STEPS])}
     )
 
 
 def _by_step(values: Sequence[object]) -> Column:
-    """A constant for each step: an array that the generated code indexes, not a chain of comparisons."""
+    """A constant per step: an array that the generated code indexes, instead of a chain of comparisons."""
     from pyspark.sql import functions as F
 
     return F.element_at(F.array(*(F.lit(value) for value in values)), F.col("_step") + 1)
@@ -94,7 +94,7 @@ def _by_step(values: Sequence[object]) -> Column:
 def _among(table: str) -> Column:
     from pyspark.sql import functions as F
 
-    return F.col("_step").isin(*(i for i, one in enumerate(STEPS) if one.table == table))
+    return F.col("_step").isin(*(i for i, step in enumerate(STEPS) if step.table == table))
 
 
 def _closed(states: Sequence[str | None]) -> Column:
@@ -104,7 +104,7 @@ def _closed(states: Sequence[str | None]) -> Column:
 
 
 def _customer() -> Column:
-    """A customer as JSON, up to the opening quote of its state; so are the other two."""
+    """A customer as JSON, up to the opening quote of its state, like the other two tables."""
     from pyspark.sql import functions as F
 
     me, first, last, mail = F.col("key"), _pick(0, _FIRST), _pick(8, _LAST), _pick(8, [each.lower() for each in _LAST])
@@ -139,16 +139,16 @@ def _amount() -> Column:
 
 
 def _below(bit: int, bound: int) -> Column:
-    """A number below ``bound``, from the bits of the row's chance that begin at ``bit``."""
+    """A number below ``bound``, from the random bits of the row that begin at ``bit``."""
     from pyspark.sql import functions as F
 
     return F.pmod(F.shiftrightunsigned(F.col("_chance"), bit), F.lit(bound))
 
 
-def _pick(bit: int, words: Sequence[str]) -> Column:
+def _pick(bit: int, choices: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
-    return F.element_at(F.array(*(F.lit(word) for word in words)), _below(bit, len(words)).cast("int") + 1)
+    return F.element_at(F.array(*(F.lit(choice) for choice in choices)), _below(bit, len(choices)).cast("int") + 1)
 
 
 def _text(*parts: str | Column) -> Column:
@@ -158,15 +158,19 @@ def _text(*parts: str | Column) -> Column:
 
 
 class GeneratorConfig(SourceConfig):
-    """``rows`` ends it; ``rate`` is rows a second by the wall clock, and without it as fast as the sinks take them.
-    ``start_ts_ms`` is the time of row 0, by default when the pipeline first started; rows are 1/rate (or 1 ms) apart.
-    """
+    """Options of the source ``generator``."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    """The seed of the random values. Equal seeds give equal rows."""
     rows: Annotated[int, Field(ge=0)] | None = None
+    """The number of rows, after which the source ends. By default it never ends."""
     rate: Annotated[float, Field(gt=0)] | None = None
+    """Rows per second of the wall clock. By default the sinks decide the speed."""
     start_ts_ms: Annotated[int, Field(ge=0)] | None = None
+    """The time of row 0, in milliseconds since 1970. By default the first start of the pipeline. Rows are 1/rate (or 1
+    ms) apart."""
     partitions: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """The number of tasks of a batch. 1 keeps the order of rows. By default the number of tasks that run at once."""
 
 
 class GeneratorSource(Source):
@@ -182,10 +186,10 @@ class GeneratorSource(Source):
         given = {"rows": c.rows, "rate": c.rate, "startMs": c.start_ts_ms}
         options |= {name: value for name, value in given.items() if value is not None}
         numbers = session.readStream.format(FORMAT).options(**{name: str(value) for name, value in options.items()})
-        return self.told(numbers.load())
+        return self.to_events(numbers.load())
 
-    def told(self, numbers: DataFrame) -> DataFrame:
-        """Row numbers and times as events. Also what a test gives as a batch."""
+    def to_events(self, numbers: DataFrame) -> DataFrame:
+        """Row numbers and times as events. Tests also call it with a batch."""
         from pyspark.sql import functions as F
 
         name = self.config.id or "generator"
@@ -195,9 +199,9 @@ class GeneratorSource(Source):
             "db": F.lit("shop"),
         }
         columns |= {each: F.col(each) for each in ("key", "table", "op", "before", "after", "ts_ms")}
-        # Digits, words of ours, and a name of a closed alphabet.
+        # Digits, constants, and a name with a restricted alphabet.
         plain = ("id", "key", "name", "db", "table", "op")
-        return event_frame(tell(numbers, self.config.seed), columns, plain=plain)
+        return event_frame(add_events(numbers, self.config.seed), columns, plain=plain)
 
     def order(self) -> str | None:
         return "the rows' own" if self.config.partitions == 1 else None
@@ -207,6 +211,12 @@ class GeneratorSource(Source):
 
     def endless(self) -> bool:
         return self.config.rows is None and self.config.rate is None
+
+    def is_finite(self) -> bool:
+        return self.config.rows is not None
+
+    def is_exhausted(self, end: Any) -> bool:
+        return self.config.rows is not None and int(end["n"]) >= self.config.rows
 
     def fields(self) -> dict[str, frozenset[str]] | None:
         return FIELDS

@@ -1,7 +1,7 @@
-"""The generator's pulse as a Spark data source: row numbers and times, nothing else. Everything else is an expression.
+"""The generator's Spark data source: row numbers and times. Everything else is an expression.
 
 Spark calls ``DataSource`` and the planning methods of the reader on the driver, ``read`` on the executors.
-An offset pins all that a replay needs: how many rows, when the first was due, and into how many parts a batch is cut.
+An offset has all that a replay needs: the number of rows, when the first was due, and the number of parts of a batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NumbersReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802, RUF100  # Spark's name
         start = self._start_ms if self._start_ms is not None else _now_ms()
-        # The pulse beats from now on even where the events' times begin elsewhere: rate is about the wall clock.
+        # Rows are due from now on even if the events' times start elsewhere: the rate is by the wall clock.
         return {"n": 0, "start_ms": start, "since_ms": _now_ms(), "parts": self._parts}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802, RUF100  # Spark's name
@@ -59,9 +59,9 @@ class NumbersReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._frozen_at = _now_ms()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802, RUF100  # Spark's name
-        most = None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", self._max_rows)
-        end = due(start["n"], self._rows, self._rate, (self._frozen_at or _now_ms()) - start["since_ms"], most)
-        # The very same offset, where nothing is due: anything else would start an empty batch.
+        max_rows = None if isinstance(limit, ReadAllAvailable) else getattr(limit, "max_rows", self._max_rows)
+        end = due(start["n"], self._rows, self._rate, (self._frozen_at or _now_ms()) - start["since_ms"], max_rows)
+        # The same offset if nothing is due: any other would start an empty batch.
         return start if end <= start["n"] else {**start, "n": end, "parts": self._parts}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[NumberRange]:
@@ -77,16 +77,16 @@ class NumbersReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield pa.RecordBatch.from_arrays([pa.array(n), pa.array(ts)], names=["n", "ts_ms"])
 
 
-def due(start: int, rows: int | None, rate: float | None, elapsed_ms: int, most: int | None) -> int:
-    """How far the count may go: by the clock, by the total, by the batch."""
-    end = start + (most if most is not None else 1_000_000) if rate is None else int(elapsed_ms * rate / 1000)
+def due(start: int, rows: int | None, rate: float | None, elapsed_ms: int, max_rows: int | None) -> int:
+    """The number of rows that may exist now: limited by the clock, the total and the batch."""
+    end = start + (max_rows if max_rows is not None else 1_000_000) if rate is None else int(elapsed_ms * rate / 1000)
     if rows is not None:
-        end = min(end if rate is not None or most is not None else rows, rows)
-    return max(start, end if most is None else min(end, start + most))
+        end = min(end if rate is not None or max_rows is not None else rows, rows)
+    return max(start, end if max_rows is None else min(end, start + max_rows))
 
 
 def split(first: int, last: int, parts: int) -> list[tuple[int, int]]:
-    """[first, last) in ``parts`` even pieces, empty ones left out: a pure function of the two offsets."""
+    """[first, last) in ``parts`` even pieces without empty ones: a pure function of the two offsets."""
     total = last - first
     edges = [first + total * i // parts for i in range(parts + 1)]
     return [(a, b) for a, b in itertools.pairwise(edges) if a < b]

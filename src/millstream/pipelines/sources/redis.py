@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from millstream.pipelines.envelope_reader import Format, SourcePosition, read_documents
+from millstream.pipelines.envelope_reader import (
+    MAX_DOCUMENT_BYTES,
+    Format,
+    SourcePosition,
+    legible,
+    read_documents,
+    too_large,
+)
 from millstream.pipelines.redis_address import RedisAddress, RedisUri, no_second_password, without_secrets
 from millstream.pipelines.sources.source import Opening, Source, SourceConfig
 from millstream.pipelines.spec.part import Duration, NonEmpty, written_as
@@ -19,41 +27,71 @@ if TYPE_CHECKING:
 
 
 _IMPATIENT = {"deadlineMs": "1000", "connectTimeoutMs": "1000", "answerTimeoutMs": "1000"}
-"""For a question that is asked again soon."""
+"""For a request that is repeated soon."""
 _MEMORY_OR_REPLICATED = written_as(r"^(memory|replicated\([1-9][0-9]{0,8}\))$", "memory, or replicated(n)")
 
 
 class RedisSourceConfig(SourceConfig):
-    """``field`` holds the document; an entry without it is a row of its own fields. ``group`` is the pipeline's name
-    unless told otherwise, so that lag and retention see the pipeline; ``false`` publishes no progress. Streams are not
-    cut, so that their order is kept, unless ``partitions`` asks for more tasks than there are streams.
-    ``durability: replicated(n)`` reads only what n replicas have, so that a failover takes nothing back.
-    ``connect_timeout`` and ``send_timeout`` are for one connection and one answer, ``batch_timeout`` for how long a
-    question is repeated on other connections; then ``retry`` of the spec decides."""
+    """Options of the source ``redis``."""
 
     uri: RedisUri = Field(repr=False)
+    """The address of the Redis server, Sentinel or cluster."""
     password_file: NonEmpty | None = None
+    """A file with the password for ``uri``. The driver and every executor read it."""
     stream: NonEmpty | None = None
+    """The name of the only stream to read. Give exactly one of ``stream``, ``streams`` and ``pattern``."""
     streams: list[NonEmpty] = Field(default_factory=list)
+    """The names of the streams to read."""
     pattern: NonEmpty | None = None
+    """A regular expression that must match the whole name of a stream."""
     group: NonEmpty | Literal[False] | None = None
+    """The consumer group that publishes progress, for lag and retention. It must have no consumers. By default
+    ``pipeline:<tenant>:<name>``; ``false``: none."""
     start: NonEmpty | dict[str, str] = "earliest"
+    """Where a new pipeline begins: ``earliest``, ``latest``, or an id per stream, after which it reads."""
     field: NonEmpty = "event"
+    """The field of an entry that contains the document. An entry without it is a row of its fields."""
     format: Format = "auto"
+    """The form of the documents. ``auto`` detects it for each document."""
     table: NonEmpty | None = None
+    """The table of events whose document names none. By default the name of the stream."""
     event_id: Literal["position", "payload"] = "position"
+    """What identifies an event: ``position`` is stream and entry id, ``payload`` is the id in the document."""
     fail_on_data_loss: bool = True
+    """true: entries that were trimmed before they were read stop the pipeline. false: they are logged and counted."""
     durability: Annotated[str, _MEMORY_OR_REPLICATED] = "memory"
+    """``replicated(n)`` reads only entries that n replicas have, so that a failover removes no entry that was read.
+    ``memory`` reads every entry of the primary."""
     partitions: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """The number of tasks of a batch. More tasks than streams split streams, and lose their order. By default each
+    stream is read by one task."""
     send_timeout: Annotated[Duration, Field(ge=100)] = 5_000
+    """How long to wait for one reply. Then the connection counts as broken."""
     batch_timeout: Annotated[Duration, Field(ge=100)] = 60_000
+    """How long a request is repeated on other connections; then ``retry`` of the spec decides."""
     connect_timeout: Annotated[Duration, Field(ge=100)] = 5_000
+    """How long opening one connection may take."""
 
     @model_validator(mode="after")
     def _one_choice(self) -> RedisSourceConfig:
         no_second_password(self.uri, self.password_file)
         if sum((self.stream is not None, bool(self.streams), self.pattern is not None)) != 1:
             raise PydanticCustomError("streams", "give exactly one of stream, streams and pattern")
+        for name in self.names:
+            # Spark's format has one option for all names, separated by commas.
+            if "," in name or name != name.strip():
+                why = "{name}: a name with a comma, or with a space at an end, cannot be read; list each stream apart"
+                raise PydanticCustomError("streams", why, {"name": repr(name)})
+        twice = sorted({name for name in self.names if self.names.count(name) > 1})
+        if twice:
+            raise PydanticCustomError("streams", "{names}: listed twice", {"names": ", ".join(twice)})
+        if self.pattern is not None:
+            try:
+                re.compile(self.pattern)
+            except re.error as error:
+                why = "{pattern} is not a regular expression: {why}"
+                context = {"pattern": repr(self.pattern), "why": str(error)}
+                raise PydanticCustomError("pattern", why, context) from error
         return self
 
     @property
@@ -72,41 +110,53 @@ class RedisSource(Source):
     def addresses(self) -> Iterator[RedisAddress]:
         yield self.config.address
 
+    def reads_stream(self, address: RedisAddress, stream: str) -> bool:
+        c = self.config
+        if without_secrets(address.uri) != without_secrets(c.uri):
+            return False
+        return stream in c.names or (c.pattern is not None and re.fullmatch(c.pattern, stream) is not None)
+
     def order(self) -> str | None:
         return "each stream's own" if self.config.partitions in (None, 1) else None
 
     def open(self, session: SparkSession, opening: Opening) -> DataFrame:
         reader = session.readStream.format("redis_streams").options(**self._options(opening))
-        return self.understood(reader.load())
+        return self.to_events(reader.load())
 
     def behind(self, opening: Opening, finished: Any) -> int | None:
-        from millstream.spark import backlog
+        from millstream.spark.progress import backlog
 
         return backlog(self._options(opening) | _IMPATIENT, finished)
 
-    def understood(self, entries: DataFrame) -> DataFrame:
-        """Entries, in the columns of the format, as events. Also what a test gives as a batch."""
+    def to_events(self, entries: DataFrame) -> DataFrame:
+        """Entries, in the columns of the format, as events. Tests also call it with a batch."""
         from pyspark.sql import functions as F
 
         c = self.config
         fields = F.transform_values(F.col("fields"), lambda _, value: value.cast("string"))
         value = F.col("value").cast("string")
-        # Bytes that are no UTF-8 are no JSON either; as base64 they survive the way into the dead letters.
-        legible = F.when(F.is_valid_utf8(value), value)
-        shown = legible.otherwise(F.concat(F.lit("base64:"), F.base64(F.col("value").cast("binary"))))
-        text = F.when(F.col("value").isNotNull(), shown).otherwise(F.to_json(fields))
+        text = F.coalesce(value, F.to_json(F.transform_values(fields, lambda _, field: legible(field))))
+        illegible = F.exists(F.map_values(fields), lambda field: ~F.is_valid_utf8(field))
+        size = F.try_element_at(fields, F.lit("millstream.oversize"))
+        repeated = F.try_element_at(fields, F.lit("millstream.repeated"))
         position = SourcePosition(
             id=F.concat_ws(":", F.col("stream"), F.col("id")),
             ts_ms=F.split_part(F.col("id"), F.lit("-"), F.lit(1)).try_cast("bigint"),
             name=F.lit(c.id) if c.id else F.col("stream"),
             table=F.lit(c.table) if c.table else F.col("stream"),
             key=F.try_element_at(fields, F.lit("key")),
+            refused=F.when(size.isNotNull(), too_large(size))
+            .when(value.isNull() & illegible, F.lit("a field of the entry is not valid UTF-8"))
+            .when(
+                repeated.isNotNull(), F.lit("the entry has a field more than once, and only the last one can be kept")
+            ),
         )
         return read_documents(entries, text, position, c.format, own_ids=c.event_id == "payload")
 
     def _options(self, opening: Opening) -> dict[str, str]:
         c = self.config
-        group = opening.pipeline if c.group is None else c.group
+        # The prefix keeps the group apart from routers' groups, which often have the pipeline's name.
+        group = f"pipeline:{opening.tenant}:{opening.pipeline}" if c.group is None else c.group
         options = {
             **opening.secrets.options(c.address),
             "deadlineMs": str(c.batch_timeout),
@@ -117,6 +167,7 @@ class RedisSource(Source):
             "minPartitions": str(c.partitions or opening.partitions),
             "splitStreams": "true" if self.order() is None else "false",
             "valueField": c.field,
+            "maxEntryBytes": str(MAX_DOCUMENT_BYTES),
             "failOnDataLoss": str(c.fail_on_data_loss).lower(),
             "durability": c.durability,
         }

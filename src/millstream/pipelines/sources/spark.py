@@ -1,6 +1,6 @@
-"""What Spark itself reads: directories of JSON, CSV or Parquet files, and any streaming format (Kafka, Delta, ...).
+"""Sources that Spark reads: directories of JSON, CSV or Parquet files, and any streaming format (Kafka, Delta, ...).
 
-Of files each row is an event, and each file is read once.
+Each row of a file is an event, and each file is read once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from millstream.pipelines.spec.pipeline import PipelineSpec
 
 
+_BAD_LINE = "_millstream_bad_line"
+
+
 def _ddl(text: str) -> str:
-    """A first look without Spark: names and types in pairs. Spark itself says the rest when the pipeline is planned."""
+    """A first check without Spark: pairs of names and types. Spark checks the rest when the pipeline is planned."""
     pairs = [part.split() for part in text.replace(":", " ").split(",")]
     if any(len(pair) < 2 for pair in pairs if "<" not in text and "(" not in text):
         raise PydanticCustomError("schema", "write columns and types, such as: id BIGINT, name STRING")
@@ -30,21 +33,28 @@ def _ddl(text: str) -> str:
 
 
 class FilesConfig(SourceConfig):
-    """``schema`` gives the columns; Parquet files of one kind may do without. JSON without a schema is taken line by
-    line as documents, in the given ``envelope`` form."""
+    """Options of the source ``files``."""
 
     path: NonEmpty
+    """The directory with the files. Each file is read once."""
     format: Literal["json", "csv", "parquet"]
+    """The format of the files."""
     row_schema: Annotated[str, AfterValidator(_ddl)] | None = Field(None, alias="schema")
+    """The columns and their types, such as ``id BIGINT, name STRING``. By default Spark infers them; JSON without it is
+    read as one document per line."""
     envelope: Format = "auto"
+    """The form of the documents of JSON without a ``schema``. ``auto`` detects it for each document."""
     table: NonEmpty | None = None
+    """The table of events whose document names none. By default the name of the source."""
     options: dict[str, Text] = Field(default_factory=dict)
+    """Options of Spark's reader of this format, such as ``header`` for CSV."""
     max_files: Annotated[int, Field(ge=1)] | None = None
+    """The maximum number of files in one batch. Give this or ``batch.max_bytes``."""
 
 
 class FilesSource(Source):
-    """The id is the file and, within it, the row's number (Parquet) or its content: equal rows of one file are told
-    apart by counting, inside the batch. How Spark cuts files into partitions depends on the cluster."""
+    """Files in a directory. The id is the file and the row's number (Parquet) or its content: equal rows of a file are
+    numbered within the batch. How Spark splits files into partitions depends on the cluster."""
 
     type: Literal["files"]
     config: FilesConfig
@@ -72,20 +82,34 @@ class FilesSource(Source):
             reader = reader.option("maxFilesPerTrigger", c.max_files)
         elif opening.max_bytes is not None:
             reader = reader.option("maxBytesPerTrigger", opening.max_bytes)
-        if c.row_schema is not None:
-            reader = reader.schema(c.row_schema)
-        elif not as_documents:
-            reader = reader.schema(getattr(session.read.options(**c.options), c.format)(c.path).schema)
+        checks_lines = not as_documents and c.format != "parquet" and "mode" not in c.options
+        schema = c.row_schema
+        if schema is None and not as_documents:
+            inferred = getattr(session.read.options(**c.options), c.format)(c.path).schema
+            reader = reader.schema(inferred.add(_BAD_LINE, "string") if checks_lines else inferred)
+        elif schema is not None:
+            reader = reader.schema(f"{schema}, {_BAD_LINE} STRING" if checks_lines else schema)
+        if checks_lines:
+            # Spark converts a line that does not fit the schema to nulls. Its text in this column identifies it.
+            reader = reader.options(mode="PERMISSIVE", columnNameOfCorruptRecord=_BAD_LINE)
         rows = reader.load(c.path)
-        shown = F.to_json(F.struct(*(F.col(f"`{name}`") for name in rows.columns)), {"ignoreNullFields": "false"})
-        text = F.col("value") if as_documents else shown
-        # row_index exists for Parquet alone; elsewhere the content stands in for it.
+        names = [name for name in rows.columns if name != _BAD_LINE]
+        document = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), {"ignoreNullFields": "false"})
+        text = F.col("value") if as_documents else document
+        bad_line = F.col(_BAD_LINE) if checks_lines else F.lit(None)
+        text = F.coalesce(bad_line, text) if checks_lines else text
+        # row_index exists only for Parquet; other formats use the content instead.
         within = F.col("_metadata.row_index").cast("string") if c.format == "parquet" else F.sha1(text)
         position = SourcePosition(
             id=F.concat_ws(":", F.col("_metadata.file_path"), within),
             ts_ms=F.unix_millis(F.col("_metadata.file_modification_time")),
             name=F.lit(c.id or "files"),
             table=F.lit(c.table) if c.table else F.lit(c.id or "files"),
+            refused=F.when(bad_line.isNotNull(), F.lit("the line does not fit the schema")).when(
+                # Spark decodes these formats itself, and replaces bytes that are not UTF-8 by this character.
+                F.lit(c.format != "parquet" and not as_documents) & F.contains(text, F.lit("\ufffd")),
+                F.lit("the line is not valid UTF-8, or holds U+FFFD, which stands for such bytes"),
+            ),
         )
         rows = rows.where(F.length(F.trim("value")) > 0) if as_documents else rows
         return read_documents(rows, text, position, c.envelope if as_documents else "row")
@@ -95,22 +119,32 @@ class FilesSource(Source):
 
 
 class SparkConfig(SourceConfig):
-    """``value`` is an SQL expression for the document; without it, a column ``value`` of Kafka, else the whole row.
-    ``event_id`` is one for a unique id; without it, Kafka's topic, partition and offset, else the row's content."""
+    """Options of the source ``spark``."""
 
     format: NonEmpty
+    """The name of the Spark format, such as ``kafka`` or ``delta``."""
     options: dict[str, Text] = Field(default_factory=dict)
+    """Options of the format."""
     row_schema: NonEmpty | None = Field(None, alias="schema")
+    """The columns and their types, for a format that needs them."""
     path: NonEmpty | None = None
+    """The path to load, for a format that needs one."""
     value: NonEmpty | None = None
+    """An SQL expression for the document. By default the column ``value`` of Kafka, or the whole row."""
     event_id: NonEmpty | None = None
+    """An SQL expression for a unique id. By default topic, partition and offset of Kafka, or the content of the row."""
     ts: NonEmpty | None = None
+    """An SQL expression for the time of an event, in milliseconds since 1970. By default the timestamp of Kafka, or the
+    current time."""
     envelope: Format = "auto"
+    """The form of the documents. ``auto`` detects it for each document."""
     table: NonEmpty | None = None
+    """The table of events whose document names none. By default the topic of Kafka, or the name of the source."""
 
 
 class SparkSource(Source):
-    """Where the id is the row's content, equal rows are told apart by counting within their batch, and by the batch."""
+    """Any streaming format of Spark. If the id is computed from the row, equal rows of a batch are numbered, and the id
+    contains the batch."""
 
     type: Literal["spark"]
     config: SparkConfig
@@ -127,9 +161,9 @@ class SparkSource(Source):
         reader = session.readStream.format(self.config.format).options(**self.config.options)
         if self.config.row_schema:
             reader = reader.schema(self.config.row_schema)
-        return self.understood(reader.load(self.config.path) if self.config.path else reader.load())
+        return self.to_events(reader.load(self.config.path) if self.config.path else reader.load())
 
-    def understood(self, rows: DataFrame) -> DataFrame:
+    def to_events(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
         c = self.config
@@ -152,5 +186,5 @@ class SparkSource(Source):
         return read_documents(rows, text, position, c.envelope if kafka or c.value else "row")
 
     def identity(self) -> dict[str, Any]:
-        safe = {k: v for k, v in self.config.options.items() if not any(word in k.lower() for word in SECRET_WORDS)}
+        safe = {k: v for k, v in self.config.options.items() if not any(part in k.lower() for part in SECRET_WORDS)}
         return {"format": self.config.format, "options": safe, "path": self.config.path}

@@ -1,1 +1,1 @@
-"""YAML to a validated spec. Text enters, a ``Pipeline`` leaves, or one error with all that is wrong; no Spark here."""
+"""Converts YAML to a validated ``Pipeline``, or raises one error with all problems. Does not use Spark."""

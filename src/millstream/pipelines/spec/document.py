@@ -1,6 +1,6 @@
-"""YAML text to plain values, each with its line. Bounded: size, depth, expanded aliases; no tags, no key twice.
+"""Converts YAML text to plain values with their lines. Limits size, depth and aliases; refuses tags and duplicate keys.
 
-``${VAR}`` and ``${VAR:-default}`` come from the environment; references of templates are left for the templates."""
+``${VAR}`` and ``${VAR:-default}`` are replaced from the environment; references of templates are not."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WORDS = ("op", "id", "key", "tenant_id")
 
 
 def is_reference(name: str) -> bool:
-    """Whether ``name`` in ``${name}`` means a part of the event, and not an environment variable."""
+    """Whether ``name`` in ``${name}`` is a part of the event, and not an environment variable."""
     return name in _WORDS or name.partition(".")[0] in _ROOTS
 
 
 def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """``text`` with its variables replaced, and the names of those that are not set."""
+    """``text`` with its variables replaced, and the names of variables that are not set."""
     missing: list[str] = []
 
     def value(match: re.Match[str]) -> str:
@@ -32,13 +32,13 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
         if is_reference(inner):
             return match.group(0)
         name, has_default, default = inner.partition(":-")
-        found = environ.get(name)
-        if found is None or (has_default and not found):
+        variable = environ.get(name)
+        if variable is None or (has_default and not variable):
             if has_default:
                 return default
             missing.append(name)
             return ""
-        return found
+        return variable
 
     return _USE.sub(value, text), missing
 
@@ -53,7 +53,7 @@ DocumentPath = tuple[str | int, ...]
 
 @dataclass(slots=True)
 class Document:
-    """``value`` is what the YAML says, variables replaced. ``lines`` knows where each path stands."""
+    """``value`` is the YAML's value with variables replaced. ``lines`` has the line of each path."""
 
     file: str
     value: Any = None
@@ -62,7 +62,7 @@ class Document:
     from_environment: set[DocumentPath] = field(default_factory=set)
 
     def line(self, path: DocumentPath) -> int:
-        """The line of ``path``, or of the nearest thing around it that is in the file."""
+        """The line of ``path``, or of its nearest parent in the file."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -80,8 +80,8 @@ def dotted(path: DocumentPath) -> str:
 
 
 def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
-    """Reads one YAML document. Raises SpecRefused where it is no YAML or beyond a limit; what is merely wrong with a
-    value (an unset variable, a key given twice) is collected in ``problems``, so that other errors can join it."""
+    """Reads one YAML document. Raises SpecRefused if it is not YAML or exceeds a limit. Problems of values (an unset
+    variable, a duplicate key) are collected in ``problems``, so that one error can report all of them."""
     document = Document(file)
     if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
         raise SpecRefused([Problem(file, 1, "", f"the file is larger than {MAX_BYTES} bytes")])
@@ -90,26 +90,26 @@ def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        what = " ".join(part for part in (error.context, error.problem) if part)
-        what += _hint(text, mark.line) if mark else ""
-        raise SpecRefused([Problem(file, mark.line + 1 if mark else 1, "", f"this is no YAML: {what}")]) from error
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        problem += _hint(text, mark.line) if mark else ""
+        raise SpecRefused([Problem(file, mark.line + 1 if mark else 1, "", f"this is not YAML: {problem}")]) from error
     except yaml.YAMLError as error:
-        raise SpecRefused([Problem(file, 1, "", f"this is no YAML: {error}")]) from error
+        raise SpecRefused([Problem(file, 1, "", f"this is not YAML: {error}")]) from error
     if len(nodes) != 1 or nodes[0] is None:
-        raise SpecRefused([Problem(file, 1, "", f"one YAML document is expected, and {len(nodes)} are there")])
+        raise SpecRefused([Problem(file, 1, "", f"one YAML document is expected, not {len(nodes)}")])
     document.value = _Reader(document, environ).read(nodes[0], ())
     return document
 
 
 def _hint(text: str, line: int) -> str:
-    """A bare ``${NAME}`` is YAML in a line of its own, and none where a brace already means something."""
+    """A hint for ``${NAME}`` without quotes, which is YAML only outside of braces and brackets."""
     lines = text.splitlines()
     bare = line < len(lines) and re.search(r"[{,:\[]\s*\$\{", lines[line])
     return '; inside { } and [ ] write "${NAME}" in quotes' if bare else ""
 
 
 def _check_depth(text: str, file: str) -> None:
-    """Walks the events, which PyYAML makes without recursion, before the recursive composer sees the text."""
+    """Checks the depth on the events, which PyYAML creates without recursion, before the recursive composer runs."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -130,8 +130,8 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: DocumentPath) -> Any:
         self._left -= 1
-        # An alias repeats its node: a bomb is a small file with a huge expansion, and one that contains itself
-        # never ends. Both are caught here, while walking, before the values exist.
+        # An alias repeats its node, so a small file can expand to a huge value, and an alias inside its own node
+        # never ends. Both are detected here, before the values are created.
         if self._left < 0 or len(path) > MAX_DEPTH:
             limit = f"more than {MAX_NODES} values or {MAX_DEPTH} levels once its aliases are expanded"
             raise SpecRefused([Problem(self._document.file, node.start_mark.line + 1, "", limit)])
@@ -160,7 +160,7 @@ class _Reader:
         if kind not in plain:
             self._document.report(path, f"the tag {node.tag} is not allowed; write a plain value")
             return None
-        # YAML 1.1 reads 1:30 as a number to the base of 60, which takes the square of its length; 1.2 and we as text.
+        # YAML 1.1 reads 1:30 as a number to the base of 60, in quadratic time; YAML 1.2 and this code read it as text.
         if kind in ("str", "timestamp") or (kind in ("int", "float") and ":" in node.value):
             text, missing = expand(node.value, self._environ)
             if text != node.value:

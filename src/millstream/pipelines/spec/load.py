@@ -1,8 +1,7 @@
-"""A file to a validated pipeline, or one error with every problem that was found, in the words of the spec: where it
-stands in the file, and what is allowed there. And the schema, for editors.
+"""Loads a validated pipeline from a file, or raises one error with every problem: its place in the file, and what is
+allowed there. Also creates the schema for editors.
 
-Checked here is also what no single field can know: ids that are used twice, the order of processors, templates against
-known fields.
+It also checks rules across fields: duplicate ids, the order of processors, templates against known fields.
 """
 
 from __future__ import annotations
@@ -16,10 +15,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from millstream.broker.keys import can_have_companions
 from millstream.pipelines.errors import Problem, SpecRefused
 from millstream.pipelines.paths import FieldPath
+from millstream.pipelines.plan import make_plan
 from millstream.pipelines.processors import PROCESSORS, Processor
 from millstream.pipelines.processors.processor import Fields
+from millstream.pipelines.redis_address import without_secrets
 from millstream.pipelines.spec.document import Document, DocumentPath, dotted, parse
 from millstream.pipelines.spec.part import IN_WORDS, SECRET_WORDS
 from millstream.pipelines.spec.pipeline import Pipeline
@@ -27,7 +29,7 @@ from millstream.pipelines.templates import Template
 
 
 def load_pipelines(files: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> list[Pipeline]:
-    """Reads all files before complaining about any: SpecRefused names what is wrong in each of them."""
+    """Reads all files, then raises one SpecRefused with the problems of all of them."""
     problems: list[Problem] = []
     pipelines: list[Pipeline] = []
     for file in files:
@@ -42,14 +44,16 @@ def load_pipelines(files: Sequence[str | Path], environ: Mapping[str, str] | Non
 
 
 def load_pipeline(file: str | Path, environ: Mapping[str, str] | None = None) -> Pipeline:
+    """Reads and validates one pipeline file."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecRefused([Problem(str(file), 0, "", f"the file cannot be read: {error}")]) from error
-    return parse_pipeline(text, file=str(file), environ=environ)
+    return parse_pipeline(text, file=str(file), environ=environ).in_directory(Path(file).resolve().parent)
 
 
 def parse_pipeline(text: str, *, file: str = "<text>", environ: Mapping[str, str] | None = None) -> Pipeline:
+    """Validates a pipeline from an already parsed YAML value."""
     document = parse(text, file, os.environ if environ is None else environ)
     check_file(document)
     pipeline = _validated(document)
@@ -64,19 +68,20 @@ def _validated(document: Document) -> Pipeline | None:
     try:
         return Pipeline.model_validate(document.value)
     except ValidationError as error:
-        for one in error.errors(include_url=False):
-            path, message = explain(document, one)
+        for detail in error.errors(include_url=False):
+            path, message = explain(document, detail)
             if not _reported(document, path):
                 document.report(path, message)
         return None
 
 
 def _reported(document: Document, path: tuple[Any, ...]) -> bool:
-    """An unset variable leaves an empty text behind, which is wrong a second time; once is enough."""
+    """Removes problems that only repeat an unset variable, which became an empty text."""
     return any(p.path == dotted(path) and "is not set" in p.message for p in document.problems)
 
 
 def json_schema() -> dict[str, Any]:
+    """The JSON schema of a pipeline file, for editors."""
     schema = Pipeline.model_json_schema(by_alias=True, mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "millstream/v1/Pipeline", **schema}
 
@@ -91,7 +96,7 @@ def explain(document: Document, error: Mapping[str, Any]) -> tuple[DocumentPath,
     if kind == "missing":
         return path, "this is missing and must be given"
     if kind == "union_tag_invalid":
-        allowed = [word.strip().strip("'") for word in str(context.get("expected_tags", "")).split(",")]
+        allowed = [tag.strip().strip("'") for tag in str(context.get("expected_tags", "")).split(",")]
         tag = str(context.get("tag"))
         return (*path, "type"), f"{tag!r} is unknown; {_nearest(tag, allowed)}allowed here: {', '.join(allowed)}"
     if kind == "string_pattern_mismatch":
@@ -106,20 +111,20 @@ def explain(document: Document, error: Mapping[str, Any]) -> tuple[DocumentPath,
 
 
 def _may_be_secret(document: Document, path: DocumentPath, got: str) -> bool:
-    """Whether a wrong value is better not repeated: it came from the environment, its field's name says so, or it looks
-    like an address, whose password may stand anywhere in it when the address is wrong."""
+    """Whether an error must not quote a wrong value: it came from the environment, its field has a secret's name, or it
+    looks like an address, whose password may be anywhere if the address is wrong."""
     name = str(path[-1]).lower() if path else ""
-    named = name in ("uri", "dsn") or any(word in name for word in SECRET_WORDS)
+    named = name in ("uri", "dsn") or any(part in name for part in SECRET_WORDS)
     return named or path in document.from_environment or "://" in got or "@" in got
 
 
-def _nearest(word: str, allowed: list[str]) -> str:
-    close = difflib.get_close_matches(word, allowed, n=1)
+def _nearest(name: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(name, allowed, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
 def _in_file(document: Document, loc: tuple[Any, ...]) -> DocumentPath:
-    """pydantic's path without the tags of unions, which are not in the file. A missing field ends the path."""
+    """pydantic's path without the tags of unions, which are not in the file. It ends at a missing field."""
     value, path = document.value, []
     for index, step in enumerate(loc):
         if (isinstance(value, Mapping) and step in value) or (
@@ -136,7 +141,7 @@ def _allowed_at(loc: tuple[Any, ...]) -> list[str]:
     """The fields of the model that ``loc`` leads to, by their names in YAML."""
     kinds: list[Any] = [Pipeline]
     for step in loc:
-        kinds = [found for kind in kinds for found in _below(kind, step)] or kinds
+        kinds = [inner for kind in kinds for inner in _below(kind, step)] or kinds
     models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
     names = {field.alias or name for model in models for name, field in model.model_fields.items()}
     return sorted(names)
@@ -147,16 +152,16 @@ def _below(kind: Any, step: Any) -> list[Any]:
     by_tag = [model for model in models if step in _tags(model)]
     if by_tag:
         return by_tag
-    found: list[Any] = []
+    kinds_below: list[Any] = []
     for model in models:
         for name, field in model.model_fields.items():
             if step in (name, field.alias):
-                found.append(field.annotation)
-    return found
+                kinds_below.append(field.annotation)
+    return kinds_below
 
 
 def _models(kind: Any) -> list[type[BaseModel]]:
-    """Every model inside a type, whatever lists, unions and annotations are around it."""
+    """Every model inside a type, through lists, unions and annotations."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return [kind]
     if get_origin(kind) in (Annotated, Union, types.UnionType, list, dict):
@@ -170,47 +175,47 @@ def _tags(model: type[BaseModel]) -> tuple[Any, ...]:
 
 
 def order_problems(types: Sequence[object]) -> list[tuple[int, str]]:
-    """In which order processors may stand, by their types alone: over plain values, before anything is validated."""
+    """Checks the order of processors by their types, on plain values before validation."""
     problems: list[tuple[int, str]] = []
     per_batch: str | None = None
     windows = False
     for index, type_ in enumerate(types):
-        found = PROCESSORS.get(type_) if isinstance(type_, str) else None
-        if found is None or not issubclass(found, Processor):
-            continue  # said already: such a type is unknown
-        if found.kind == "stateful" and per_batch is not None:
+        processor_class = PROCESSORS.get(type_) if isinstance(type_, str) else None
+        if processor_class is None or not issubclass(processor_class, Processor):
+            continue  # an unknown type, which is reported elsewhere
+        if processor_class.kind == "stateful" and per_batch is not None:
             why = (
                 f"{type_} cannot stand after {per_batch}: {per_batch} runs inside each batch, and {type_} keeps state "
                 f"over batches, which Spark does before a batch begins. Put {type_} first."
             )
             problems.append((index, why))
-        elif found.kind == "stateful" and windows:
+        elif processor_class.kind == "stateful" and windows:
             why = (
-                f"{type_} cannot stand after aggregate: a window's event leaves when the watermark has passed it, so "
-                f"everything that follows would find it late. Put {type_} first, or use a second pipeline."
+                f"{type_} cannot stand after aggregate: an event of a window is emitted after its watermark, so "
+                f"everything after it would treat it as late. Put {type_} first, or use a second pipeline."
             )
             problems.append((index, why))
-        if found.kind == "per batch":
+        if processor_class.kind == "per batch":
             per_batch = str(type_)
-        windows = windows or found.makes_events
+        windows = windows or processor_class.makes_events
     return problems
 
 
 def check_file(document: Document) -> None:
-    """Over the plain values, so that these are reported together with whatever else is wrong."""
+    """Checks plain values, so that these problems are reported together with all others."""
     spec = document.value.get("spec") if isinstance(document.value, dict) else None
     if not isinstance(spec, dict):
         return
-    seen: dict[str, int] = {}
+    first_indexes: dict[str, int] = {}
     for index, sink in enumerate(_dicts(spec.get("sinks"))):
         name = (sink.get("config") or {}).get("id") if isinstance(sink.get("config"), dict) else None
-        if isinstance(name, str) and name:  # empty: a variable is not set, which is said already
-            if name in seen:
+        if isinstance(name, str) and name:  # empty: a variable is not set, which is reported elsewhere
+            if name in first_indexes:
                 document.report(
                     ("spec", "sinks", index, "config", "id"),
-                    f"sinks[{seen[name]}] has the id {name!r} already; each sink needs its own",
+                    f"sinks[{first_indexes[name]}] has the id {name!r} already; each sink needs its own",
                 )
-            seen.setdefault(name, index)
+            first_indexes.setdefault(name, index)
     kinds = [processor.get("type") for processor in _dicts(spec.get("processors"))]
     for index, why in order_problems(kinds):
         document.report(("spec", "processors", index), why)
@@ -225,10 +230,11 @@ def check_typed(document: Document, pipeline: Pipeline) -> None:
     _check_templates(document, pipeline)
     _check_names(document, pipeline)
     _check_fields(document, pipeline)
+    _check_streams(document, pipeline)
 
 
 def _check_parts(document: Document, pipeline: Pipeline) -> None:
-    """What the parts themselves find wrong with the rest of the spec."""
+    """Reports problems that parts find in the rest of the spec."""
     for path, message in pipeline.spec.source.misfits(pipeline.spec):
         document.report(("spec", *path), message)
     for index, sink in enumerate(pipeline.spec.sinks):
@@ -237,17 +243,62 @@ def _check_parts(document: Document, pipeline: Pipeline) -> None:
 
 
 def _check_names(document: Document, pipeline: Pipeline) -> None:
-    """An aggregate's id becomes its events' table, and the beginning of their ids."""
-    seen: set[str] = set()
+    """An aggregate's id becomes the table of its events, and the prefix of their ids."""
+    names_so_far: set[str] = set()
     for index, processor in enumerate(pipeline.spec.processors):
-        if processor.id is not None and processor.id in seen:
+        if processor.id is not None and processor.id in names_so_far:
             document.report(("spec", "processors", index, "id"), f"the id {processor.id!r} is used twice")
         if processor.id is not None:
-            seen.add(processor.id)
+            names_so_far.add(processor.id)
+
+
+def _check_streams(document: Document, pipeline: Pipeline) -> None:
+    """A pipeline that writes to a stream that it reads never ends, and dead letters need a separate stream. Names that
+    depend on events are known only at run time."""
+    spec = pipeline.spec
+    sinks: dict[tuple[str, str], int] = {}
+    routes = [
+        (("spec", "processors", index, *path), text)
+        for index, processor in enumerate(spec.processors)
+        if processor.names_streams
+        for path, text in processor.templates()
+    ]
+    for path, text in routes:
+        _check_name(document, path, Template.parse(text).constant)
+    for index, sink in enumerate(spec.sinks):
+        named: list[tuple[DocumentPath, str]] = [
+            (("spec", "sinks", index, *path), text) for path, text in sink.templates() if path == ("config", "stream")
+        ]
+        for path, text in named:
+            _check_name(document, path, Template.parse(text).constant)
+        for address in sink.addresses():
+            for path, text in (*named, *routes):
+                name = Template.parse(text).constant
+                if name is None:
+                    continue
+                sinks.setdefault((without_secrets(address.uri), name), index)
+                if spec.source.reads_stream(address, name):
+                    why = f"the source reads {name!r}: the pipeline would never end; name another stream"
+                    document.report(path, why)
+    target = make_plan(pipeline).dead_letters
+    if target is None:
+        return
+    name, path = target.stream, ("spec", "dlq", "stream")
+    _check_name(document, path, name)
+    if spec.source.reads_stream(target.address, name):
+        document.report(path, f"the source reads {name!r}: each dead letter would be an event; name another stream")
+    writer = sinks.get((without_secrets(target.address.uri), name))
+    if writer is not None:
+        document.report(path, f"sinks[{writer}] writes to {name!r}; dead letters need their own stream")
+
+
+def _check_name(document: Document, path: DocumentPath, name: str | None) -> None:
+    if name is not None and not can_have_companions(name.encode()):
+        document.report(path, f"{name!r} cannot be a stream here: a name must not contain a closing brace")
 
 
 def _check_fields(document: Document, pipeline: Pipeline) -> None:
-    """A mask whose field can never be there hides nothing, and nobody would notice."""
+    """A mask whose field can never exist masks nothing, which would go unnoticed."""
     processors = pipeline.spec.processors
     for index, processor in enumerate(processors):
         for name in processor.named_fields():
@@ -256,8 +307,8 @@ def _check_fields(document: Document, pipeline: Pipeline) -> None:
                 document.report(("spec", "processors", index, "fields", name), f"it can never match: {why}")
 
 
-def _never_there(path: FieldPath, before: Sequence[Processor], known: Fields | None) -> str | None:
-    """Why no row can have ``path`` behind these processors: the way back from there to the source."""
+def _never_there(path: FieldPath, before: Sequence[Processor], fields_by_table: Fields | None) -> str | None:
+    """Why no row can have ``path`` after these processors, followed back to the source."""
     for number, processor in reversed(list(enumerate(before))):
         why = processor.takes_away(path)
         if why is not None:
@@ -266,46 +317,46 @@ def _never_there(path: FieldPath, before: Sequence[Processor], known: Fields | N
         if earlier is None:
             return None
         path = earlier
-    every = sorted(frozenset().union(*known.values())) if known else []
+    every = sorted(frozenset().union(*fields_by_table.values())) if fields_by_table else []
     if not every or path[0] in every:
         return None
     return f"the source has no field {path[0]!r}; there are {', '.join(every)}"
 
 
 def _check_templates(document: Document, pipeline: Pipeline) -> None:
-    """Where the source's fields are known, a field that no table has cannot be meant. Processors that rename end
-    what is known; a filter by table narrows it."""
-    known: Fields | None = pipeline.spec.source.fields()
+    """Refuses fields that no table has, if the source's fields are known. After a processor that renames they are
+    unknown; a filter by table restricts them."""
+    fields_by_table: Fields | None = pipeline.spec.source.fields()
     for index, processor in enumerate(pipeline.spec.processors):
-        if known is None:
+        if fields_by_table is None:
             return
         for path, text in processor.templates():
-            _check_text(document, ("spec", "processors", index, *path), text, known)
-        known = processor.fields_after(known)
-    if known is None:
+            _check_text(document, ("spec", "processors", index, *path), text, fields_by_table)
+        fields_by_table = processor.fields_after(fields_by_table)
+    if fields_by_table is None:
         return
     for index, sink in enumerate(pipeline.spec.sinks):
         for path, text in sink.templates():
-            _check_text(document, ("spec", "sinks", index, *path), text, known)
+            _check_text(document, ("spec", "sinks", index, *path), text, fields_by_table)
 
 
-def _check_text(document: Document, path: DocumentPath, text: str, known: Fields) -> None:
-    every = sorted(frozenset().union(*known.values()))
+def _check_text(document: Document, path: DocumentPath, text: str, fields_by_table: Fields) -> None:
+    every = sorted(frozenset().union(*fields_by_table.values()))
     for reference in Template.parse(text).references():
         if reference.root in ("before", "after", "row") and reference.field.partition(".")[0] not in every:
-            tables = ", ".join(known)
+            tables = ", ".join(fields_by_table)
             document.report(path, f"${{{reference}}}: no such field in {tables}; there are {', '.join(every)}")
 
 
 def check_together(pipelines: Sequence[Pipeline], files: Sequence[str]) -> list[Problem]:
-    """Pipelines that run in one session need names and checkpoints of their own."""
+    """Pipelines in one session need different names and checkpoints."""
     problems: list[Problem] = []
     names = [pipeline.name for pipeline in pipelines]
-    checkpoints = [os.path.realpath(pipeline.checkpoint_path) for pipeline in pipelines]
-    for what, keys in (("name", names), ("checkpoint", checkpoints)):
-        seen: dict[str, str] = {}
+    checkpoints = [pipeline.checkpoint_identity for pipeline in pipelines]
+    for kind, keys in (("name", names), ("checkpoint", checkpoints)):
+        first_files: dict[str, str] = {}
         for key, file in zip(keys, files, strict=True):
-            if key in seen:
-                problems.append(Problem(file, 0, "", f"its {what} is that of {seen[key]} already; each needs its own"))
-            seen.setdefault(key, file)
+            if key in first_files:
+                problems.append(Problem(file, 0, "", f"{first_files[key]} has the same {kind}; give each its own"))
+            first_files.setdefault(key, file)
     return problems

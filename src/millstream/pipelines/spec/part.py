@@ -1,11 +1,14 @@
-"""What every part of a spec is built from: closed models, durations, sizes, names, templates."""
+"""The types of all parts of a spec: closed models, durations, sizes, names, templates."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, Union, get_args
 
 from pydantic import (
@@ -14,12 +17,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     SecretStr,
     SerializationInfo,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from millstream.errors import InvalidArgument
 from millstream.model import DURATION_PATTERN, SIZE_PATTERN, parse_duration_ms, parse_size_bytes
@@ -27,17 +32,47 @@ from millstream.pipelines.templates import Template, TemplateError
 
 
 class Part(BaseModel):
-    """A closed, frozen model: a field that it does not know is an error, never ignored."""
+    """A frozen model in which an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describes each field by the docstring below it.
+
+        The source is read when a schema is made: pydantic's own option for this reads it at every import, which
+        then takes half as long again.
+        """
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        descriptions = field_descriptions(cls)
+        for name, field in cls.model_fields.items():
+            if name in descriptions:
+                properties[field.alias or name]["description"] = descriptions[name]
+        return schema
+
+
+@cache
+def field_descriptions(model: type[Part]) -> dict[str, str]:
+    """The docstring below each field of the model and of its base classes, in one line."""
+    descriptions: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, Part):
+            [tree] = ast.parse(inspect.getsource(base)).body
+            assert isinstance(tree, ast.ClassDef), "the source of a class"
+            for field, below in pairwise(tree.body):
+                text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else 0
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
+                    descriptions[field.target.id] = " ".join(text.split()).replace("``", "`")
+    return descriptions
+
 
 def classes(package: str, names: Sequence[str]) -> dict[str, type[Part]]:
-    """The classes of a list such as ``("redis.RedisSink", ...)``, each by what the spec calls it: its ``type``."""
-    found = [
+    """The classes of a list such as ``("redis.RedisSink", ...)``, by their ``type`` in the spec."""
+    paths = [
         getattr(import_module(f"{package}.{module}"), name) for module, _, name in (n.partition(".") for n in names)
     ]
-    return {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in found}
+    return {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in paths}
 
 
 def one_of(kinds: Mapping[str, type[Part]]) -> Any:
@@ -51,7 +86,7 @@ def _duration_ms(value: Any) -> int:
 
 
 def _bare_duration_ms(value: Any) -> int:
-    """For a field whose name ends in ``_ms``: a number alone is what it says."""
+    """For a field whose name ends in ``_ms``: a number without a unit is in milliseconds."""
     return _parsed("duration", partial(parse_duration_ms, bare_ms=True), value)
 
 
@@ -82,23 +117,23 @@ def _no_template(text: str) -> str:
 
 HASHED = "secrets as hashes"
 SECRET_WORDS = ("password", "secret", "token", "jaas", "key", "salt")
-"""A field or an option with one of these in its name holds what must not be shown."""
+"""A field or an option with one of these in its name is secret."""
 
 
 def _told_secret(secret: SecretStr, info: SerializationInfo) -> str:
-    """Stars for whoever looks; a hash where the context asks for one, so that a changed secret can be noticed."""
+    """Stars for display; a hash if the context asks for one, so that a changed secret is noticed."""
     if info.context != HASHED or not secret.get_secret_value():
         return str(secret)
     return hashlib.sha256(secret.get_secret_value().encode()).hexdigest()
 
 
 IN_WORDS: dict[str, str] = {}
-"""What each pattern of the spec asks for, for people."""
+"""The description of each pattern of the spec, for error messages."""
 
 
-def written_as(pattern: str, words: str) -> Any:
-    """A field whose text must match the pattern; whoever gets it wrong is told the words."""
-    IN_WORDS[pattern] = words
+def written_as(pattern: str, description: str) -> Any:
+    """A field whose text must match the pattern; errors quote the description."""
+    IN_WORDS[pattern] = description
     return Field(pattern=pattern)
 
 
@@ -114,7 +149,7 @@ Secret = Annotated[SecretStr, PlainSerializer(_told_secret, when_used="json")]
 Text = Annotated[str, AfterValidator(_no_template)]
 NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_no_template)]
 TemplateText = Annotated[str, Field(min_length=1), AfterValidator(_checked_template)]
-# Names become directories, metric labels and parts of ids: a closed alphabet needs no escaping anywhere.
+# Names become directories, metric labels and parts of ids. A restricted alphabet needs no escaping anywhere.
 Name = Annotated[
     str,
     written_as(

@@ -1,0 +1,17 @@
+from millstream.pipelines.checkpoint import Checkpoint as Checkpoint
+from millstream.pipelines.errors import CheckpointRefused as CheckpointRefused
+from millstream.pipelines.errors import EventFailed as EventFailed
+from millstream.pipelines.errors import NoSuchCheckpoint as NoSuchCheckpoint
+from millstream.pipelines.errors import SinkFailed as SinkFailed
+from millstream.pipelines.errors import SourceFailed as SourceFailed
+from millstream.pipelines.errors import SparkNotStarted as SparkNotStarted
+from millstream.pipelines.errors import SpecRefused as SpecRefused
+from millstream.pipelines.plan import PipelinePlan as PipelinePlan
+from millstream.pipelines.query import PipelineRun as PipelineRun
+from millstream.pipelines.runner import Runner as Runner
+from millstream.pipelines.spec.load import json_schema as json_schema
+from millstream.pipelines.spec.load import load_pipeline as load_pipeline
+from millstream.pipelines.spec.load import load_pipelines as load_pipelines
+from millstream.pipelines.spec.load import parse_pipeline as parse_pipeline
+from millstream.pipelines.spec.pipeline import Pipeline as Pipeline
+from millstream.pipelines.status import PipelineStatus as PipelineStatus

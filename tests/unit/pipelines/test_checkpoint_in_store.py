@@ -1,0 +1,141 @@
+"""A checkpoint and its sink queues in a store with a scheme, over an emulation of the JVM."""
+
+from __future__ import annotations
+
+import pytest
+from specs import pipeline, planned, redis_sink
+
+from millstream.pipelines.checkpoint import Checkpoint
+from millstream.pipelines.errors import CheckpointRefused, PipelineRuns, is_disk_full, may_pass
+from millstream.pipelines.plan import make_plan
+from millstream.pipelines.session import checkpoint_file_manager
+from millstream.pipelines.sink_queue import SinkQueue
+from millstream.storage import StorageFull, StorageUnavailable
+from support.fake_hadoop import FakeHadoop, JavaError
+
+LOCATION = "hdfs://namenode:8020/checkpoints/orders"
+
+
+@pytest.fixture
+def hadoop() -> FakeHadoop:
+    return FakeHadoop()
+
+
+@pytest.fixture
+def checkpoint(hadoop: FakeHadoop) -> Checkpoint:
+    return Checkpoint(LOCATION, lambda: hadoop)
+
+
+def test_progress_is_read_from_spark_s_logs(checkpoint: Checkpoint) -> None:
+    application = checkpoint.open(planned())
+    assert checkpoint.open(planned()) == application
+    assert checkpoint.last_committed() is None
+    checkpoint.storage.write("spark/offsets/0", b'v1\n{"batchTimestampMs":5}\n{"n":7}')
+    assert checkpoint.in_flight() == 0
+    checkpoint.storage.write("spark/commits/0", b"v1\n{}")
+    assert (checkpoint.in_flight(), checkpoint.last_committed(), checkpoint.committed(0)) == (None, 0, True)
+    assert checkpoint.ends(0) == ({"n": 7},)
+    assert checkpoint.ends(1) is None
+    [batch] = checkpoint.batches()
+    assert batch.planned_ms == 5
+    assert batch.committed_ms is not None
+
+
+def test_checkpoint_of_another_pipeline_is_refused(checkpoint: Checkpoint) -> None:
+    checkpoint.open(planned())
+    with pytest.raises(CheckpointRefused, match="belongs to pipeline 'orders'"):
+        checkpoint.check(make_plan(pipeline("others")))
+
+
+def test_directory_with_other_files_is_refused(checkpoint: Checkpoint) -> None:
+    checkpoint.storage.write("thesis.txt", b"x")
+    with pytest.raises(CheckpointRefused, match="not empty"):
+        checkpoint.check(planned())
+
+
+def test_outage_is_not_reported_as_a_checkpoint_that_does_not_fit(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
+    checkpoint.open(planned())
+    hadoop.fail("getFileStatus", JavaError("ConnectException", "Connection refused"))
+    with pytest.raises(StorageUnavailable, match=LOCATION):
+        checkpoint.check(planned())
+
+
+def test_status_shows_the_last_known_progress_during_an_outage(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
+    checkpoint.storage.write("spark/offsets/4", b"v1")
+    checkpoint.storage.write("spark/commits/4", b"v1")
+    assert checkpoint.recent().committed == 4
+    checkpoint.forget_recent()
+    hadoop.fail("listStatus", JavaError("ConnectException", "Connection refused"))
+    assert checkpoint.recent().committed == 4
+
+
+def test_status_lists_a_store_only_now_and_then(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
+    checkpoint.storage.write("spark/commits/4", b"v1")
+    assert checkpoint.recent().committed == 4
+    hadoop.fail("listStatus", JavaError("AssertionError", "listed again"))
+    assert checkpoint.recent().committed == 4
+
+
+def test_reset_is_refused_while_another_host_runs_the_pipeline(checkpoint: Checkpoint, hadoop: FakeHadoop) -> None:
+    checkpoint.open(planned())
+    checkpoint.storage.write("control.json", b'{"url": null, "host": "another", "pid": 1}')
+    with pytest.raises(PipelineRuns, match=r"control\.json"):
+        checkpoint.reset(planned())
+    checkpoint.storage.delete("control.json")
+    checkpoint.reset(planned())
+    assert hadoop.files == {}
+
+
+@pytest.mark.parametrize("scheme", ["hdfs", "s3a"])
+def test_batch_in_a_queue_is_fetched_for_a_sink_that_the_driver_writes(hadoop: FakeHadoop, scheme: str) -> None:
+    queue = Checkpoint(f"{scheme}://store/c", lambda: hadoop).queue("optional")
+    sinks = SinkQueue(queue, 1000)
+
+    def fill(uri: str) -> int:
+        hadoop.store(f"{uri}/part-0.parquet", b"rows")
+        hadoop.store(f"{uri}/_SUCCESS", b"")
+        return 7
+
+    assert sinks.put(3, fill)
+    again = SinkQueue(queue, 1000)
+    batch = again.oldest()
+    assert batch is not None
+    assert batch.uris == [f"{batch.location}/part-0.parquet"]
+    batch.verify()
+    with batch.local_files() as [file], open(file, "rb") as rows:
+        assert rows.read() == b"rows"
+    again.done(3)
+    assert [entry.name for entry in queue.list()] == ["delivered"]
+
+
+def test_sessions_with_a_checkpoint_in_a_store_rename_without_replacing() -> None:
+    local = make_plan(pipeline())
+    stored = make_plan(pipeline(checkpoint={"path": LOCATION}))
+    assert "FileSystemBased" in checkpoint_file_manager([local])
+    assert "FileContextBased" in checkpoint_file_manager([local, stored])
+
+
+def test_plan_names_the_store_and_sinks_stay_the_same() -> None:
+    stored = pipeline(checkpoint={"path": LOCATION + "/"}, sinks=[redis_sink()])
+    assert stored.checkpoint_path == LOCATION
+    assert stored.checkpoint_identity == LOCATION
+    assert stored.checkpoint_is_in_a_store
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (StorageUnavailable(LOCATION, "no answer"), False),
+        (StorageFull(LOCATION, "full"), True),
+        (RuntimeError("java.net.ConnectException: Connection refused"), False),
+        (
+            RuntimeError("Call From a/127.0.0.1 to b:8020 failed on socket exception: java.net.SocketException: x"),
+            False,
+        ),
+        (RuntimeError("RemoteException: File /x could only be written to 0 of the 1 minReplication nodes"), False),
+        (RuntimeError("DSQuotaExceededException: The DiskSpace quota is exceeded"), True),
+    ],
+)
+def test_outage_of_the_store_may_pass_and_is_not_a_full_disk(error: Exception, full: bool) -> None:
+    assert is_disk_full(error) == full
+    assert may_pass(error) or full
