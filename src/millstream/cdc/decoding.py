@@ -1,5 +1,6 @@
-"""How changes are told, whatever the database: which of them a task tells, and the frame that it fills with them, one
-row for each change, the same columns for all.
+"""The output schema of change events, and functions that build Arrow batches of it, shared by all databases.
+
+One row is one change event. ``Decoding`` says which changes a task decodes and how values are written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from millstream.cdc.json_columns import NUMERIC_AS_TEXT, NumericAs
 from millstream.cdc.segments import Numbers
 
 POSITION = pa.struct([("lsn", pa.int64()), ("transaction", pa.string()), ("order", pa.int64())])
-"""Where a change stands in the log: its transaction's place, the transaction, and which change of it this is."""
+"""Position of a change in the log: of its transaction, the transaction's name, and the change's number in it."""
 
 SCHEMA = pa.schema(
     [
@@ -38,7 +39,7 @@ DDL = (
     "id string, key string, db string, schema string, `table` string, op string, before string, after string, "
     "ts_ms bigint, position struct<lsn: bigint, transaction: string, `order`: bigint>"
 )
-"""The same for Spark."""
+"""``SCHEMA`` as Spark DDL."""
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -48,16 +49,18 @@ def constant(text: str | None, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
-def in_order(pieces: Sequence[pa.RecordBatch], places: Sequence[Numbers], halves: Sequence[Numbers]) -> pa.RecordBatch:
-    """Pieces of one segment, each of one table and one kind of change, as one batch in the order of the log.
+def merge_in_log_order(
+    pieces: Sequence[pa.RecordBatch], messages: Sequence[Numbers], sub_events: Sequence[Numbers]
+) -> pa.RecordBatch:
+    """Merges batches of one segment, each of one table and one kind of change, into one batch in log order.
 
-    ``places`` says which message a row comes from, ``halves`` which of the message's events it is.
+    ``messages`` has the message number of each row; ``sub_events`` tells several events of one message apart.
     """
     if not pieces:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
     if len(pieces) == 1:
         return pieces[0]
-    order = np.lexsort((np.concatenate(halves), np.concatenate(places)))
+    order = np.lexsort((np.concatenate(sub_events), np.concatenate(messages)))
     table = pa.Table.from_batches(pieces, schema=SCHEMA).combine_chunks()
     [batch] = table.take(pa.array(order)).combine_chunks().to_batches()
     return batch
@@ -68,8 +71,8 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-class Described(Protocol):
-    """A table as it was when its rows were written. ``key`` are the places of the key's columns."""
+class TableDescription(Protocol):
+    """A table as it was when its rows were written. ``key`` are the indices of the key columns."""
 
     @property
     def schema(self) -> str: ...
@@ -81,37 +84,37 @@ class Described(Protocol):
     def key(self) -> tuple[int, ...]: ...
 
 
-Keep = Callable[[Described, Numbers, list[pa.Array]], npt.NDArray[np.bool_] | None]
-"""Which changes of a table are not in a snapshot already, by transaction and key; None: all of them are kept."""
+ChangeFilter = Callable[[TableDescription, Numbers, list[pa.Array]], npt.NDArray[np.bool_] | None]
+"""Returns a mask of the changes that no snapshot includes, by transaction and key. None: no snapshot includes any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How changes are told. ``unchanged`` stands for a value that Postgres did not send; None leaves the member out."""
+    """How changes are decoded. ``unchanged`` replaces a value that Postgres did not send; None omits the member."""
 
     source: str
     database: str | None = None
-    """None: a schema is a database by itself, as in MariaDB."""
+    """None if a schema is a database, as in MariaDB."""
     numeric: NumericAs = NUMERIC_AS_TEXT
     unchanged: str | None = None
-    left_out: frozenset[str] = frozenset()
-    """Columns, as ``schema.table.column``, that no event shows."""
-    lane: int = 0
-    lanes: int = 1
+    excluded: frozenset[str] = frozenset()
+    """Columns, as ``schema.table.column``, that are omitted from every event."""
+    partition: int = 0
+    partitions: int = 1
     after: int = 0
     upto: int = 1 << 62
-    keep: Keep | None = field(default=None, repr=False)
+    change_filter: ChangeFilter | None = field(default=None, repr=False)
 
-    def shows(self, table: Described, column: str) -> bool:
-        return f"{table.schema}.{table.table}.{column}" not in self.left_out
+    def includes(self, table: TableDescription, column: str) -> bool:
+        return f"{table.schema}.{table.table}.{column}" not in self.excluded
 
-    def home(self, schema: str) -> tuple[str, str | None]:
-        """What an event calls its database and its schema."""
+    def database_and_schema(self, schema: str) -> tuple[str, str | None]:
+        """The fields ``db`` and ``schema`` of an event."""
         return (schema, None) if self.database is None else (self.database, schema)
 
 
-class LogPlaces(NamedTuple):
-    """Where changes stand in the log: the place of each one's transaction, its name, and which change of it this is."""
+class ChangePositions(NamedTuple):
+    """For each change: the log position of its transaction, the transaction's name, and its number in it."""
 
     lsn: Numbers
     transaction: pa.Array
@@ -119,75 +122,97 @@ class LogPlaces(NamedTuple):
     ts_ms: Numbers
 
 
-def lane_of(keys: pa.Array, lanes: int) -> Numbers:
-    """A number below ``lanes`` for each text. A polynomial of its bytes: one pass of numpy, no step for each row."""
+def partition_of(keys: pa.Array, partitions: int) -> Numbers:
+    """A partition number for each key: a polynomial hash of the bytes, computed in numpy without a loop over rows."""
     count = len(keys)
-    if lanes == 1 or not count:
+    if partitions == 1 or not count:
         return np.zeros(count, dtype=np.int64)
     _, offsets, data = keys.buffers()
     edges = np.frombuffer(offsets, dtype=np.int32)[keys.offset : keys.offset + count + 1].astype(np.int64)
     lengths = np.diff(edges)
-    letters = np.frombuffer(data, dtype=np.uint8)[edges[0] : edges[-1]].astype(np.uint64)
-    place = np.arange(len(letters), dtype=np.int64) - np.repeat(edges[:-1] - edges[0], lengths)
+    data_bytes = np.frombuffer(data, dtype=np.uint8)[edges[0] : edges[-1]].astype(np.uint64)
+    index = np.arange(len(data_bytes), dtype=np.int64) - np.repeat(edges[:-1] - edges[0], lengths)
     powers = np.cumprod(np.full(max(1, int(lengths.max(initial=1))), _PRIME, dtype=np.uint64))
-    weighted = (letters + np.uint64(1)) * powers[place]
+    weighted = (data_bytes + np.uint64(1)) * powers[index]
     sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(weighted, dtype=np.uint64)])
-    hashed = sums[edges[1:] - edges[0]] - sums[edges[:-1] - edges[0]]  # wraps around, on purpose
+    hashed = sums[edges[1:] - edges[0]] - sums[edges[:-1] - edges[0]]  # wraps around on purpose
     hashed ^= hashed >> np.uint64(29)
     hashed *= _PRIME
     hashed ^= hashed >> np.uint64(32)
-    found: Numbers = (hashed % np.uint64(lanes)).astype(np.int64)
-    return found
+    result: Numbers = (hashed % np.uint64(partitions)).astype(np.int64)
+    return result
 
 
-def number_texts(numbers: Numbers, before: str = "", behind: str = "") -> pa.Array:
-    """Numbers that repeat, such as a transaction's in all its changes, as texts: each is made once."""
+def number_texts(numbers: Numbers, before: str = "", after: str = "") -> pa.Array:
+    """Numbers as texts. Each distinct number is formatted once: a transaction id repeats in all its changes."""
     coded = pa.array(numbers).dictionary_encode()
-    several = pc.binary_join_element_wise(before, coded.dictionary.cast(pa.string()), behind, "")
-    return several.take(coded.indices)
+    texts = pc.binary_join_element_wise(before, coded.dictionary.cast(pa.string()), after, "")
+    return texts.take(coded.indices)
 
 
 def change_events(
-    table: Described,
-    how: Decoding,
+    table: TableDescription,
+    decoding: Decoding,
     op: str,
-    half: int,
-    places: LogPlaces,
+    sub_event: int,
+    positions: ChangePositions,
     *,
     key: pa.Array,
     before: pa.Array | None,
     after: pa.Array | None,
 ) -> pa.RecordBatch:
-    """Changes of one kind. Their ids are the same after every replay; ``half`` tells the second event of one change."""
-    lsn, number = pa.array(places.lsn), pa.array(places.number)
-    begun = number_texts(places.lsn, f"{how.source}:", ":")
-    identity = pc.binary_join_element_wise(begun, number.cast(pa.string()), f".{half}" if half else "", "")
-    where = pa.StructArray.from_arrays([lsn, places.transaction, number], fields=list(POSITION))
-    return _batch(table, how, op, (key, before, after), identity=identity, ts_ms=pa.array(places.ts_ms), position=where)
+    """Events of one kind of change. Ids are the same after every replay; ``sub_event`` is 1 for the second event of one
+    change."""
+    lsn, number = pa.array(positions.lsn), pa.array(positions.number)
+    prefixes = number_texts(positions.lsn, f"{decoding.source}:", ":")
+    identity = pc.binary_join_element_wise(prefixes, number.cast(pa.string()), f".{sub_event}" if sub_event else "", "")
+    position = pa.StructArray.from_arrays([lsn, positions.transaction, number], fields=list(POSITION))
+    return _batch(
+        table, decoding, op, (key, before, after), identity=identity, ts_ms=pa.array(positions.ts_ms), position=position
+    )
 
 
 def row_events(
-    table: Described, how: Decoding, name: str, position: int, ts_ms: int, *, key: pa.Array, after: pa.Array
+    table: TableDescription,
+    decoding: Decoding,
+    name: str,
+    position: int,
+    ts_ms: int,
+    *,
+    key: pa.Array,
+    after: pa.Array,
+    first: int = 0,
 ) -> pa.RecordBatch:
-    """Rows of a chunk. ``name`` stands for the transaction in their ids, ``position`` is where the log was."""
+    """Events for the rows of a chunk, starting at row ``first``. ``name`` takes the place of the transaction in their
+    ids; ``position`` is the log position at which the chunk was read."""
     count = len(after)
-    ordinal = pa.array(np.arange(count, dtype=np.int64))
-    identity = pc.binary_join_element_wise(f"{how.source}:{name}:", ordinal.cast(pa.string()), "")
+    ordinal = pa.array(np.arange(first, first + count, dtype=np.int64))
+    identity = pc.binary_join_element_wise(f"{decoding.source}:{name}:", ordinal.cast(pa.string()), "")
     lsn = pa.repeat(position, count).cast(pa.int64())
-    where = pa.StructArray.from_arrays([lsn, constant(name, count), ordinal], fields=list(POSITION))
+    positions = pa.StructArray.from_arrays([lsn, constant(name, count), ordinal], fields=list(POSITION))
     read_ms = pa.repeat(pa.scalar(ts_ms, pa.int64()), count)
-    return _batch(table, how, "r", (key, None, after), identity=identity, ts_ms=read_ms, position=where)
+    return _batch(table, decoding, "r", (key, None, after), identity=identity, ts_ms=read_ms, position=positions)
 
 
-def emptied_event(
-    how: Decoding, schema: str, table: str, half: int, *, lsn: int, transaction: str, order: int, ts_ms: int
+def truncate_event(
+    decoding: Decoding,
+    schema: str,
+    table: str,
+    sub_event: int,
+    *,
+    lsn: int,
+    transaction: str,
+    order: int,
+    ts_ms: int,
+    place: str | None = None,
 ) -> dict[str, Any]:
-    """A table that was emptied, as a row of the frame; ``half``: which of the tables that went together."""
-    db, shown = how.home(schema)
+    """A ``t`` event as a row. ``sub_event`` numbers the tables of one statement. ``place`` replaces ``lsn`` in the id
+    if the event does not come from a transaction in the log."""
+    db, schema_name = decoding.database_and_schema(schema)
     return {
-        "id": f"{how.source}:{lsn}:{order}" + (f".{half}" if half else ""),
+        "id": f"{decoding.source}:{lsn if place is None else place}:{order}" + (f".{sub_event}" if sub_event else ""),
         "db": db,
-        "schema": shown,
+        "schema": schema_name,
         "table": table,
         "op": "t",
         "ts_ms": ts_ms,
@@ -196,17 +221,17 @@ def emptied_event(
 
 
 def _batch(
-    table: Described,
-    how: Decoding,
+    table: TableDescription,
+    decoding: Decoding,
     op: str,
-    told: tuple[pa.Array, pa.Array | None, pa.Array | None],
+    key_before_after: tuple[pa.Array, pa.Array | None, pa.Array | None],
     *,
     identity: pa.Array,
     ts_ms: pa.Array,
     position: pa.Array,
 ) -> pa.RecordBatch:
-    """``told``: key, row before, row after."""
+    """``key_before_after``: the JSON columns key, row before, row after."""
     count = len(identity)
-    key, *sides = [constant(None, count) if part is None else part for part in told]
-    fixed = [constant(text, count) for text in (*how.home(table.schema), table.table, op)]
+    key, *sides = [constant(None, count) if part is None else part for part in key_before_after]
+    fixed = [constant(text, count) for text in (*decoding.database_and_schema(table.schema), table.table, op)]
     return pa.RecordBatch.from_arrays([identity, key, *fixed, *sides, ts_ms, position], schema=SCHEMA)

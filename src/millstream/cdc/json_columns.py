@@ -1,7 +1,7 @@
-"""Columns of texts into rows of JSON, without a step for each row.
+"""Builds JSON objects from columns of text, in Arrow, without a Python loop over rows.
 
-What enters is where a column's texts lie in a buffer, row by row; numpy found that. Arrow cuts them out, escapes and
-quotes what needs it, and lays all columns of a row side by side.
+The input is the position of each value of a column in a buffer, computed with numpy. Arrow extracts the values, escapes
+and quotes them where necessary, and joins the columns of each row.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ import pyarrow.compute as pc
 from millstream.cdc.segments import Bytes, Numbers
 
 Kind = Literal["number", "float", "boolean", "numeric", "plain", "text"]
-"""How a column's text becomes JSON. ``plain``: a text that never needs escaping, whatever the value."""
+"""How a column's text becomes JSON. ``plain``: a text whose values never need escaping."""
 
-VALUE, NULL, UNCHANGED, UNTOLD = 0, 1, 2, 3
-"""Unchanged: the database did not send a value because it is the old one. Untold: nobody knows it, as beside a key."""
+VALUE, NULL, UNCHANGED, UNKNOWN = 0, 1, 2, 3
+"""UNCHANGED: the database did not send the value because it did not change. UNKNOWN: the log does not have the value,
+as in an old row of which only the key is logged."""
 
 _SPECIAL = ("NaN", "Infinity", "-Infinity")
 _DECIMAL = re.compile(r"decimal\((\d{1,2})\)")
 
 
-class Places(NamedTuple):
-    """Where a column's values lie: the first byte and the length of each, and whether there is one at all."""
+class ValueSlices(NamedTuple):
+    """Positions of a column's values in a buffer: first byte, length, and state (VALUE, NULL, UNCHANGED, UNKNOWN)."""
 
     begins: Numbers
     lengths: Numbers
     states: npt.NDArray[np.uint8]
 
-    def at(self, rows: Numbers | npt.NDArray[np.bool_]) -> Places:
-        return Places(self.begins[rows], self.lengths[rows], self.states[rows])
+    def at(self, rows: Numbers | npt.NDArray[np.bool_]) -> ValueSlices:
+        return ValueSlices(self.begins[rows], self.lengths[rows], self.states[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class NumericAs:
-    """``text``, ``double``, or a decimal with ``scale`` digits behind the point."""
+    """``text``, ``double``, or a decimal with ``scale`` digits after the decimal point."""
 
     form: Literal["text", "double", "decimal"] = "text"
     scale: int = 0
 
     @classmethod
     def parse(cls, text: str) -> NumericAs | None:
-        """None where it is none of them."""
+        """None if ``text`` is invalid."""
         if text in ("text", "double"):
             return cls(text)  # type: ignore[arg-type]  # one of the two
         match = _DECIMAL.fullmatch(text)
@@ -59,35 +60,36 @@ class NumericAs:
 NUMERIC_AS_TEXT = NumericAs()
 
 
-def texts(body: Bytes, places: Places) -> pa.Array:
-    """The values of one column as texts; null where there is no value.
+def texts(body: Bytes, slices: ValueSlices) -> pa.Array:
+    """The values of one column as strings; null where the state is not VALUE.
 
-    Gaps and values in turn are one Arrow array over the buffer itself; its odd elements are copied out.
+    An Arrow array over the whole buffer has gaps as even elements and values as odd elements; the odd ones are taken.
     """
-    count = len(places.begins)
+    count = len(slices.begins)
     if not count:
         return pa.array([], pa.string())
     offsets = np.empty(2 * count + 1, dtype=np.int32)
     offsets[0] = 0
-    offsets[1::2] = places.begins
-    offsets[2::2] = places.begins + places.lengths
+    offsets[1::2] = slices.begins
+    offsets[2::2] = slices.begins + slices.lengths
     whole = pa.Array.from_buffers(pa.string(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(body)])
-    missing = places.states != VALUE
+    missing = slices.states != VALUE
     odd = np.arange(1, 2 * count, 2, dtype=np.int64)
     return whole.take(pa.array(odd, mask=missing if missing.any() else None))
 
 
 class JsonColumn(NamedTuple):
-    """A column as JSON values; a null stays null, and becomes ``null`` where the row is put together.
+    """A column as JSON values. A null stays null here and becomes ``null`` in ``json_rows``.
 
-    ``bare``: all are strings, none is null, and their quotes are written with the members' names: one pass less.
+    ``unquoted``: all values are strings without quotes, and none is null. ``json_rows`` writes the quotes together with
+    the members' names, which saves a pass over the column.
     """
 
     values: pa.Array
-    bare: bool = False
+    unquoted: bool = False
 
-    def whole(self) -> pa.Array:
-        return quoted(self.values) if self.bare else self.values
+    def quoted_values(self) -> pa.Array:
+        return quoted(self.values) if self.unquoted else self.values
 
 
 def as_json(values: pa.Array, kind: Kind, numeric: NumericAs) -> JsonColumn:
@@ -101,7 +103,7 @@ def as_json(values: pa.Array, kind: Kind, numeric: NumericAs) -> JsonColumn:
     if kind == "numeric" and numeric.form != "text":
         return JsonColumn(_numeric(values, numeric))
     strings = escaped(values) if kind == "text" else values
-    return JsonColumn(quoted(strings)) if strings.null_count else JsonColumn(strings, bare=True)
+    return JsonColumn(quoted(strings)) if strings.null_count else JsonColumn(strings, unquoted=True)
 
 
 def quoted(values: pa.Array) -> pa.Array:
@@ -109,16 +111,16 @@ def quoted(values: pa.Array) -> pa.Array:
 
 
 def _number_or_text(values: pa.Array, numbers: pa.Array) -> pa.Array:
-    """JSON has no NaN and no infinities: they stay text."""
+    """JSON has no NaN and no infinities, so they stay text."""
     special = pc.is_in(values, pa.array(_SPECIAL))
     return pc.if_else(special, quoted(values), numbers) if pc.any(special).as_py() else numbers
 
 
 def _numeric(values: pa.Array, numeric: NumericAs) -> pa.Array:
     if numeric.form == "double":
-        # The digits as they are: how many of them a double holds is the reader's matter, and JSON's grammar is met.
+        # The digits are copied: the text is a valid JSON number, and the reader decides how many digits it keeps.
         return _number_or_text(values, values)
-    # What the scale cannot hold, NaN and infinities stay the exact text that they are, each row by itself.
+    # Values that do not fit the scale, NaN and infinities stay text. This is decided per row.
     behind = f"(\\.[0-9]{{1,{numeric.scale}}})?" if numeric.scale else ""
     fits = pc.match_substring_regex(values, f"^-?[0-9]{{1,{38 - numeric.scale}}}{behind}$")
     scaled = pc.if_else(fits, values, None).cast(pa.decimal128(38, numeric.scale)).cast(pa.string())
@@ -129,7 +131,7 @@ _ESCAPES = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 
 
 def escaped(values: pa.Array) -> pa.Array:
-    """As JSON asks, and as Python's json writes it. One look at all bytes tells what has to be replaced."""
+    """Escapes strings as Python's json does. One pass over all bytes finds which characters must be replaced."""
     data = values.buffers()[2]
     if data is None or not len(values):
         return values
@@ -141,23 +143,23 @@ def escaped(values: pa.Array) -> pa.Array:
     return values
 
 
-def json_rows(names: Sequence[str], columns: Sequence[JsonColumn], left_out: Sequence[Any], count: int) -> pa.Array:
-    """One JSON object a row. ``left_out[i]`` is a mask of the rows without member ``i``, or None."""
+def json_rows(names: Sequence[str], columns: Sequence[JsonColumn], omitted: Sequence[Any], count: int) -> pa.Array:
+    """One JSON object per row. ``omitted[i]`` is a mask of the rows without member ``i``, or None."""
     if not names:
         return pa.array(["{}"] * count, pa.string())
-    if all(mask is None for mask in left_out):
+    if all(mask is None for mask in omitted):
         parts: list[Any] = []
         before = "{"
         for name, column in zip(names, columns, strict=True):
-            quote = '"' if column.bare else ""
+            quote = '"' if column.unquoted else ""
             parts += [f"{before}{_label(name)}{quote}", column.values]
             before = f"{quote},"
         last = before.replace(",", "}")
         return pc.binary_join_element_wise(*parts, last, "", null_handling="replace", null_replacement="null")
     members = []
-    for name, column, mask in zip(names, columns, left_out, strict=True):
+    for name, column, mask in zip(names, columns, omitted, strict=True):
         member = pc.binary_join_element_wise(
-            "," + _label(name), column.whole(), "", null_handling="replace", null_replacement="null"
+            "," + _label(name), column.quoted_values(), "", null_handling="replace", null_replacement="null"
         )
         members.append(member if mask is None else pc.if_else(pa.array(mask), "", member))
     joined = pc.binary_join_element_wise(*members, "")

@@ -1,7 +1,7 @@
-"""How far a query of changes has come, as Spark logs it: a position in the log, and which chunks of which snapshot.
+"""The offset of a change source, as Spark logs it: a log position, a snapshot generation, and a number of chunks.
 
-All that decides which rows a partition holds lies in the offsets, which Spark logs before a batch runs, and in files
-that are written once and never changed. So a batch that is replayed, under whatever options, brings the same rows.
+The rows of a partition depend only on the offsets, which Spark logs before a batch runs, and on files that are written
+once and never changed. So a replayed batch has the same rows, even if the options have changed.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ChangeOffset:
-    """The place behind everything up to ``position``, and behind the first ``chunks`` of snapshot ``generation``.
+    """All changes up to ``position`` and the first ``chunks`` of snapshot ``generation`` are processed.
 
     A batch either moves the position or reads chunks, never both.
     """
 
     server: str
-    """Which server and database the position is one of."""
+    """Identifies the server and database in which the position is valid."""
     position: int
     generation: int = 0
-    """Which snapshot plan the chunks belong to; 0: there was none yet."""
+    """The snapshot plan that the chunks belong to; 0: no snapshot yet."""
     chunks: int = 0
-    lanes: int = 1
-    """How many partitions the batch that ends here has, if it moves the position."""
-    mark: str = ""
-    """What the log calls the place, to know it again (MariaDB: the last transaction's GTID); empty: nothing."""
+    partitions: int = 1
+    """Number of Spark partitions of the batch that ends here, if it moves the position. Stored as ``lanes``."""
+    gtids: str = ""
+    """MariaDB: the GTIDs at the position, which verify it after a restart; otherwise empty. Stored as ``mark``."""
 
     def to_json(self) -> dict[str, Any]:
-        told = {
+        document = {
             "version": _VERSION,
             "server": self.server,
             "position": self.position,
             "generation": self.generation,
             "chunks": self.chunks,
-            "lanes": self.lanes,
+            "lanes": self.partitions,
         }
-        return {**told, "mark": self.mark} if self.mark else told
+        return {**document, "mark": self.gtids} if self.gtids else document
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> ChangeOffset:
-        if told.get("version") != _VERSION:
+    def from_json(cls, document: dict[str, Any]) -> ChangeOffset:
+        if document.get("version") != _VERSION:
             allowed = f"an offset of version {_VERSION}; this checkpoint is of another release"
-            raise InvalidArgument("the checkpoint's offset", told, allowed)
-        where = told["server"], told["position"], told["generation"], told["chunks"], told["lanes"]
-        return cls(*where, mark=told.get("mark", ""))
+            raise InvalidArgument("the checkpoint's offset", document, allowed)
+        fields = document["server"], document["position"], document["generation"], document["chunks"], document["lanes"]
+        return cls(*fields, gtids=document.get("mark", ""))
 
     def moved(self, **to: Any) -> ChangeOffset:
         return replace(self, **to)

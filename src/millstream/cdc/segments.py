@@ -1,19 +1,18 @@
-"""Raw messages on disk, many in a file: what a session spools, what a task decodes, what a chunk of a snapshot is.
+"""Segment files: raw messages of the change log, or rows of a snapshot chunk.
 
-A file holds the messages side by side, then their lengths, then marks (where a batch may end), then facts as JSON, then
-a closing that says how long each part is. It appears whole under its name or not at all: it is written beside, synced,
-and linked. A name is taken once; who comes second finds the first one's file and uses it.
+A file consists of the concatenated messages, their lengths, the commits (where a batch may end), metadata as JSON, and
+a footer with the size of each section. It is written under a temporary name, synced, and linked to its final name, so
+it is either complete or absent. A name is created once: a second writer leaves the existing file as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -22,19 +21,24 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.cdc.errors import SegmentDamaged
+from millstream.storage import Storage
 
 SUFFIX = ".seg"
 _CLOSING = struct.Struct("<QQQQ8s")
+PART_BYTES = 256 << 20
+_BEYOND = 16
+"""Readers read up to this many bytes past a message's end. At the end of a file these bytes are its footer."""
 _MAGIC = b"MSTREAM1"
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """Places in the log between which batches are cut: ``positions[i]`` is reached after ``changes[i]`` changes and
-    ``sizes[i]`` bytes, counted from the file's beginning."""
+class Commits:
+    """The commits in a segment, where a batch may end: ``positions[i]`` is reached after ``changes[i]`` changes and
+    ``sizes[i]`` bytes, counted from the start of the range."""
 
     positions: Numbers
     changes: Numbers
@@ -43,105 +47,144 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``body`` is the whole file, so that a look at four bytes near the last message's end stays inside it."""
+    """A segment in memory. ``body`` is the whole file, so that reading four bytes near the end of the last message
+    stays inside it."""
 
     body: Bytes
     starts: Numbers
     ends: Numbers
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 def write_segment(
     path: Path,
-    body: bytes | bytearray | memoryview,
+    body: Buffer,
     lengths: array[int],
-    facts: Mapping[str, Any],
-    marks: Sequence[array[int]] = (),
+    metadata: Mapping[str, Any],
+    commits: Sequence[array[int]] = (),
 ) -> bool:
-    """Whether the file is now there by this call; false where somebody was first, whose file is left alone."""
-    told = json.dumps(facts, separators=(",", ":")).encode()
-    numbers = b"".join(np.asarray(mark, dtype="<i8").tobytes() for mark in marks)
-    count = len(marks[0]) if marks else 0
-    beside = path.with_name(f".{path.name}.{token_hex(6)}")
-    with beside.open("xb") as file:
-        file.write(body)
-        file.write(np.asarray(lengths, dtype="<u4").tobytes())
-        file.write(numbers)
-        file.write(told)
-        file.write(_CLOSING.pack(len(body), len(lengths), count, len(told), _MAGIC))
+    """Writes a segment. Returns False if the file already exists; the existing file is not changed."""
+    temporary = path.with_name(f".{path.name}.{token_hex(6)}")
+    with temporary.open("xb") as file:
+        for section in segment_sections(body, lengths, metadata, commits):
+            file.write(section)
         file.flush()
         os.fsync(file.fileno())
     try:
-        os.link(beside, path)
+        os.link(temporary, path)
     except FileExistsError:
         return False
     finally:
-        os.unlink(beside)
+        os.unlink(temporary)
     return True
 
 
+def segment_sections(
+    body: Buffer, lengths: array[int], metadata: Mapping[str, Any], commits: Sequence[array[int]] = ()
+) -> tuple[Buffer, ...]:
+    """The sections of a segment file, in their order."""
+    encoded_metadata = json.dumps(metadata, separators=(",", ":")).encode()
+    numbers = b"".join(np.asarray(column, dtype="<i8").tobytes() for column in commits)
+    count = len(commits[0]) if commits else 0
+    footer = _CLOSING.pack(len(body), len(lengths), count, len(encoded_metadata), _MAGIC)
+    return body, np.asarray(lengths, dtype="<u4").tobytes(), numbers, encoded_metadata, footer
+
+
 def read_segment(path: Path) -> Segment:
-    """Mapped, not copied. Raises SegmentDamaged where the file is not one of ours, or not whole."""
-    whole = _mapped(path)
-    body_size, count, _, told, at = _parts(path, whole)
-    lengths = np.frombuffer(whole, dtype="<u4", count=count, offset=body_size).astype(np.int64)
+    """Maps a segment into memory. Raises SegmentDamaged if the file is not a complete segment."""
+    return parse_segment(_mapped(path), str(path))
+
+
+def parse_segment(content: Bytes, name: str) -> Segment:
+    """A segment from the bytes of its file. ``name`` is for errors."""
+    body_size, count, _, metadata_size, at = _parts(name, content)
+    lengths = np.frombuffer(content, dtype="<u4", count=count, offset=body_size).astype(np.int64)
     ends = np.cumsum(lengths)
     if count and int(ends[-1]) != body_size:
-        raise SegmentDamaged(str(path), "its messages are not as long as it says")
-    return Segment(whole, ends - lengths, ends, json.loads(bytes(whole[at : at + told])))
+        raise SegmentDamaged(name, "its messages are not as long as it says")
+    return Segment(content, ends - lengths, ends, json.loads(bytes(content[at : at + metadata_size])))
 
 
-def read_marks(path: Path) -> Marks:
-    """The marks alone: the driver plans with them, and reads no message."""
-    whole = _mapped(path)
-    body_size, count, marks, _, _ = _parts(path, whole)
-    found = np.frombuffer(whole, dtype="<i8", count=3 * marks, offset=body_size + 4 * count).astype(np.int64)
-    return Marks(found[:marks], found[marks : 2 * marks], found[2 * marks :])
+def parts_of(segment: Segment, max_bytes: int | None = None) -> Iterator[tuple[int, Segment]]:
+    """Splits a segment into parts that Arrow's 32-bit offsets can address, each with the number of its first message.
+    A message that is larger than ``max_bytes`` (``PART_BYTES``) is a part by itself."""
+    first, count = 0, len(segment.starts)
+    limit = PART_BYTES if max_bytes is None else max_bytes
+    while first < count:
+        start = int(segment.starts[first])
+        last = max(first + 1, int(np.searchsorted(segment.ends, start + limit, side="right")))
+        body = segment.body[start : int(segment.ends[last - 1]) + _BEYOND]
+        starts, ends = segment.starts[first:last] - start, segment.ends[first:last] - start
+        yield first, replace(segment, body=body, starts=starts, ends=ends)
+        first = last
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    whole = _mapped(path)
-    _, _, _, told, at = _parts(path, whole)
-    found: dict[str, Any] = json.loads(bytes(whole[at : at + told]))
-    return found
+def read_commits(path: Path) -> Commits:
+    """The commits of a segment, which the driver plans with. Reads no messages."""
+    content = _mapped(path)
+    body_size, count, commits, _, _ = _parts(str(path), content)
+    columns = np.frombuffer(content, dtype="<i8", count=3 * commits, offset=body_size + 4 * count).astype(np.int64)
+    return Commits(columns[:commits], columns[commits : 2 * commits], columns[2 * commits :])
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    content = _mapped(path)
+    _, _, _, metadata_size, at = _parts(str(path), content)
+    metadata: dict[str, Any] = json.loads(bytes(content[at : at + metadata_size]))
+    return metadata
 
 
 def _mapped(path: Path) -> Bytes:
     try:
-        # As a plain array: each index into a memmap makes another one, which costs more than the look itself.
+        # A plain array: each index into a memmap creates another memmap, which costs more than the access itself.
         return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     except ValueError as error:  # an empty file cannot be mapped
         raise SegmentDamaged(str(path), "it is empty") from error
 
 
-def _parts(path: Path, whole: Bytes) -> tuple[int, int, int, int, int]:
-    """The sizes of body, lengths, marks and facts, and where the facts begin."""
-    if len(whole) < _CLOSING.size:
-        raise SegmentDamaged(str(path), "it is too short")
-    body, count, marks, told, magic = _CLOSING.unpack(bytes(whole[-_CLOSING.size :]))
-    at = body + 4 * count + 24 * marks
-    if magic != _MAGIC or at + told + _CLOSING.size != len(whole):
-        raise SegmentDamaged(str(path), "its closing is not what was written")
-    return body, count, marks, told, at
+def _parts(name: str, content: Bytes) -> tuple[int, int, int, int, int]:
+    """The sizes of body, lengths, commits and metadata, and the offset of the metadata."""
+    if len(content) < _CLOSING.size:
+        raise SegmentDamaged(name, "it is too short")
+    body, count, commits, metadata_size, magic = _CLOSING.unpack(bytes(content[-_CLOSING.size :]))
+    at = body + 4 * count + 24 * commits
+    if magic != _MAGIC or at + metadata_size + _CLOSING.size != len(content):
+        raise SegmentDamaged(name, "its footer does not match its size")
+    return body, count, commits, metadata_size, at
 
 
-def pin_json(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a small document once; answers what is there, which may be an earlier one's."""
-    beside = path.with_name(f".{path.name}.{token_hex(6)}")
-    with beside.open("x", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(beside, path)
-    finally:
-        os.unlink(beside)
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def read_stored_metadata(storage: Storage, name: str) -> dict[str, Any]:
+    """The metadata of a segment in the storage. Reads the end of the object only. Raises ObjectMissing."""
+    size = storage.size(name)
+    if size < _CLOSING.size:
+        storage.read(name, 0, 1)  # raises ObjectMissing if it does not exist
+        raise SegmentDamaged(storage.uri(name), "it is too short")
+    body, count, commits, metadata_size, magic = _CLOSING.unpack(storage.read(name, size - _CLOSING.size))
+    at = body + 4 * count + 24 * commits
+    if magic != _MAGIC or at + metadata_size + _CLOSING.size != size:
+        raise SegmentDamaged(storage.uri(name), "its footer does not match its size")
+    metadata: dict[str, Any] = json.loads(storage.read(name, at, metadata_size))
+    return metadata
+
+
+def write_json_once(storage: Storage, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes a small document unless it exists. Returns the stored document, which may be an earlier one."""
+    storage.create(name, json.dumps(value).encode())
+    return read_json(storage, name)
+
+
+def replace_json(storage: Storage, name: str, value: Mapping[str, Any]) -> None:
+    """Replaces a small document atomically."""
+    storage.write(name, json.dumps(value).encode())
+
+
+def read_json(storage: Storage, name: str) -> dict[str, Any]:
+    """Raises ObjectMissing."""
+    document: dict[str, Any] = json.loads(storage.read(name))
+    return document
 
 
 def byte_view(body: Bytes, kind: str) -> npt.NDArray[Any]:
-    """The buffer as overlapping numbers, one beginning at every byte: an index picks those that are wanted."""
+    """A view of the buffer as overlapping numbers, one starting at each byte."""
     width = np.dtype(kind).itemsize
     return np.ndarray((max(0, len(body) - width + 1),), dtype=kind, buffer=body, strides=(1,))

@@ -1,41 +1,42 @@
-"""A snapshot by chunks: planned once, each chunk read in a transaction of its own and pinned as a file; and what a
-chunk saw, so that a change behind it is told exactly once, in the chunk or in the log.
+"""Snapshots in chunks, and the filter that removes changes from the log which a chunk already includes.
 
-    plan-<generation>.json      tables, their chunks' bounds; written before the first chunk is read
-    chunk-<generation>-<n>.seg  the rows of a chunk and what its transaction saw; the first attempt to finish wins
-    seen-<generation>.json      what all chunks saw; written before the first change behind them is told
+A snapshot is planned once. Each chunk is read in a transaction of its own and stored as a file:
 
-Each of them is written once. So whatever is killed, a chunk's rows are the same when they are read again.
+    plan-<generation>.json      tables and the bounds of their chunks; written before the first chunk is read
+    chunk-<generation>-<n>.seg  rows of a chunk and the transactions visible to it; the first attempt to finish wins
+    seen-<generation>.json      transactions visible to all chunks; written before the first change is decoded
 
-Where the log was when a chunk was read does not decide it: a transaction's record is in the log before others can see
-what it did. The chunk's own snapshot decides, transaction by transaction. Pure, but for the one question (``Locate``)
-that only the server's own order of keys can answer.
+Each file is written once, so a chunk has the same rows when a task reads it again after a crash.
+
+The log position at which a chunk was read does not decide whether it includes a transaction: the transaction's record
+is in the log before its changes are visible. The chunk's own database snapshot decides, for each transaction. All of
+this is pure except ``Locate``, which asks the server, because only the server knows its sort order of keys.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.cdc.decoding import Described
+from millstream.cdc.decoding import TableDescription
 from millstream.cdc.errors import SnapshotLost
-from millstream.cdc.segments import Numbers, pin_json, read_facts
+from millstream.cdc.identity import full_name
+from millstream.cdc.segments import Numbers, read_json, read_stored_metadata, write_json_once
+from millstream.storage import ObjectMissing, Storage
 
 Locate = Callable[["SeenTable", list[pa.Array]], Numbers]
-"""Which chunk each key belongs to."""
+"""Returns the chunk that each key belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """As ``pg_current_snapshot()`` has it: of transactions by their numbers all below ``xmin`` are seen, none from
-    ``xmax`` on; between, all but ``running``. Where the log itself tells what was seen, a number is a place in it."""
+    """A database snapshot like ``pg_current_snapshot()``: transaction ids below ``xmin`` are visible, ids from ``xmax``
+    on are not, and between them all but ``running`` are. In MariaDB the ids are log positions."""
 
     xmin: int
     xmax: int
@@ -46,21 +47,22 @@ class Snapshot:
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), tuple(int(xid) for xid in running.split(",") if xid))
 
-    def saw(self, xids: Numbers) -> npt.NDArray[np.bool_]:
-        """For transactions that have committed, by their 64-bit numbers."""
+    def sees(self, xids: Numbers) -> npt.NDArray[np.bool_]:
+        """Whether each committed transaction is visible, by 64-bit ids."""
         done = xids < self.xmin
         return done | ((xids < self.xmax) & ~np.isin(xids, self.running))
 
 
 def widened(xids: Numbers, near: int) -> Numbers:
-    """The log has 32 bits of a transaction's number, a snapshot 64. The one meant is the nearest to ``near``."""
+    """64-bit transaction ids from the 32-bit ids in the log: the id nearest to ``near``."""
     distance = (xids - near) & 0xFFFFFFFF
     return near + np.where(distance >= 1 << 31, distance - (1 << 32), distance)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenTable:
-    """A table's chunks: what bounds them, what each of them saw, and the position behind which none saw anything."""
+    """The chunks of a table: their bounds, their database snapshots, and the log position ``settled``, after which no
+    change is included in any chunk."""
 
     schema: str
     table: str
@@ -70,16 +72,16 @@ class SeenTable:
     snapshots: tuple[Snapshot, ...]
     settled: int
     wide: bool = False
-    """Whether the log has all 64 bits of a transaction's number."""
+    """Whether the log has 64-bit transaction ids."""
 
-    def judge(self, xids: Numbers) -> npt.NDArray[np.bool_]:
-        """One row for each chunk: whether it saw each of the transactions."""
+    def visibility(self, xids: Numbers) -> npt.NDArray[np.bool_]:
+        """One row per chunk: whether each transaction is visible to it."""
         wide = xids if self.wide else widened(xids, max(snapshot.xmax for snapshot in self.snapshots))
-        return np.array([snapshot.saw(wide) for snapshot in self.snapshots])
+        return np.array([snapshot.sees(wide) for snapshot in self.snapshots])
 
     def disputed(self, xid: int) -> bool:
-        """Whether some chunks saw it and some did not."""
-        seen = self.judge(np.array([xid], dtype=np.int64))
+        """Whether the transaction is visible to a part of the chunks only."""
+        seen = self.visibility(np.array([xid], dtype=np.int64))
         return bool(seen.any() and not seen.all())
 
     def to_json(self) -> dict[str, Any]:
@@ -94,60 +96,68 @@ class SeenTable:
         }
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> SeenTable:
-        key = tuple((name, kind, collation) for name, kind, collation in told["key"])
-        snapshots = tuple(Snapshot(xmin, xmax, tuple(running)) for xmin, xmax, running in told["snapshots"])
-        bounds = tuple(tuple(bound) for bound in told["bounds"])
-        return cls(told["schema"], told["table"], key, bounds, snapshots, told["settled"], told.get("wide", False))
+    def from_json(cls, document: dict[str, Any]) -> SeenTable:
+        key = tuple((name, kind, collation) for name, kind, collation in document["key"])
+        snapshots = tuple(Snapshot(xmin, xmax, tuple(running)) for xmin, xmax, running in document["snapshots"])
+        bounds = tuple(tuple(bound) for bound in document["bounds"])
+        return cls(
+            document["schema"],
+            document["table"],
+            key,
+            bounds,
+            snapshots,
+            document["settled"],
+            document.get("wide", False),
+        )
 
 
-class Unseen:
-    """Decides which changes are not in a snapshot: a ``Keep`` for the decoder."""
+class UnseenChanges:
+    """The ``ChangeFilter`` for a snapshot: keeps the changes that no chunk includes."""
 
     def __init__(self, tables: Sequence[SeenTable], locate: Locate) -> None:
         self._tables = {(each.schema, each.table): each for each in tables}
         self._locate = locate
 
-    def __call__(self, relation: Described, xids: Numbers, keys: list[pa.Array]) -> npt.NDArray[np.bool_] | None:
+    def __call__(self, relation: TableDescription, xids: Numbers, keys: list[pa.Array]) -> npt.NDArray[np.bool_] | None:
         table = self._tables.get((relation.schema, relation.table))
         if table is None:
             return None
-        several, which = np.unique(xids, return_inverse=True)
-        seen = table.judge(several)
+        distinct, inverse = np.unique(xids, return_inverse=True)
+        seen = table.visibility(distinct)
         if not seen.any():
             return None
         by_all: npt.NDArray[np.bool_] = np.all(seen, axis=0)
-        by_some: npt.NDArray[np.bool_] = np.any(seen, axis=0)
-        disputed = (by_some & ~by_all)[which]
-        kept: npt.NDArray[np.bool_] = ~by_all[which]
+        by_any: npt.NDArray[np.bool_] = np.any(seen, axis=0)
+        disputed = (by_any & ~by_all)[inverse]
+        result: npt.NDArray[np.bool_] = ~by_all[inverse]
         if disputed.any():
             if not keys:
                 raise SnapshotLost(
                     f"table {relation.schema}.{relation.table} was emptied in the middle of its snapshot, which was "
-                    "not begun again. Please report this; `millstream pipeline reset` begins anew."
+                    "not restarted. Please report this. Start over: `millstream pipeline reset`."
                 )
             rows = np.flatnonzero(disputed)
             ordered = self._in_order(table, relation, keys)
             chunk = self._locate(table, [key.take(pa.array(rows)) for key in ordered])
-            kept[rows] = ~seen[chunk, which[rows]]
-        return kept
+            result[rows] = ~seen[chunk, inverse[rows]]
+        return result
 
     @staticmethod
-    def _in_order(table: SeenTable, relation: Described, keys: list[pa.Array]) -> list[pa.Array]:
-        """The columns of a row stand in the table's order, those of the bounds in the key's."""
+    def _in_order(table: SeenTable, relation: TableDescription, keys: list[pa.Array]) -> list[pa.Array]:
+        """The key columns in the key's order, as the bounds have them; rows have them in the table's order."""
         by_name = dict(zip((relation.columns[at].name for at in relation.key), keys, strict=True))
         missing = [name for name, _, _ in table.key if name not in by_name]
         if missing:
             raise SnapshotLost(
                 f"the key of {relation.schema}.{relation.table} has changed since its snapshot began "
-                f"({', '.join(missing)} is gone). Begin anew: `millstream pipeline reset`."
+                f"({', '.join(missing)} is gone). Start over: `millstream pipeline reset`."
             )
         return [by_name[name] for name, _, _ in table.key]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """One chunk: rows of a table with keys in ``(after, upto]``; None: no bound on that side."""
+    """One chunk: the rows of a table with keys in ``(after, upto]``. None means no bound on that side."""
 
     table: dict[str, Any]
     number: int
@@ -157,17 +167,22 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """Which tables are read in which chunks. ``emptied`` are told first, as ``t``: their rows begin again."""
+    """The chunks of a snapshot. ``emptied``: truncations to send first, as ``t`` events, for tables whose rows are
+    read again."""
 
     generation: int
     tables: list[dict[str, Any]]
     emptied: list[dict[str, Any]]
-    known: list[str]
-    """Every table that has, or needs no, snapshot by the end of this one."""
+    covered: list[str]
+    """All tables that have a snapshot, or need none, after this snapshot."""
+    identities: dict[str, Any] = field(default_factory=dict)
+    """Table identities, as ``ChangeDatabase.identities`` returns them."""
+    handled: list[int] = field(default_factory=list)
+    """Log positions of table changes for which this snapshot, or an earlier one, was taken."""
 
     @property
     def opening(self) -> int:
-        """How many chunks come before the first with rows: they are told before any of those are read."""
+        """Number of chunks before the first one with rows: 1 if there are truncations to send."""
         return 1 if self.emptied else 0
 
     @property
@@ -175,7 +190,7 @@ class SnapshotPlan:
         return self.opening + sum(len(table["bounds"]) + 1 for table in self.tables)
 
     def chunk(self, index: int) -> ChunkPlan | None:
-        """None: the opening."""
+        """The chunk at ``index``; None: the truncations."""
         if index < self.opening:
             return None
         index -= self.opening
@@ -185,87 +200,103 @@ class SnapshotPlan:
                 after = bounds[index - 1] if index else None
                 return ChunkPlan(table, index, after, bounds[index] if index < len(bounds) else None)
             index -= len(bounds) + 1
-        raise AssertionError("a chunk beyond the plan's end")
+        raise AssertionError("the chunk index is beyond the plan's end")
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> SnapshotPlan:
-        return cls(told["generation"], told["tables"], told["emptied"], told["known"])
+    def from_json(cls, document: Mapping[str, Any]) -> SnapshotPlan:
+        further = document.get("identities", {}), document.get("handled", [])
+        return cls(document["generation"], document["tables"], document["emptied"], document["known"], *further)
 
 
-def plan_path(directory: Path, generation: int) -> Path:
-    return directory / f"plan-{generation}.json"
+def plan_name(generation: int) -> str:
+    return f"plan-{generation}.json"
 
 
-def chunk_path(directory: Path, generation: int, index: int) -> Path:
-    return directory / f"chunk-{generation}-{index}.seg"
+def chunk_name(generation: int, index: int) -> str:
+    return f"chunk-{generation}-{index}.seg"
 
 
-def seen_path(directory: Path, generation: int) -> Path:
-    return directory / f"seen-{generation}.json"
+def seen_name(generation: int) -> str:
+    return f"seen-{generation}.json"
+
+
+def _delete_chunks(storage: Storage, generation: int) -> None:
+    storage.delete_all(entry.name for entry in storage.list() if entry.name.startswith(f"chunk-{generation}-"))
 
 
 def write_plan(
-    directory: Path,
+    storage: Storage,
     generation: int,
     tables: Sequence[Mapping[str, Any]],
     *,
     emptied: Sequence[Mapping[str, Any]] = (),
-    known: Sequence[str] = (),
+    covered: Sequence[str] = (),
+    identities: Mapping[str, Any] | None = None,
+    handled: Sequence[int] = (),
 ) -> SnapshotPlan:
-    """Writes down how tables are cut. A plan that was not yet used is made anew."""
-    told = {
+    """Writes the plan of a snapshot. Replaces a plan of the same generation, which no logged offset uses yet."""
+    document = {
         "generation": generation,
         "tables": list(tables),
-        "emptied": [dict(turn) for turn in emptied],
-        "known": sorted({*known, *(f"{table['schema']}.{table['table']}" for table in tables)}),
+        "emptied": [dict(truncation) for truncation in emptied],
+        "known": sorted({*covered, *(full_name(table["schema"], table["table"]) for table in tables)}),
+        "identities": dict(identities or {}),
+        "handled": list(handled),
     }
-    for stale in (plan_path(directory, generation), *directory.glob(f"chunk-{generation}-*.seg")):
-        stale.unlink(missing_ok=True)
-    return SnapshotPlan.from_json(pin_json(plan_path(directory, generation), told))
+    storage.delete(plan_name(generation))
+    _delete_chunks(storage, generation)
+    return SnapshotPlan.from_json(write_json_once(storage, plan_name(generation), document))
 
 
-def read_plan(directory: Path, generation: int) -> SnapshotPlan:
-    path = plan_path(directory, generation)
+def read_plan(storage: Storage, generation: int) -> SnapshotPlan:
+    name = plan_name(generation)
     try:
-        return SnapshotPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
+        return SnapshotPlan.from_json(read_json(storage, name))
+    except ObjectMissing as error:
         raise SnapshotLost(
-            f"{path} is gone, and with it how the snapshot was cut. Begin anew: `millstream pipeline reset`."
+            f"{storage.uri(name)} is gone, so the chunks of the snapshot are unknown. Start over: `millstream pipeline "
+            "reset`."
         ) from error
 
 
-def note_seen(directory: Path, plan: SnapshotPlan, earlier: Sequence[SeenTable], position: int) -> list[SeenTable]:
-    """What the chunks of a finished snapshot saw, written down; what earlier ones saw, as far as it still matters."""
-    path = seen_path(directory, plan.generation)
-    if not path.exists():
+def write_seen(storage: Storage, plan: SnapshotPlan, earlier: Sequence[SeenTable], position: int) -> list[SeenTable]:
+    """Stores the visibility of a finished snapshot's chunks, and of earlier snapshots that still matter after
+    ``position``. Then removes the chunk files."""
+    name = seen_name(plan.generation)
+    if not storage.exists(name):
         fresh, index = [], plan.opening
         for table in plan.tables:
-            facts = []
+            metadata = []
             for _ in range(len(table["bounds"]) + 1):
-                chunk = chunk_path(directory, plan.generation, index)
-                if not chunk.exists():
-                    raise SnapshotLost(
-                        f"{chunk} is gone before it was known what it saw. Begin anew: `millstream pipeline reset`."
-                    )
-                facts.append(read_facts(chunk))
+                metadata.append(_chunk_metadata(storage, chunk_name(plan.generation, index)))
                 index += 1
-            key = tuple((name, kind, collation) for name, kind, collation in table["key"])
+            key = tuple((column, kind, collation) for column, kind, collation in table["key"])
             bounds = tuple(tuple(bound) for bound in table["bounds"])
-            snapshots = tuple(Snapshot.parse(fact["snapshot"]) for fact in facts)
-            settled = max(fact["position"] for fact in facts)
+            snapshots = tuple(Snapshot.parse(fact["snapshot"]) for fact in metadata)
+            settled = max(fact["position"] for fact in metadata)
             wide = table.get("wide", False)
             fresh.append(SeenTable(table["schema"], table["table"], key, bounds, snapshots, settled, wide))
-        again = {(table.schema, table.table) for table in fresh}
-        fresh += [old for old in earlier if (old.schema, old.table) not in again and old.settled > position]
-        pin_json(path, {"tables": [table.to_json() for table in fresh]})
-    for chunk in directory.glob(f"chunk-{plan.generation}-*.seg"):
-        chunk.unlink(missing_ok=True)
-    return read_seen(path)
+        planned = {(table.schema, table.table) for table in fresh}
+        fresh += [old for old in earlier if (old.schema, old.table) not in planned and old.settled > position]
+        write_json_once(storage, name, {"tables": [table.to_json() for table in fresh]})
+    _delete_chunks(storage, plan.generation)
+    return read_seen(storage, plan.generation)
 
 
-def read_seen(path: Path) -> list[SeenTable]:
+def _chunk_metadata(storage: Storage, name: str) -> dict[str, Any]:
     try:
-        return [SeenTable.from_json(told) for told in json.loads(path.read_text(encoding="utf-8"))["tables"]]
-    except FileNotFoundError as error:
-        why = f"{path} is gone, and with it what the snapshot saw. Begin anew: `millstream pipeline reset`."
-        raise SnapshotLost(why) from error
+        return read_stored_metadata(storage, name)
+    except ObjectMissing as error:
+        raise SnapshotLost(
+            f"{storage.uri(name)} is gone before its database snapshot was recorded. Start over: `millstream pipeline "
+            "reset`."
+        ) from error
+
+
+def read_seen(storage: Storage, generation: int) -> list[SeenTable]:
+    name = seen_name(generation)
+    try:
+        return [SeenTable.from_json(table) for table in read_json(storage, name)["tables"]]
+    except ObjectMissing as error:
+        why = f"{storage.uri(name)} is gone, so the snapshot's content is unknown. Start over: `millstream pipeline "
+        raise SnapshotLost(why + "reset`.") from error

@@ -1,6 +1,6 @@
-"""The Spark formats of this room: options in, a reader out. Each database's ``database.py`` lists its options.
+"""The Spark data sources ``postgres_changes`` and ``mariadb_changes``. Each database's ``database.py`` has its options.
 
-Spark's workers load this module and no more, so that what it needs is imported where it is used.
+Spark's Python workers import this module at start, so other modules are imported in the methods that need them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PostgresChangesSource(DataSource):
-    """Made on the driver, anew for every plan; travels to the tasks as a pickle."""
+    """Changes of a PostgreSQL database. Spark creates one on the driver for each plan and pickles it to the tasks."""
 
     @classmethod
     def name(cls) -> str:
@@ -36,7 +36,7 @@ class PostgresChangesSource(DataSource):
 
 
 class MariadbChangesSource(DataSource):
-    """The same for MariaDB."""
+    """Changes of a MariaDB database."""
 
     @classmethod
     def name(cls) -> str:

@@ -5,6 +5,7 @@ What it keeps over a death is what Spark keeps: the log of planned batches and t
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ class Follower:
             own = {"tables": "public.*", "slot": f"slot_{database.name}", "publication": "pub", "create": "true"}
         else:
             own = {"tables": "*"}
-        self.options = {**own, "dsn": database.dsn, "segments": str(segments), "sourceName": "s", **options}
+        self.options = {**own, "dsn": database.dsn, "segments": str(segments), "sourceName": "s"}
+        self.options |= {"segmentsShared": "true", **options}
         self.database = database
         self.pair_key = ("a", "b") if isinstance(database, PostgresDatabase) else ("b", "a")
         """Of the writers' table: the columns as a key's JSON has them, which is the table's order or the key's."""
@@ -34,25 +36,26 @@ class Follower:
         self.start: Any = None
         self.reader = self._new_reader()
 
-    def _new_reader(self) -> ChangesReader:
+    def _new_reader(self, **changed: str) -> ChangesReader:
+        options = self.options | changed
         if isinstance(self.database, PostgresDatabase):
-            return ChangesReader(Postgres(change_options(self.options)))
-        return ChangesReader(Mariadb(mariadb_options(self.options)))
+            return ChangesReader(Postgres(change_options(options)))
+        return ChangesReader(Mariadb(mariadb_options(options)))
 
     def die(self) -> None:
-        """The process is gone, with all that it knew; both logs are on disk."""
+        """Restarts the reader, as after a kill. Both of Spark's logs survive."""
         self.reader.stop()
         self.reader = self._new_reader()
 
     def plan(self, limit: int | None = None) -> bool:
-        """Whether there is a batch to run. One that was planned before a death is run again, as it was planned."""
+        """Returns whether there is a batch to run. A batch that was planned before a restart is replayed."""
         if len(self.planned) > self.committed:
             return True
         if self.start is None:
             self.start = self.reader.initialOffset()
         start = self.planned[-1] if self.planned else self.start
-        most: ReadLimit = ReadAllAvailable() if limit is None else ReadMaxRows(limit)
-        end = self.reader.latestOffset(start, most)
+        read_limit: ReadLimit = ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        end = self.reader.latestOffset(start, read_limit)
         if end is start:
             return False
         assert end != start
@@ -64,7 +67,12 @@ class Follower:
         # Spark asks for the first offset again whenever it plans the first batch.
         start = self.planned[-2] if len(self.planned) > 1 else self.reader.initialOffset()
         partitions = self.reader.partitions(start, self.planned[-1])
-        return [row for part in partitions for batch in self.reader.read(part) for row in batch.to_pylist()]
+        reader = self.reader
+        if self.options["segmentsShared"] == "false":
+            # As on another host: the directory does not exist, and all data is in the partitions.
+            reader = self._new_reader(segments=str(Path(self.options["segments"], "another-host")))
+            partitions = pickle.loads(pickle.dumps(partitions))
+        return [row for part in partitions for batch in reader.read(part) for row in batch.to_pylist()]
 
     def commit(self) -> None:
         self.committed = len(self.planned)
@@ -77,7 +85,7 @@ class Follower:
         return rows
 
     def drain(self, limit: int | None = None) -> list[Event]:
-        """Everything that is in the log now, as ``--once`` does it."""
+        """Reads to the current end of the log, like ``--once``."""
         self.reader.prepareForTriggerAvailableNow()
         events: list[Event] = []
         while (rows := self.batch(limit)) is not None:
@@ -103,9 +111,9 @@ class DyingFollower(Follower):
         for _ in range(3):
             if self._chance.random() < 0.3:
                 self._die()
-            again = self.read()
-            assert rows is None or again == rows, "a batch that is read again has the same rows, in the same order"
-            rows = again
+            repeated = self.read()
+            assert rows is None or repeated == rows, "a replayed batch has the same rows in the same order"
+            rows = repeated
             if self._chance.random() < 0.6:
                 break
             self._die()
@@ -118,6 +126,6 @@ class DyingFollower(Follower):
         self.die()
         if self._chance.random() < 0.3:
             for path in Path(self.options["segments"]).glob("0*.seg"):
-                path.unlink()  # what was read ahead can be had from the database again
+                path.unlink()  # the read-ahead log can be read from the database again
         if ending:
             self.reader.prepareForTriggerAvailableNow()

@@ -29,7 +29,7 @@ from strict_ledger import StrictLedger
 
 from millstream.pipelines import Checkpoint
 from millstream.testing import MariadbProcess, PostgresProcess, RedisProcess, wait_until
-from pipeline_process import PipelineProcess
+from support.pipeline_process import PipelineProcess
 
 KINDS = ("pipeline", "executor", "redis")
 """And each of the databases, by its name."""
@@ -60,31 +60,31 @@ PAIR_KEY = {"postgres": ("a", "b"), "mariadb": ("b", "a")}
 class Running(PipelineProcess):
     """``planted`` is Python that runs first in each of its Python processes, driver and workers: a fault."""
 
-    def __init__(self, spec: Path, *words: str, planted: str = "") -> None:
-        place = spec.parent / "python"
-        place.mkdir(exist_ok=True)
-        (place / "sitecustomize.py").write_text(planted)
+    def __init__(self, spec: Path, *arguments: str, planted: str = "") -> None:
+        directory = spec.parent / "python"
+        directory.mkdir(exist_ok=True)
+        (directory / "sitecustomize.py").write_text(planted)
         home = str(_spark_home(spec.parent))
-        super().__init__(spec, *words, modules=place, PYSPARK_PYTHON=sys.executable, SPARK_HOME=home)
+        super().__init__(spec, *arguments, modules=directory, PYSPARK_PYTHON=sys.executable, SPARK_HOME=home)
 
     def kill_executor(self) -> None:
         """Waits for one where Spark is about to start it."""
         wait_until(self._executors, what="an executor", timeout_s=200)
-        found = self._executors()
-        for pid in found:
+        executors = self._executors()
+        for pid in executors:
             os.kill(pid, signal.SIGKILL)
-        assert found, "it ended by itself"
+        assert executors, "it ended by itself"
 
     def _executors(self) -> list[int]:
-        found = []
-        for place in Path("/proc").glob("[0-9]*"):
+        executors = []
+        for directory in Path("/proc").glob("[0-9]*"):
             try:
-                command = (place / "cmdline").read_bytes()
-                if b"CoarseGrainedExecutorBackend" in command and os.getsid(int(place.name)) == self.process.pid:
-                    found.append(int(place.name))
+                command = (directory / "cmdline").read_bytes()
+                if b"CoarseGrainedExecutorBackend" in command and os.getsid(int(directory.name)) == self.process.pid:
+                    executors.append(int(directory.name))
             except OSError:
-                pass  # it has ended meanwhile
-        return found
+                pass  # it has already ended
+        return executors
 
 
 def _spark_home(scratch: Path) -> Path:
@@ -145,8 +145,8 @@ class Followed:
     def read_strictly(self, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> StrictLedger:
         events = [_event(fields) for _, fields in entries]
         # Batches are not to be seen in a stream, transactions are: each is one run of entries, and comes once.
-        for _, together in itertools.groupby(events, key=lambda event: event["position"]["lsn"]):
-            self.ledger.apply(together)
+        for _, command_pipeline in itertools.groupby(events, key=lambda event: event["position"]["lsn"]):
+            self.ledger.apply(command_pipeline)
         self.ledger.compare("words", rows_of(self.database, "words"), ("word",))
         self.ledger.compare("pairs", rows_of(self.database, "pairs"), PAIR_KEY[self.source])
         return self.ledger
@@ -199,7 +199,7 @@ class KilledPipeline:
     def _await_progress(self, running: Running) -> None:
         """Of every database; then the writers may go on."""
         least = {source: self._length(source) + 60 for source in self.followed}
-        self._await(running, lambda: all(self._length(source) >= most for source, most in least.items()))
+        self._await(running, lambda: all(self._length(source) >= timeout_s for source, timeout_s in least.items()))
         for each in self.followed.values():
             each.writers.go_on(LEAD)
 
@@ -238,7 +238,7 @@ class KilledPipeline:
             running.kill()
             for source in self.followed:
                 for path in self.segments(source).glob("0*.seg"):
-                    path.unlink()  # what was read ahead can be had from the database again
+                    path.unlink()  # the read-ahead log can be read from the database again
             running = self._start()
         elif kind == "redis":
             self._redis.kill()
@@ -251,10 +251,10 @@ class KilledPipeline:
 
     def _read_strictly(self, followed: Followed) -> StrictLedger:
         ledger = followed.read_strictly(self._client.xrange(followed.source))
-        told = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kills.items()))
+        events = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kills.items()))
         print(
             f"LEDGER {followed.source}: {sum(ledger.ids.values())} ids, {len(ledger.transactions)} transactions, "
-            f"killed: {told}; {len(ledger.verdict())} complaints"
+            f"killed: {events}; {len(ledger.verdict())} complaints"
         )
         return ledger
 

@@ -24,9 +24,9 @@ def tables(database: Database) -> tuple[str, ...]:
     return TABLES if isinstance(database, PostgresDatabase) else MARIADB_TABLES
 
 
-def writers(database: Database, seed: int, **how: Any) -> Writers | MariadbWriters:
+def writers(database: Database, seed: int, **decoding: Any) -> Writers | MariadbWriters:
     made = Writers if isinstance(database, PostgresDatabase) else MariadbWriters
-    return made(database, seed, **how)
+    return made(database, seed, **decoding)
 
 
 def rows_of(database: Database, table: str) -> list[dict[str, Any]]:

@@ -31,24 +31,24 @@ ACKNOWLEDGED = "acknowledged"
 
 def as_code(fault: Callable[..., None], *arguments: str) -> str:
     """For the start of another Python process."""
-    told = ", ".join(["setattr", *map(repr, arguments)])
-    return f"import planted_faults\nplanted_faults.{fault.__name__}({told})\n"
+    listed = ", ".join(["setattr", *map(repr, arguments)])
+    return f"import planted_faults\nplanted_faults.{fault.__name__}({listed})\n"
 
 
 def cut_by_lsn(plant: Plant, segments: str) -> None:
     """Postgres: a chunk saw whatever the log had when it was read."""
 
     def before_the_chunk(table: SeenTable, xids: Numbers) -> Any:
-        places: dict[int, int] = {}
+        positions: dict[int, int] = {}
         for path in Path(segments).glob("0*.seg"):
             segment = read_segment(path)
             for start, end in zip(segment.starts.tolist(), segment.ends.tolist(), strict=True):
                 if segment.body[start] == BEGIN:
                     begin = parse_begin(bytes(segment.body[start:end]))
-                    places[begin.xid] = begin.lsn
-        return np.array([[places[xid] < table.settled for xid in xids.tolist()]] * len(table.snapshots))
+                    positions[begin.xid] = begin.lsn
+        return np.array([[positions[xid] < table.settled for xid in xids.tolist()]] * len(table.snapshots))
 
-    plant(SeenTable, "judge", before_the_chunk)
+    plant(SeenTable, "visibility", before_the_chunk)
 
 
 def cut_by_master_status(plant: Plant, meanwhile: Callable[[], Any] = lambda: time.sleep(0.3)) -> None:
@@ -56,58 +56,58 @@ def cut_by_master_status(plant: Plant, meanwhile: Callable[[], Any] = lambda: ti
 
     ``meanwhile`` happens between the two questions."""
 
-    def beside(connection: Any) -> int:
-        mariadb_catalog.ask(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    def log_end_position(connection: Any) -> int:
+        mariadb_catalog.fetch_rows(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
         meanwhile()
-        [(file, place, *_)] = mariadb_catalog.ask(connection, "SHOW MASTER STATUS")
-        return position_of(file, int(place))
+        [(file, offset, *_)] = mariadb_catalog.fetch_rows(connection, "SHOW MASTER STATUS")
+        return position_of(file, int(offset))
 
-    plant(mariadb_catalog, "exact_position", beside)
+    plant(mariadb_catalog, "exact_position", log_end_position)
 
 
 def acknowledged_early(plant: Plant) -> None:
     """A batch counts as finished when it is planned. MariaDB keeps no place for a reader: it is written down here."""
-    honest, opened = Planner.next_offset, Planner._open
+    original, opened = Planner.next_offset, Planner._open
 
-    def hasty(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
-        end = honest(self, finished, max_changes)
+    def acknowledge_planned(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
+        end = original(self, finished, max_changes)
         if end is not None and self._session is not None and end.position > finished.position:
             self._session.acknowledge(end.position)
             if isinstance(self._database, Postgres):
                 # Asked of the server: what was sent to it and not yet read is lost with a process that is killed.
                 given = self._database.given
-                wait_until(lambda: slot_status(given.login, given.wanted.slot).confirmed >= end.position)
+                wait_until(lambda: slot_status(given.login, given.config.slot).confirmed >= end.position)
             (self._directory / ACKNOWLEDGED).write_text(f"{end.position}")
         return end
 
-    def from_there(self: Planner, start: ChangeOffset) -> Any:
-        noted = self._directory / ACKNOWLEDGED
-        if self._session is None and noted.exists() and start.server.startswith("server "):
-            start = start.moved(position=max(start.position, int(noted.read_text())))
+    def resume_acknowledged(self: Planner, start: ChangeOffset) -> Any:
+        record = self._directory / ACKNOWLEDGED
+        if self._session is None and record.exists() and start.server.startswith("server "):
+            start = start.moved(position=max(start.position, int(record.read_text())))
         return opened(self, start)
 
-    plant(Planner, "next_offset", hasty)
-    plant(Planner, "_open", from_there)
+    plant(Planner, "next_offset", acknowledge_planned)
+    plant(Planner, "_open", resume_acknowledged)
 
 
-def no_look_at_the_gap(plant: Plant) -> None:
+def gap_not_checked(plant: Plant) -> None:
     """Whether the server can still give what follows the checkpoint is not asked."""
-    plant(postgres_catalog, "refuse_gap", lambda slot, found, position: None)
-    honest = mariadb_catalog.check_position
+    plant(postgres_catalog, "refuse_gap", lambda slot, state, position: None)
+    original = mariadb_catalog.check_position
     plant(
         mariadb_catalog,
         "check_position",
-        lambda c, login, server, position, mark: honest(c, login, server, position, None),
+        lambda c, login, server, position, gtids: original(c, login, server, position, None),
     )
 
 
-def dies_when_it_has_planned(plant: Plant) -> None:
+def killed_after_planning(plant: Plant) -> None:
     """The whole pipeline, once, as soon as it has planned a batch of changes that no chunk of a snapshot can have seen:
     those before it would be dropped in any case, and nobody would miss them."""
-    honest = Planner.next_offset
+    original = Planner.next_offset
 
-    def last(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
-        end = honest(self, finished, max_changes)
+    def kill_once(self: Planner, finished: ChangeOffset, max_changes: int | None) -> ChangeOffset | None:
+        end = original(self, finished, max_changes)
         died = self._directory / "died"
         if end is None or end.position == finished.position or died.exists():
             return end  # of a snapshot that is still being read nobody can say what it saw
@@ -116,4 +116,4 @@ def dies_when_it_has_planned(plant: Plant) -> None:
             os.killpg(os.getsid(0), signal.SIGKILL)
         return end
 
-    plant(Planner, "next_offset", last)
+    plant(Planner, "next_offset", kill_once)

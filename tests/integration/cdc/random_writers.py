@@ -1,4 +1,4 @@
-"""Writers that do everything that an application does to its tables, at random, until they are told to stop."""
+"""Random writers: change tables like an application, until they are stopped."""
 
 from __future__ import annotations
 
@@ -135,15 +135,15 @@ class Writers:
             connection.rollback()
 
     def _change(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
-        word = "".join(chance.choice(LETTERS) for _ in range(2))
+        value = "".join(chance.choice(LETTERS) for _ in range(2))
         a, b, n = chance.randrange(12), chance.choice(LETTERS), chance.randrange(1000)
         note = chance.choice(["", "x" * chance.randrange(20), '"\\\n', None])
         statements: list[tuple[str, tuple[Any, ...]]] = [
-            ("INSERT INTO words VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (word, n, note)),
-            ("INSERT INTO words VALUES (%s, %s, %s) ON CONFLICT (word) DO UPDATE SET n = excluded.n", (word, n, note)),
-            ("UPDATE words SET n = n + 1, note = %s WHERE word = %s", (note, word)),
-            ("UPDATE words SET word = %s WHERE word = (SELECT min(word) FROM words)", (word,)),
-            ("DELETE FROM words WHERE word = %s", (word,)),
+            ("INSERT INTO words VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (value, n, note)),
+            ("INSERT INTO words VALUES (%s, %s, %s) ON CONFLICT (word) DO UPDATE SET n = excluded.n", (value, n, note)),
+            ("UPDATE words SET n = n + 1, note = %s WHERE word = %s", (note, value)),
+            ("UPDATE words SET word = %s WHERE word = (SELECT min(word) FROM words)", (value,)),
+            ("DELETE FROM words WHERE word = %s", (value,)),
             ("INSERT INTO pairs (a, b, n) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (a, b, n)),
             ("UPDATE pairs SET n = %s WHERE a = %s AND b = %s", (n, a, b)),
             ("UPDATE pairs SET a = (a + %s) %% 12 WHERE b = %s AND n %% 7 = 0 AND a = %s", (n, b, a)),
@@ -209,16 +209,16 @@ class MariadbWriters(Writers):
             connection.rollback()
 
     def _write(self, cursor: Any, chance: random.Random) -> None:
-        word = "".join(chance.choice(LETTERS) for _ in range(2))
+        value = "".join(chance.choice(LETTERS) for _ in range(2))
         a, b, n = chance.randrange(12), chance.choice(LETTERS), chance.randrange(1000)
         note = chance.choice(["", "x" * chance.randrange(20), '"\\\n', None])
         statements: list[tuple[str, tuple[Any, ...]]] = [
-            ("INSERT IGNORE INTO words VALUES (%s, %s, %s)", (word, n, note)),
-            ("INSERT INTO words VALUES (%s, %s, %s) ON DUPLICATE KEY UPDATE n = VALUES(n)", (word, n, note)),
-            ("REPLACE INTO words VALUES (%s, %s, %s)", (word, n, note)),
-            ("UPDATE words SET n = n + 1, note = %s WHERE word = %s", (note, word)),
-            ("UPDATE IGNORE words SET word = %s ORDER BY word LIMIT 1", (word,)),
-            ("DELETE FROM words WHERE word = %s", (word,)),
+            ("INSERT IGNORE INTO words VALUES (%s, %s, %s)", (value, n, note)),
+            ("INSERT INTO words VALUES (%s, %s, %s) ON DUPLICATE KEY UPDATE n = VALUES(n)", (value, n, note)),
+            ("REPLACE INTO words VALUES (%s, %s, %s)", (value, n, note)),
+            ("UPDATE words SET n = n + 1, note = %s WHERE word = %s", (note, value)),
+            ("UPDATE IGNORE words SET word = %s ORDER BY word LIMIT 1", (value,)),
+            ("DELETE FROM words WHERE word = %s", (value,)),
             ("INSERT IGNORE INTO pairs (a, b, n) VALUES (%s, %s, %s)", (a, b, n)),
             ("UPDATE pairs SET n = %s WHERE a = %s AND b = %s", (n, a, b)),
             ("UPDATE IGNORE pairs SET a = (a + %s) %% 12 WHERE b = %s AND n %% 7 = 0", (n, b)),

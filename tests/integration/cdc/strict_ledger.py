@@ -33,8 +33,8 @@ class StrictLedger:
         before = None if event["before"] is None else json.loads(event["before"])
         after = None if event["after"] is None else json.loads(event["after"])
         if op in "cud":
-            place = (event["position"]["lsn"], event["position"]["transaction"])
-            if self.transactions.setdefault(place, self.batch) != self.batch:
+            position = (event["position"]["lsn"], event["position"]["transaction"])
+            if self.transactions.setdefault(position, self.batch) != self.batch:
                 self.faults.append(f"{event['id']}: its transaction is split over batches")
         if op == "t":
             rows.clear()
@@ -49,8 +49,8 @@ class StrictLedger:
         else:
             # The old row is told whole, or by its key alone.
             by_key = before is not None and before.keys() == json.loads(key).keys()
-            there = {name: rows[key].get(name) for name in before} if by_key else rows[key]
-            if before is not None and not _agree(before, there):
+            current = {name: rows[key].get(name) for name in before} if by_key else rows[key]
+            if before is not None and not _agree(before, current):
                 self.faults.append(f"{event['id']} {op} {key}: before is {before}, and the row is {rows[key]}")
             if op == "d":
                 del rows[key]
@@ -62,21 +62,21 @@ class StrictLedger:
             return json.dumps({name: row[name] for name in key}, ensure_ascii=False, separators=(",", ":"))
 
         expected = {text(row): row for row in rows}
-        found = self.tables.get(table, {})
-        for missing in expected.keys() - found.keys():
+        differences = self.tables.get(table, {})
+        for missing in expected.keys() - differences.keys():
             self.faults.append(f"{table} {missing} is in the table and not in the stream")
-        for extra in found.keys() - expected.keys():
+        for extra in differences.keys() - expected.keys():
             self.faults.append(f"{table} {extra} is in the stream and not in the table")
-        for both in expected.keys() & found.keys():
-            if not _agree(expected[both], found[both]):
-                self.faults.append(f"{table} {both}: the table has {expected[both]}, the stream {found[both]}")
+        for both in expected.keys() & differences.keys():
+            if not _agree(expected[both], differences[both]):
+                self.faults.append(f"{table} {both}: the table has {expected[both]}, the stream {differences[both]}")
 
     def verdict(self) -> list[str]:
         twice = [f"{identity} came {count} times" for identity, count in self.ids.items() if count > 1]
         return self.faults + twice
 
 
-def _agree(one: Row, other: Row) -> bool:
+def _agree(left: Row, right: Row) -> bool:
     """In every column of both."""
-    alone = one.keys() ^ other.keys()
-    return alone <= COMES_AND_GOES and all(one[name] == other[name] for name in one.keys() & other.keys())
+    alone = left.keys() ^ right.keys()
+    return alone <= COMES_AND_GOES and all(left[name] == right[name] for name in left.keys() & right.keys())

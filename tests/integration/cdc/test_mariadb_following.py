@@ -1,4 +1,4 @@
-"""What a follower of a real MariaDB does besides: tables that come, quiet logs, lanes, limits, columns left out."""
+"""Following a real MariaDB: new tables, idle logs, partitions, limits, excluded columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def followed(mariadb: MariadbDatabase, tmp_path: Path) -> Iterator[Follower]:
     follower.stop()
 
 
-def test_an_empty_batch_moves_on_when_other_tables_fill_the_log(
+def test_empty_batch_advances_the_position_when_other_tables_fill_the_log(
     followed: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "IDLE_BYTES", 1 << 20)
@@ -42,13 +42,13 @@ def test_an_empty_batch_moves_on_when_other_tables_fill_the_log(
     assert followed.read() == []
     followed.commit()
     assert followed.planned[-1]["position"] >= before + (1 << 20)
-    assert not followed.plan(), "and then it rests"
+    assert not followed.plan(), "and then nothing is planned"
     followed.die()
     followed.database.execute("INSERT INTO orders VALUES (2, 'b')")
     assert [event["op"] for event in followed.drain()] == ["c"], "and it goes on from there"
 
 
-def test_a_table_that_is_added_gets_its_rows_first(followed: Follower) -> None:
+def test_added_table_is_snapshotted_first(followed: Follower) -> None:
     followed.database.execute("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1), (2), (3)")
     followed.options["tables"] = "orders,items"
     followed.die()
@@ -59,7 +59,7 @@ def test_a_table_that_is_added_gets_its_rows_first(followed: Follower) -> None:
     assert [(event["table"], event["op"], event["key"]) for event in followed.drain()] == [("items", "d", '{"id":2}')]
 
 
-def test_a_snapshot_at_every_start_brings_the_rows_again_under_new_ids(followed: Follower) -> None:
+def test_snapshot_at_every_start_sends_rows_again_with_new_ids(followed: Follower) -> None:
     followed.options["snapshot"] = "always"
     followed.die()
     first = followed.drain()
@@ -69,7 +69,7 @@ def test_a_snapshot_at_every_start_brings_the_rows_again_under_new_ids(followed:
     assert first[0]["id"] != second[0]["id"]
 
 
-def test_never_means_changes_alone_and_excluded_columns_are_in_neither(
+def test_snapshot_never_sends_only_changes_and_excluded_columns_are_absent(
     mariadb: MariadbDatabase, tmp_path: Path
 ) -> None:
     mariadb.execute(ORDERS, "INSERT INTO orders VALUES (1, 'secret')")
@@ -80,14 +80,14 @@ def test_never_means_changes_alone_and_excluded_columns_are_in_neither(
     assert [event["after"] for event in initial.drain()] == ['{"id":1}']
     mariadb.execute("INSERT INTO orders VALUES (2, 'secret')", "UPDATE orders SET note = 'other' WHERE id = 2")
     for follower in (never, initial):
-        told = [(event["op"], event["before"], event["after"]) for event in follower.drain()]
-        assert told == [("c", None, '{"id":2}'), ("u", '{"id":2}', '{"id":2}')]
+        events = [(event["op"], event["before"], event["after"]) for event in follower.drain()]
+        assert events == [("c", None, '{"id":2}'), ("u", '{"id":2}', '{"id":2}')]
         follower.stop()
 
 
-def test_lanes_keep_the_order_of_each_key(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+def test_parallel_partitions_keep_the_order_of_each_key(mariadb: MariadbDatabase, tmp_path: Path) -> None:
     mariadb.execute(*MARIADB_TABLES)
-    follower = Follower(mariadb, tmp_path, lanes="3", chunkRows="7")
+    follower = Follower(mariadb, tmp_path, partitions="3", chunkRows="7")
     ledger = StrictLedger()
     follow(follower, MariadbWriters(mariadb, 11, truncate=False, allowed=LEAD), ledger, batches=6)
     ledger.apply(follower.drain())
@@ -102,11 +102,11 @@ def test_lanes_keep_the_order_of_each_key(mariadb: MariadbDatabase, tmp_path: Pa
     assert [fault for fault in ledger.verdict() if "split" not in fault] == []
 
 
-def test_a_transaction_larger_than_everything_is_one_batch_in_several_files(
+def test_huge_transaction_is_one_batch_in_several_files(
     mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SEGMENT_BYTES", 1 << 14)
-    monkeypatch.setattr(session, "HUGE", 1 << 15)
+    monkeypatch.setattr(session, "MAX_PART_BYTES", 1 << 15)
     mariadb.execute(ORDERS)
     follower = Follower(mariadb, tmp_path, maxBytes="20000", maxChangesPerTrigger="10")
     assert follower.drain(10) == []
@@ -116,13 +116,13 @@ def test_a_transaction_larger_than_everything_is_one_batch_in_several_files(
     assert len(list(tmp_path.glob("0*.seg"))) > 2
     rows = follower.read()
     follower.die()
-    assert follower.read() == rows, "and so it is when it is read again"
+    assert follower.read() == rows, "a second read gives the same rows"
     follower.stop()
     assert [json.loads(row["after"])["id"] for row in rows] == list(range(1, 3001))
     assert [row["position"]["order"] for row in rows] == list(range(3000))
 
 
-def test_reading_ahead_stops_at_the_limit_and_goes_on_when_a_batch_is_finished(
+def test_read_ahead_stops_at_the_limit_and_continues_after_a_finished_batch(
     mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SEGMENT_BYTES", 1 << 14)
@@ -133,11 +133,27 @@ def test_reading_ahead_stops_at_the_limit_and_goes_on_when_a_batch_is_finished(
     for first in range(0, 5000, 100):
         mariadb.execute(f"INSERT INTO orders SELECT seq, repeat('x', 80) FROM seq_{first}_to_{first + 99}")
     follower.reader.prepareForTriggerAvailableNow()
-    seen = 0
+    received = 0
     while (rows := follower.batch(500)) is not None:
-        seen += len(rows)
+        received += len(rows)
         held = sum(path.stat().st_size for path in tmp_path.glob("0*.seg"))
-        # What was received at once is spooled to its end.
+        # Events that arrive together are stored together.
         assert held < 100_000 + 4 * (1 << 14) + 40_000, "no more than the limit, a transaction, and what is written"
     follower.stop()
-    assert seen == 5000
+    assert received == 5000
+
+
+def test_large_chunk_is_decoded_in_several_batches(
+    mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.cdc.segments.PART_BYTES", 1000)
+    mariadb.execute(ORDERS, "INSERT INTO orders SELECT seq, repeat('x', seq * 7) FROM seq_1_to_200")
+    follower = Follower(mariadb, tmp_path)
+    assert follower.plan()
+    [part] = follower.reader.partitions(follower.reader.initialOffset(), follower.planned[-1])
+    batches = [batch.to_pylist() for batch in follower.reader.read(part)]
+    follower.stop()
+    assert len(batches) > 100
+    rows = [json.loads(row["after"]) for batch in batches for row in batch]
+    assert rows == [{"id": i, "note": "x" * (i * 7)} for i in range(1, 201)]
+    assert [row["id"] for batch in batches for row in batch] == [f"s:snapshot-1-0:{i}" for i in range(200)]

@@ -85,7 +85,7 @@ def fill(database: MariadbDatabase, first: int) -> None:
             cursor.execute(f"INSERT INTO everything (id, {', '.join(COLUMNS)}) VALUES ({first + row}, {values})")
 
 
-def test_a_snapshot_and_the_log_tell_every_type_alike(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+def test_snapshot_and_log_have_equal_values_for_every_type(mariadb: MariadbDatabase, tmp_path: Path) -> None:
     made = ", ".join(f"{name} {kind}" for name, (kind, _) in COLUMNS.items())
     mariadb.execute(
         f"CREATE TABLE everything (id int PRIMARY KEY, {made}, twice int AS (whole / 2) VIRTUAL, "
@@ -115,7 +115,7 @@ def test_a_snapshot_and_the_log_tell_every_type_alike(mariadb: MariadbDatabase, 
     assert [row(event["before"]) for event in changes[9:12]] == read
     assert changes[12]["before"] == snapshot[0]["after"]
     first, second, third = [json.loads(event["after"]) for event in snapshot]
-    assert set(first) == {"id", *COLUMNS}, "a generated column is in neither"
+    assert set(first) == {"id", *COLUMNS}, "generated columns are in neither"
     assert (first["big_u"], first["bit_all"], first["medium_u"]) == (2**64 - 1, 2**64 - 1, 2**24 - 1)
     assert (first["filled"], first["exact_filled"], second["exact_filled"]) == (42, "1.50", "0.00")
     assert (first["exact"], first["exact_behind"]) == ("-12345678901234567890.0123456789", "-0.00001")
@@ -140,16 +140,16 @@ def test_a_snapshot_and_the_log_tell_every_type_alike(mariadb: MariadbDatabase, 
     assert first["place"] == "0xe6100000" + "0101000000000000000000f83f00000000000000c0"
 
 
-def test_keys_of_many_types_are_cut_into_chunks_and_told_alike(mariadb: MariadbDatabase, tmp_path: Path) -> None:
+def test_keys_of_many_types_can_be_split_into_chunks(mariadb: MariadbDatabase, tmp_path: Path) -> None:
     """An enum sorts by its number and compares by its text; a chunk must not be cut by one and read by the other."""
     mariadb.execute(KEYS)
     moods, days = ("z", "a"), ("2024-01-01 00:00:00.001", "0000-00-00 00:00:00")
     rows = [
-        f"('{mood}', '{many}', b'{one:b}', x'00{one:02x}00', '{'é' * one}', '{day}', 1999, {one}.5, "
-        f"'00000000-0000-0000-0000-00000000000{one}', 0)"
+        f"('{mood}', '{many}', b'{event:b}', x'00{event:02x}00', '{'é' * event}', '{day}', 1999, {event}.5, "
+        f"'00000000-0000-0000-0000-00000000000{event}', 0)"
         for mood in moods
         for many in ("", "x", "x,y")
-        for one in range(3)
+        for event in range(3)
         for day in days
     ]
     mariadb.execute(f"INSERT INTO keyed VALUES {', '.join(rows)}")

@@ -28,7 +28,7 @@ def source(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_the_streams_equal_the_tables_whatever_was_killed(trial: int, tmp_path: Path) -> None:
+def test_streams_equal_tables_after_kills(trial: int, tmp_path: Path) -> None:
     print(f"SEED={SEED}")
     sources = ("postgres", "mariadb") if mariadb_server() is not None else ("postgres",)
     kinds = (*KINDS, *sources)
@@ -41,7 +41,7 @@ def test_the_streams_equal_the_tables_whatever_was_killed(trial: int, tmp_path: 
 
 @pytest.mark.at_length
 @pytest.mark.parametrize("source", ["postgres", "mariadb"], indirect=True)
-def test_with_a_cut_by_the_logs_place_the_ledger_complains(source: str, tmp_path: Path) -> None:
+def test_ledger_detects_chunks_filtered_by_log_position(source: str, tmp_path: Path) -> None:
     run = KilledPipeline([source], tmp_path, "cut", kinds=("pipeline",))
     if source == "postgres":
         run.planted = planted_faults.as_code(planted_faults.cut_by_lsn, str(run.segments(source)))
@@ -52,21 +52,21 @@ def test_with_a_cut_by_the_logs_place_the_ledger_complains(source: str, tmp_path
 
 @pytest.mark.at_length
 @pytest.mark.parametrize("source", ["postgres", "mariadb"], indirect=True)
-def test_with_positions_acknowledged_early_the_ledger_complains(source: str, tmp_path: Path) -> None:
+def test_ledger_detects_positions_acknowledged_early(source: str, tmp_path: Path) -> None:
     """Where the source refused instead (SnapshotLost: a chunk's file is gone), the planted death had done that and not
     the product: to find its moment it asked what a snapshot saw that was still being read, as one is that a truncate
     began again. The planner asks when all chunks are read, and removes them when the answer is written down."""
     run = KilledPipeline([source], tmp_path, "early", kinds=("itself",))
     faults = (
         planted_faults.acknowledged_early,
-        planted_faults.no_look_at_the_gap,
-        planted_faults.dies_when_it_has_planned,
+        planted_faults.gap_not_checked,
+        planted_faults.killed_after_planning,
     )
     run.planted = "".join(map(planted_faults.as_code, faults))
     assert complaints(run)
 
 
 def complaints(run: KilledPipeline) -> list[str]:
-    found = [fault for ledger in run.run().values() for fault in ledger.verdict()]
-    print("first of them:", found[:1])
-    return found
+    faults = [fault for ledger in run.run().values() for fault in ledger.verdict()]
+    print("first of them:", faults[:1])
+    return faults

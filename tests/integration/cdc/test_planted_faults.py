@@ -1,4 +1,4 @@
-"""The ledger sees the faults that this source is built to avoid: they are planted here, and it must complain."""
+"""The strict ledger detects planted faults."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def snapshot_beside_a_slow_commit(server: PostgresProcess, segments: Path) -> St
     slow = SlowCommit(server, THE_THIRD)
     ledger = StrictLedger()
     ledger.apply(follower.batch() or [])
-    assert len(ledger.tables["words"]) == 2, "the chunk does not see the slow commit"
+    assert len(ledger.tables["words"]) == 2, "the slow commit is not visible to the chunk"
     slow.finish()
     return finished(database, follower, ledger)
 
 
-def test_a_chunk_knows_what_it_saw_though_the_log_was_further(tmp_path: Path) -> None:
+def test_chunk_includes_visible_transactions_only(tmp_path: Path) -> None:
     with PostgresProcess() as server:
         assert snapshot_beside_a_slow_commit(server, tmp_path).verdict() == []
 
 
-def test_with_the_cut_by_lsn_the_ledger_complains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_detects_chunks_filtered_by_lsn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted_faults.cut_by_lsn(monkeypatch.setattr, str(tmp_path))
     with PostgresProcess() as server:
         assert snapshot_beside_a_slow_commit(server, tmp_path).verdict() == LOST
@@ -98,28 +98,28 @@ def snapshot_beside_a_commit(
     ledger = StrictLedger()
     ledger.apply(follower.read())
     follower.commit()
-    assert len(ledger.tables["words"]) == 2, "the chunk does not see the commit"
+    assert len(ledger.tables["words"]) == 2, "the commit is not visible to the chunk"
     return finished(database, follower, ledger)
 
 
-def test_a_chunk_of_mariadb_knows_its_own_place_though_the_log_goes_on(
+def test_mariadb_chunk_has_its_exact_log_position(
     mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = mariadb_catalog.ask
+    original = mariadb_catalog.fetch_rows
 
     def between(commit: Callable[[], None]) -> None:
-        def ask(connection: Any, statement: str, *values: Any) -> Any:
-            rows = honest(connection, statement, *values)
+        def fetch_rows(connection: Any, statement: str, *values: Any) -> Any:
+            rows = original(connection, statement, *values)
             if statement.startswith("START TRANSACTION"):
                 commit()
             return rows
 
-        monkeypatch.setattr(mariadb_catalog, "ask", ask)
+        monkeypatch.setattr(mariadb_catalog, "fetch_rows", fetch_rows)
 
     assert snapshot_beside_a_commit(mariadb, tmp_path, between).verdict() == []
 
 
-def test_with_the_cut_by_the_end_of_mariadbs_log_the_ledger_complains(
+def test_ledger_detects_mariadb_chunks_filtered_by_log_end(
     mariadb: MariadbDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def between(commit: Callable[[], None]) -> None:
@@ -153,15 +153,15 @@ def death_of_a_planned_batch(database: Database, segments: Path) -> StrictLedger
 
 @pytest.fixture(params=["postgres", "mariadb"])
 def database(request: pytest.FixtureRequest) -> Database:
-    found: PostgresDatabase | MariadbDatabase = request.getfixturevalue(request.param)
-    return found
+    server: PostgresDatabase | MariadbDatabase = request.getfixturevalue(request.param)
+    return server
 
 
-def test_a_batch_that_was_planned_and_not_read_comes_again(database: Database, tmp_path: Path) -> None:
+def test_planned_but_unread_batch_is_replayed(database: Database, tmp_path: Path) -> None:
     assert death_of_a_planned_batch(database, tmp_path).verdict() == []
 
 
-def test_positions_acknowledged_early_are_noticed_by_the_source_itself(
+def test_positions_acknowledged_early_raise_position_lost(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted_faults.acknowledged_early(monkeypatch.setattr)
@@ -169,20 +169,20 @@ def test_positions_acknowledged_early_are_noticed_by_the_source_itself(
         death_of_a_planned_batch(database, tmp_path)
 
 
-def test_with_positions_acknowledged_early_the_ledger_complains(
+def test_ledger_detects_positions_acknowledged_early(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted_faults.acknowledged_early(monkeypatch.setattr)
-    planted_faults.no_look_at_the_gap(monkeypatch.setattr)
+    planted_faults.gap_not_checked(monkeypatch.setattr)
     assert death_of_a_planned_batch(database, tmp_path).verdict() == LOST
 
 
-def test_a_death_that_is_planted_lets_the_snapshot_be_read_and_comes_behind_it(
+def test_planted_kill_happens_after_the_snapshot(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths: list[int] = []
     monkeypatch.setattr(planted_faults.os, "killpg", lambda group, signal: deaths.append(group))
-    planted_faults.dies_when_it_has_planned(monkeypatch.setattr)
+    planted_faults.killed_after_planning(monkeypatch.setattr)
     database.execute(*WORDS)
     follower = Follower(database, tmp_path, chunkRows="1")
     try:

@@ -1,4 +1,4 @@
-"""The server that tests start: what a kill leaves behind does not keep it from starting again."""
+"""The test server can restart after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from millstream.testing import PostgresProcess, postgres_binaries
 
 
-def test_memory_that_a_child_of_a_killed_server_still_holds_is_waited_for() -> None:
+def test_restart_waits_for_shared_memory_of_a_killed_server() -> None:
     if postgres_binaries() is None:
         pytest.skip("Postgres is not installed: run `make setup`")
     memory = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is made, in words that say what to do. Against a real PostgreSQL."""
+"""Unsupported configurations are refused with advice before anything is created. Against a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def until_free(follower: Follower) -> None:
 
 
 def refused(follower: Follower) -> str:
-    """The refusal's words, and that nothing was made."""
+    """Returns the refusal's message, and checks that nothing was created."""
     before = slots(follower.database), follower.database.execute("SELECT pubname FROM pg_publication")
     with pytest.raises(SourceRefused) as caught:
         follower.plan()
@@ -37,59 +37,61 @@ def refused(follower: Follower) -> str:
     return str(caught.value)
 
 
-def test_a_server_without_logical_log_is_refused_with_the_setting(tmp_path: Path) -> None:
+def test_server_without_logical_wal_is_refused_with_the_setting(tmp_path: Path) -> None:
     with PostgresProcess({"wal_level": "replica"}) as server:
         server.main.execute(ORDERS)
         assert "wal_level = logical" in refused(Follower(server.main, tmp_path))
 
 
-def test_a_user_without_the_right_to_replicate_is_told_the_command(postgres: PostgresDatabase, tmp_path: Path) -> None:
+def test_user_without_replication_attribute_is_refused_with_the_command(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
     role = f"plain_{postgres.name}"
     postgres.execute(ORDERS, f"CREATE ROLE {role} LOGIN", f"GRANT ALL ON SCHEMA public TO {role}")
     follower = Follower(postgres, tmp_path, dsn=postgres.dsn.replace("//postgres@", f"//{role}@"))
     assert f"ALTER ROLE {role} REPLICATION" in refused(follower)
 
 
-def test_a_table_without_a_key_is_refused_before_its_updates_fail(postgres: PostgresDatabase, tmp_path: Path) -> None:
+def test_table_without_a_key_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute("CREATE TABLE log (line text)", "CREATE TABLE none (id int PRIMARY KEY)")
     postgres.execute("ALTER TABLE none REPLICA IDENTITY NOTHING")
-    words = refused(Follower(postgres, tmp_path))
-    assert "public.log: it has no primary key" in words
-    assert "public.none: its replica identity is NOTHING" in words
+    message = refused(Follower(postgres, tmp_path))
+    assert "public.log: it has no primary key" in message
+    assert "public.none: its replica identity is NOTHING" in message
     postgres.execute("INSERT INTO log VALUES ('a')", "UPDATE log SET line = 'b'")
 
 
-def test_no_such_table_publication_or_slot_is_told_with_what_to_run(postgres: PostgresDatabase, tmp_path: Path) -> None:
+def test_missing_table_publication_or_slot_is_reported_with_the_command(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
     assert "no table is called public.*" in refused(Follower(postgres, tmp_path))
     postgres.execute(ORDERS)
-    words = refused(Follower(postgres, tmp_path, create="false"))
-    assert 'CREATE PUBLICATION "pub" FOR TABLE "public"."orders"' in words
-    assert "pg_create_logical_replication_slot" in words
+    message = refused(Follower(postgres, tmp_path, create="false"))
+    assert 'CREATE PUBLICATION "pub" FOR TABLE "public"."orders"' in message
+    assert "pg_create_logical_replication_slot" in message
     postgres.execute('CREATE PUBLICATION "pub"')
     assert 'ALTER PUBLICATION "pub" ADD TABLE "public"."orders"' in refused(
         Follower(postgres, tmp_path, create="false")
     )
 
 
-def test_a_publication_younger_than_the_slot_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+def test_publication_younger_than_the_slot_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     follower = Follower(postgres, tmp_path, create="false")
     postgres.execute(ORDERS, f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'pgoutput')")
     postgres.execute("INSERT INTO orders VALUES (1, 'between')", "CREATE PUBLICATION pub FOR TABLE orders")
     assert "younger than slot" in refused(follower)
 
 
-def test_a_slot_without_its_publication_is_refused_since_one_made_now_would_be_younger(
-    postgres: PostgresDatabase, tmp_path: Path
-) -> None:
+def test_slot_without_its_publication_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     follower = Follower(postgres, tmp_path, create="true")
     postgres.execute(ORDERS, f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'pgoutput')")
     postgres.execute("INSERT INTO orders VALUES (1, 'between')")
-    words = refused(follower)
-    assert "would be younger than slot" in words
-    assert f"pg_drop_replication_slot('{follower.options['slot']}')" in words
+    message = refused(follower)
+    assert "would be younger than slot" in message
+    assert f"pg_drop_replication_slot('{follower.options['slot']}')" in message
 
 
-def test_a_slot_that_another_reader_holds_is_refused_at_the_first_start_before_anything_is_made(
+def test_slot_in_use_is_refused_at_first_start_before_anything_is_created(
     postgres: PostgresDatabase, tmp_path: Path
 ) -> None:
     follower = Follower(postgres, tmp_path / "segments")
@@ -100,46 +102,104 @@ def test_a_slot_that_another_reader_holds_is_refused_at_the_first_start_before_a
     held.start(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names 'pub')")
     postgres.execute(f"ALTER DATABASE {postgres.name} SET wal_sender_timeout = '1s'")
     published = "SELECT count(*) FROM pg_publication_tables WHERE pubname = 'pub'"
-    words = refused(follower)
-    assert "is in use" in words
-    assert "stop the other, or name another slot" in words
-    assert postgres.execute(published) == [(1,)], "the publication is as it was"
+    message = refused(follower)
+    assert "is in use" in message
+    assert "stop the other reader, or name another slot" in message
+    assert postgres.execute(published) == [(1,)], "the publication is unchanged"
     assert not (tmp_path / "segments").exists()
     held.close()
     until_free(follower)
     assert follower.drain() == []
-    assert postgres.execute(published) == [(2,)], "once it is free, all is made"
+    assert postgres.execute(published) == [(2,)], "objects are created once the slot is free"
     follower.stop()
 
 
-def test_a_slot_of_another_plugin_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+def test_publication_that_excludes_changes_is_refused_with_the_command(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    postgres.execute(ORDERS, "CREATE PUBLICATION pub FOR TABLE orders WITH (publish = 'insert, truncate')")
+    follower = Follower(postgres, tmp_path / "segments")
+    message = refused(follower)
+    assert "excludes update, delete" in message
+    postgres.execute(message[message.index("ALTER PUBLICATION") :])
+    follower.drain()
+    follower.stop()
+
+
+def test_publication_of_partitions_is_refused_unchanged_and_then_accepted(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    postgres.execute(ORDERS, "CREATE PUBLICATION pub FOR TABLE orders")
+    postgres.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    follower = Follower(postgres, tmp_path / "segments")
+    message = refused(follower)
+    assert postgres.execute("SELECT count(*) FROM pg_publication_rel") == [(1,)], "the publication is unchanged"
+    postgres.execute(message[message.index("ALTER PUBLICATION") :])
+    follower.drain()
+    assert postgres.execute("SELECT count(*) FROM pg_publication_rel") == [(2,)]
+    follower.stop()
+
+
+def test_excluded_key_column_is_refused_because_every_event_has_the_key(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    postgres.execute("CREATE TABLE people (email text PRIMARY KEY, note text)")
+    message = refused(Follower(postgres, tmp_path, exclude="public.people.email"))
+    assert "public.people: exclude names email" in message
+
+
+def test_generated_column_in_the_key_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    postgres.execute("CREATE TABLE made (id int, twice int GENERATED ALWAYS AS (id * 2) STORED PRIMARY KEY)")
+    assert "public.made: its key has the generated column twice" in refused(Follower(postgres, tmp_path))
+
+
+@pytest.mark.parametrize("change", ["ALTER COLUMN id TYPE uuid USING gen_random_uuid()", "RENAME COLUMN id TO number"])
+def test_key_that_changes_during_a_snapshot_is_an_error_that_is_not_retried(
+    postgres: PostgresDatabase, tmp_path: Path, change: str
+) -> None:
+    postgres.execute(ORDERS, "INSERT INTO orders SELECT i, 'a' FROM generate_series(1, 50) i")
+    follower = Follower(postgres, tmp_path / "segments", chunkRows="10")
+    assert follower.plan(10)
+    postgres.execute(f"ALTER TABLE orders {change}")
+    with pytest.raises(SnapshotLost, match=r"public\.orders"):
+        follower.read()
+    follower.stop()
+
+
+def test_server_without_a_free_slot_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+    with PostgresProcess({"max_replication_slots": "1"}) as server:
+        server.main.execute(ORDERS, "SELECT pg_create_logical_replication_slot('taken', 'pgoutput')")
+        assert "all 1 replication slots of the server are in use" in refused(Follower(server.main, tmp_path))
+
+
+def test_slot_of_another_plugin_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
     follower = Follower(postgres, tmp_path)
     postgres.execute(
         ORDERS, f"SELECT pg_create_logical_replication_slot('{follower.options['slot']}', 'test_decoding')"
     )
-    assert "pgoutput is needed" in refused(follower)
+    assert "pgoutput is required" in refused(follower)
 
 
-def test_a_wrong_password_is_a_refusal_and_shows_no_secret(tmp_path: Path) -> None:
+def test_wrong_password_is_refused_without_showing_it(tmp_path: Path) -> None:
     with PostgresProcess() as server:
         server.main.execute("CREATE ROLE locked LOGIN PASSWORD 'right' REPLICATION")
         access = server.directory / "data" / "pg_hba.conf"
         access.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + access.read_text())
         server.main.execute("SELECT pg_reload_conf()")
         dsn = f"postgresql://locked:hunter2@127.0.0.1:{server.port}/postgres"
-        words = []
+        message = []
 
         def refusal() -> bool:
             with pytest.raises(SourceRefused) as caught:
                 Follower(server.main, tmp_path, dsn=dsn).plan()
-            words.append(str(caught.value))
-            return "refused the login" in words[-1]
+            message.append(str(caught.value))
+            return "refused the login" in message[-1]
 
         wait_until(refusal, what="the new rules of access")
-        assert "hunter2" not in "".join(words)
+        assert "hunter2" not in "".join(message)
 
 
-def test_a_server_that_is_away_is_no_refusal(tmp_path: Path, postgres: PostgresDatabase) -> None:
+def test_unreachable_server_is_not_refused(tmp_path: Path, postgres: PostgresDatabase) -> None:
     follower = Follower(postgres, tmp_path, dsn="postgresql://postgres@127.0.0.1:1/postgres")
     with pytest.raises(SourceUnreachable):
         follower.plan()
@@ -169,13 +229,13 @@ def lost(follower: Follower) -> str:
     return str(caught.value)
 
 
-def test_a_slot_that_is_gone_is_a_loss(begun: Follower) -> None:
+def test_dropped_slot_is_position_lost(begun: Follower) -> None:
     assert drop(begun.reader._database.given.login, begun.options["slot"])
     assert "does not exist any more" in lost(begun)
-    assert slots(begun.database) == [], "it is not quietly made anew, either"
+    assert slots(begun.database) == [], "the slot is not created again"
 
 
-def test_a_slot_made_anew_is_a_loss_and_not_a_gap(begun: Follower) -> None:
+def test_recreated_slot_is_position_lost(begun: Follower) -> None:
     drop(begun.reader._database.given.login, begun.options["slot"])
     begun.database.execute("INSERT INTO orders VALUES (3, 'lost')")
     begun.database.execute(f"SELECT pg_create_logical_replication_slot('{begun.options['slot']}', 'pgoutput')")
@@ -183,13 +243,13 @@ def test_a_slot_made_anew_is_a_loss_and_not_a_gap(begun: Follower) -> None:
     assert "ahead of the checkpoint" in lost(begun)
 
 
-def test_a_slot_that_another_reader_moved_is_a_loss(begun: Follower) -> None:
+def test_slot_advanced_by_another_reader_is_position_lost(begun: Follower) -> None:
     begun.database.execute("INSERT INTO orders VALUES (3, 'taken')")
     begun.database.execute(f"SELECT pg_replication_slot_advance('{begun.options['slot']}', pg_current_wal_lsn())")
     assert "ahead of the checkpoint" in lost(begun)
 
 
-def test_a_slot_that_is_moved_while_the_server_is_away_from_us_is_a_loss(begun: Follower) -> None:
+def test_slot_advanced_during_a_disconnect_is_position_lost(begun: Follower) -> None:
     """The session connects again by itself; then, too, it asks where the slot stands."""
     begun.database.execute("INSERT INTO orders VALUES (3, 'c')")
     assert len(begun.drain()) == 1
@@ -211,17 +271,17 @@ def test_a_slot_that_is_moved_while_the_server_is_away_from_us_is_a_loss(begun: 
         begun.drain()
 
 
-def test_another_server_than_before_is_a_loss(begun: Follower) -> None:
-    with PostgresProcess() as other:
-        other.main.execute(f"CREATE DATABASE {begun.database.name}")
-        there = PostgresDatabase(other, begun.database.name)
-        there.execute(ORDERS)
-        begun.options["dsn"] = there.dsn
+def test_different_postgres_server_is_position_lost(begun: Follower) -> None:
+    with PostgresProcess() as second_server:
+        second_server.main.execute(f"CREATE DATABASE {begun.database.name}")
+        second_database = PostgresDatabase(second_server, begun.database.name)
+        second_database.execute(ORDERS)
+        begun.options["dsn"] = second_database.dsn
         begun.die()
         assert "another server or database" in lost(begun)
 
 
-def test_a_slot_whose_log_the_server_removed_is_a_loss(tmp_path: Path) -> None:
+def test_slot_with_removed_wal_is_position_lost(tmp_path: Path) -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
     with PostgresProcess(settings) as server:
         server.main.execute(ORDERS)
@@ -236,10 +296,10 @@ def test_a_slot_whose_log_the_server_removed_is_a_loss(tmp_path: Path) -> None:
                 "CHECKPOINT",
             )
         assert "is lost" in lost(follower)
-        assert "Drop it, and begin anew" in refused(Follower(server.main, tmp_path / "anew"))
+        assert "pg_drop_replication_slot" in refused(Follower(server.main, tmp_path / "anew"))
 
 
-def test_a_slot_in_use_is_waited_for_and_then_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+def test_slot_in_use_is_refused_after_waiting(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute(ORDERS)
     follower = Follower(postgres, tmp_path)
     follower.drain()
@@ -257,11 +317,11 @@ def test_a_slot_in_use_is_waited_for_and_then_refused(postgres: PostgresDatabase
     follower.die()
     held.close()
     until_free(follower)
-    assert len(follower.drain()) == 1, "once it is free, all is well"
+    assert len(follower.drain()) == 1, "reading works once the slot is free"
     follower.stop()
 
 
-def test_what_a_snapshot_saw_must_not_be_lost(begun: Follower) -> None:
+def test_missing_snapshot_record_is_snapshot_lost(begun: Follower) -> None:
     for path in Path(begun.options["segments"]).glob("*.json"):
         path.unlink()
     with pytest.raises(SnapshotLost, match="pipeline reset"):
@@ -281,8 +341,8 @@ def test_what_a_snapshot_saw_must_not_be_lost(begun: Follower) -> None:
         ("publication", ""),
         ("segments", ""),
         ("snapshot", "sometimes"),
-        ("lanes", "0"),
-        ("lanes", "65"),
+        ("partitions", "0"),
+        ("partitions", "65"),
         ("numeric", "decimal(39)"),
         ("numeric", "float"),
         ("maxBytes", "much"),
@@ -292,8 +352,33 @@ def test_what_a_snapshot_saw_must_not_be_lost(begun: Follower) -> None:
         ("tabels", "orders"),
     ],
 )
-def test_a_wrong_option_is_named_with_what_it_may_be(option: str, value: str) -> None:
+def test_invalid_option_is_refused_with_allowed_values(option: str, value: str) -> None:
     good = {"dsn": "postgresql://h/d", "tables": "t", "slot": "s", "publication": "p", "segments": "/nowhere"}
     change_options(good)
     with pytest.raises(InvalidChangeOption, match=option):
         change_options({**good, option: value})
+
+
+def test_slot_of_another_checkpoint_is_refused(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    """Such as of one pipeline that is started with two checkpoints."""
+    postgres.execute(ORDERS, "INSERT INTO orders VALUES (1, 'a')")
+    first = Follower(postgres, tmp_path / "first")
+    first.plan()
+    first.die()
+    until_free(first)
+    with pytest.raises(SourceRefused, match="belongs to another checkpoint") as caught:
+        Follower(postgres, tmp_path / "second").plan()
+    assert f"pg_drop_replication_slot('{first.options['slot']}')" in str(caught.value)
+    first.plan()
+
+
+def test_new_checkpoint_can_use_the_slot_after_a_drop(postgres: PostgresDatabase, tmp_path: Path) -> None:
+    postgres.execute(ORDERS, "INSERT INTO orders VALUES (1, 'a')")
+    first = Follower(postgres, tmp_path / "first")
+    first.plan()
+    first.die()
+    until_free(first)
+    drop(first.reader._database.given.login, first.options["slot"])
+    second = Follower(postgres, tmp_path / "second")
+    assert second.plan()
+    second.stop()

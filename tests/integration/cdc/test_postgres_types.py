@@ -73,7 +73,7 @@ def fill(database: PostgresDatabase, first: int) -> None:
             connection.execute(f"INSERT INTO everything (id, {names}) VALUES ({first + row}, {marks})", values)
 
 
-def test_a_snapshot_and_the_log_tell_every_type_alike(postgres: PostgresDatabase, tmp_path: Path) -> None:
+def test_snapshot_and_log_have_equal_values_for_every_type(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute(*MAKE)
     # A session's own settings must not matter, whoever sets them.
     for setting in ("DateStyle = 'German'", "TimeZone = 'Asia/Tokyo'", "IntervalStyle = 'sql_standard'"):
@@ -101,7 +101,7 @@ def test_a_snapshot_and_the_log_tell_every_type_alike(postgres: PostgresDatabase
     assert rows(changes[3:6], "after") == read
     assert rows(changes[6:], "before") == read
     parsed = [json.loads(row) for row in read]
-    assert all(set(row) == {"id", *COLUMNS} for row in parsed), "a generated column is in neither"
+    assert all(set(row) == {"id", *COLUMNS} for row in parsed), "generated columns are in neither"
     first, second, third = parsed
     assert (first["truth"], second["flag"], first["big"]) == (True, False, -9223372036854775808)
     assert (first["day"], second["day"], third["day"]) == ("2024-02-29", "0044-03-15 BC", "infinity")
@@ -114,9 +114,7 @@ def test_a_snapshot_and_the_log_tell_every_type_alike(postgres: PostgresDatabase
     assert first["padded"] == "ab   "
 
 
-def test_a_large_value_that_did_not_change_is_found_in_the_old_row_or_left_out(
-    postgres: PostgresDatabase, tmp_path: Path
-) -> None:
+def test_unchanged_large_value_is_taken_from_the_old_row_or_omitted(postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute(
         "CREATE TABLE docs (id int PRIMARY KEY, n int, body text)",
         "ALTER TABLE docs ALTER body SET STORAGE EXTERNAL",

@@ -1,4 +1,4 @@
-"""One session holds the slot over all batches: it answers the server while Spark works, and tasks never open it."""
+"""One session keeps the slot open across batches and answers the server; tasks never open the slot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def long_since(follower: Follower, pid: int | None) -> bool:
     return follower.database.execute(age) in ([(True,)], [])
 
 
-def test_the_server_is_answered_while_a_batch_takes_long(
+def test_session_answers_the_server_during_a_long_batch(
     postgres: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the session waits for the log, or for room to read on."""
@@ -51,18 +51,18 @@ def test_the_server_is_answered_while_a_batch_takes_long(
         assert follower.plan(500)
         held.append((follower, holder(follower), follower.read()))
     assert full.reader._planner is not None
-    assert full.reader._planner._spool is not None
-    wait_until(full.reader._planner._spool.full, what="a full spool", timeout_s=60)
+    assert full.reader._planner._read_ahead is not None
+    wait_until(full.reader._planner._read_ahead.full, what="a full read-ahead log", timeout_s=60)
     for follower, pid, rows in held:
         wait_until(lambda f=follower, p=pid: long_since(f, p), what="a long batch", timeout_s=120)
         assert pid is not None
-        assert holder(follower) == pid, "the server has closed the session, or it was opened again"
+        assert holder(follower) == pid, "the session was not reopened"
         follower.commit()
-        seen = len(rows)
+        statuses = len(rows)
         while (more := follower.batch(500)) is not None:
-            seen += len(more)
-        assert seen == 5000
-        assert holder(follower) == pid, "ten batches, and the slot was opened once"
+            statuses += len(more)
+        assert statuses == 5000
+        assert holder(follower) == pid, "the slot was opened once for ten batches"
         follower.stop()
 
 
@@ -83,10 +83,10 @@ def test_tasks_never_open_the_slot(postgres: PostgresDatabase, tmp_path: Path, m
 
     monkeypatch.setattr(session, "ReplicationConnection", opened)
     reader, partition = pickle.loads(task)
-    told = [(row["op"], row["key"]) for batch in reader.read(partition) for row in batch.to_pylist()]
-    assert told == [("c", '{"id":2}'), ("d", '{"id":1}')]
+    events = [(row["op"], row["key"]) for batch in reader.read(partition) for row in batch.to_pylist()]
+    assert events == [("c", '{"id":2}'), ("d", '{"id":1}')]
     for path in tmp_path.glob("0*.seg"):
         path.unlink()
-    with pytest.raises(SegmentDamaged, match="share"):
+    with pytest.raises(SegmentDamaged, match="segmentsShared"):
         list(reader.read(partition))
     assert holder(follower) is None

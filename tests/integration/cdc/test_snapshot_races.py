@@ -1,7 +1,8 @@
-"""What may happen while a snapshot is read: two attempts at one chunk, and a truncate between two chunks."""
+"""Races during a snapshot: two attempts at one chunk, and a truncate between two chunks."""
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import threading
@@ -17,14 +18,15 @@ from millstream.cdc.errors import SnapshotLost
 from millstream.cdc.mariadb import snapshot as mariadb_snapshot
 from millstream.cdc.planner import Planner
 from millstream.cdc.postgres import snapshot as postgres_snapshot
+from millstream.testing import PostgresDatabase
 
 WORDS = "CREATE TABLE words (word varchar(9) PRIMARY KEY, n int)"
 
 
 @pytest.fixture(params=["postgres", "mariadb"])
 def database(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
+    server: Database = request.getfixturevalue(request.param)
+    return server
 
 
 class HeldAttempt:
@@ -53,7 +55,7 @@ def attempt(task: bytes) -> list[Event]:
     return [row for batch in reader.read(partition) for row in batch.to_pylist()]
 
 
-def test_of_two_attempts_at_a_chunk_the_first_to_finish_wins(
+def test_first_of_two_attempts_at_a_chunk_wins(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have read the chunk, and a commit came between: the second to finish tells the rows of the first."""
@@ -111,21 +113,58 @@ def _emptied_meanwhile(database: Database, follower: Follower) -> tuple[list[Eve
     return events, ledger
 
 
-def test_a_truncate_between_two_chunks_begins_the_tables_snapshot_again(
+def test_truncate_between_two_chunks_restarts_the_snapshot(
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         events, ledger = truncated_between_chunks(database, tmp_path)
-    assert "words was emptied during its snapshot, which begins again" in caplog.text
+    assert "words was truncated during its snapshot" in caplog.text
     assert ledger.verdict() == []
     assert [event["op"] for event in events].count("t") == 1
     behind = events[[event["op"] for event in events].index("t") + 1 :]
     assert [(event["op"], event["key"]) for event in behind] == [("r", '{"word":"a"}'), ("r", '{"word":"z"}')]
 
 
-def test_a_snapshot_that_was_not_begun_again_is_noticed_by_the_source_itself(
+def test_snapshot_that_was_not_restarted_is_snapshot_lost(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Planner, "_disputed_turn", lambda *_: None)
+    monkeypatch.setattr(Planner, "_disputed_truncation", lambda *_: None)
     with pytest.raises(SnapshotLost, match="was emptied in the middle of its snapshot"):
         truncated_between_chunks(database, tmp_path)
+
+
+def test_column_that_is_renamed_or_added_after_the_plan_of_a_snapshot_is_in_its_rows(
+    database: Database, tmp_path: Path
+) -> None:
+    """The log does not contain these values: neither statement logs a change of a row."""
+    database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, note text)",
+        "INSERT INTO people VALUES (1, 'n')",
+    )
+    follower = Follower(database, tmp_path, tables="people")
+    assert follower.plan()
+    database.execute(
+        "ALTER TABLE people RENAME COLUMN note TO remark",
+        "ALTER TABLE people ADD COLUMN status varchar(9) DEFAULT 'new'",
+    )
+    [event] = follower.read()
+    follower.stop()
+    assert json.loads(event["after"]) == {"id": 1, "remark": "n", "status": "new"}
+
+
+def test_column_that_the_publication_omits_is_not_in_the_rows_of_a_snapshot(
+    postgres: PostgresDatabase, tmp_path: Path
+) -> None:
+    if int(postgres.execute("SHOW server_version_num")[0][0]) < 150_000:
+        pytest.skip("column lists need PostgreSQL 15")
+    postgres.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, note text, email text)",
+        "INSERT INTO people VALUES (1, 'n', 'a@x')",
+        "CREATE PUBLICATION pub FOR TABLE people (id, note) WITH (publish_via_partition_root = true)",
+    )
+    follower = Follower(postgres, tmp_path, tables="people")
+    assert follower.plan()
+    postgres.execute("ALTER TABLE people RENAME COLUMN note TO remark", "ALTER TABLE people ADD COLUMN phone text")
+    [event] = follower.read()
+    follower.stop()
+    assert json.loads(event["after"]) == {"id": 1, "remark": "n"}

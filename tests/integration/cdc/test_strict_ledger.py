@@ -1,4 +1,4 @@
-"""The ledger is strict about columns, too: one that is never sent, or is on one side alone, is a fault."""
+"""The strict ledger reports columns that are missing on one side."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ ROW = {"word": "a", "n": 1}
 def event(op: str, before: Any = None, after: Any = None) -> dict[str, Any]:
     """A change of the row ``a``, in a transaction of its own."""
     texts = {"before": before and json.dumps(before), "after": after and json.dumps(after)}
-    place = {"lsn": hash((op, str(after))), "transaction": op}
-    return {"id": f"s:{place}", "op": op, "table": "words", "key": '{"word":"a"}', "position": place, **texts}
+    position = {"lsn": hash((op, str(after))), "transaction": op}
+    return {"id": f"s:{position}", "op": op, "table": "words", "key": '{"word":"a"}', "position": position, **texts}
 
 
 @pytest.mark.parametrize(
-    ("told", "table"),
+    ("row", "table"),
     [
         ({"word": "a"}, ROW),
         ({**ROW, "note": None}, ROW),
         ({"word": "a", "n": 2}, ROW),
     ],
 )
-def test_a_column_on_one_side_alone_is_a_fault(told: dict[str, Any], table: dict[str, Any]) -> None:
+def test_column_on_one_side_only_is_a_fault(row: dict[str, Any], table: dict[str, Any]) -> None:
     ledger = StrictLedger()
-    ledger.apply([event("c", after=told)])
+    ledger.apply([event("c", after=row)])
     ledger.compare("words", [table], ("word",))
     [fault] = ledger.verdict()
     assert "the table has" in fault
 
 
 @pytest.mark.parametrize("more", [{}, {"extra": "x"}])
-def test_what_writers_add_and_drop_may_be_missing(more: dict[str, Any]) -> None:
+def test_columns_that_writers_add_and_drop_may_be_missing(more: dict[str, Any]) -> None:
     ledger = StrictLedger()
     ledger.apply([event("c", after={**ROW, **more})])
     ledger.compare("words", [ROW], ("word",))
@@ -47,7 +47,7 @@ def test_what_writers_add_and_drop_may_be_missing(more: dict[str, Any]) -> None:
     ("before", "faults"),
     [(ROW, 0), ({"word": "a"}, 0), ({"word": "a", "n": 2}, 1), ({"n": 1}, 1), ({**ROW, "m": 1}, 1)],
 )
-def test_an_old_row_is_the_whole_row_or_its_key(before: dict[str, Any], faults: int) -> None:
+def test_old_row_is_the_whole_row_or_its_key(before: dict[str, Any], faults: int) -> None:
     ledger = StrictLedger()
     ledger.apply([event("c", after=ROW), event("d", before=before)])
     assert len(ledger.verdict()) == faults

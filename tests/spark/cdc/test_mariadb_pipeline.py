@@ -1,4 +1,4 @@
-"""MariaDB to Redis through a whole pipeline: rows, then changes, exactly once, in the order of commits."""
+"""MariaDB to Redis through a pipeline: rows, then changes, exactly once, in commit order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ spec:
 """
 
 
-def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
+def test_rows_and_changes_reach_redis_once_in_commit_order(
     spark: SparkSession, mariadb: MariadbDatabase, redis_url: str, redis_server: RedisProcess, tmp_path: Path
 ) -> None:
     mariadb.execute(
@@ -78,7 +78,7 @@ def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
     spec.write_text(text)
     looked = CliRunner().invoke(build(["doctor"]), ["doctor", str(spec)])
     assert looked.exit_code == 0, looked.output
-    assert "0 bytes lie behind the checkpoint" in " ".join(looked.output.split())
+    assert "0 bytes after the checkpoint" in " ".join(looked.output.split())
     mariadb.execute("INSERT INTO orders VALUES (9, 'x', 1)", "FLUSH BINARY LOGS")
     mariadb.purge_logs()
     looked = CliRunner().invoke(build(["doctor"]), ["doctor", str(spec)])
@@ -86,7 +86,7 @@ def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
     assert "it was purged" in " ".join(looked.output.split())
 
 
-def test_the_format_works_by_itself_from_pyspark(spark: SparkSession, mariadb: MariadbDatabase, tmp_path: Path) -> None:
+def test_format_works_from_plain_pyspark(spark: SparkSession, mariadb: MariadbDatabase, tmp_path: Path) -> None:
     mariadb.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
     changes = (
         spark.readStream.format("mariadb_changes")
@@ -95,15 +95,15 @@ def test_the_format_works_by_itself_from_pyspark(spark: SparkSession, mariadb: M
         .option("segments", str(tmp_path / "segments"))
         .load()
     )
-    seen: list[Any] = []
+    rows: list[Any] = []
     query = (
         changes.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+        .foreachBatch(lambda frame, _: rows.extend(frame.collect()))
         .start()
     )
     query.awaitTermination()
-    assert [(row["op"], row["key"], row["table"]) for row in seen] == [
+    assert [(row["op"], row["key"], row["table"]) for row in rows] == [
         ("r", '{"id":1}', "orders"),
         ("r", '{"id":2}', "orders"),
     ]

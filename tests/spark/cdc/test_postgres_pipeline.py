@@ -1,4 +1,4 @@
-"""Postgres to Redis through a whole pipeline: rows, then changes, exactly once, in the order of commits."""
+"""PostgreSQL to Redis through a pipeline: rows, then changes, exactly once, in commit order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(redis_server: RedisProcess) -> redis.Redis:
     return redis.Redis(port=redis_server.port)
 
 
-def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
+def test_rows_and_changes_reach_redis_once_in_commit_order(
     spark: SparkSession, postgres: PostgresDatabase, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     postgres.execute(
@@ -87,7 +87,7 @@ def test_rows_and_then_changes_reach_redis_once_and_in_the_order_of_commits(
     assert keys == [b'{"id":1}', b'{"id":2}', b'{"id":1}', b'{"id":2}', b'{"id":3}', b'{"id":1}', None]
 
 
-def test_debeziums_consumers_find_their_fields_and_the_slot_hears_of_the_end(
+def test_debezium_envelope_has_its_fields_and_the_end_is_acknowledged(
     spark: SparkSession, postgres: PostgresDatabase, redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
     postgres.execute(
@@ -115,12 +115,10 @@ def test_debeziums_consumers_find_their_fields_and_the_slot_hears_of_the_end(
     end = json.loads(
         (offsets / str(max(int(p.name) for p in offsets.iterdir() if p.name.isdigit()))).read_text().splitlines()[2]
     )
-    assert confirmed == end["position"], "a run that has ended has told the slot so"
+    assert confirmed == end["position"], "the end of the run is acknowledged"
 
 
-def test_the_format_works_by_itself_from_pyspark(
-    spark: SparkSession, postgres: PostgresDatabase, tmp_path: Path
-) -> None:
+def test_format_works_from_plain_pyspark(spark: SparkSession, postgres: PostgresDatabase, tmp_path: Path) -> None:
     postgres.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
     changes = (
         spark.readStream.format("postgres_changes")
@@ -132,15 +130,15 @@ def test_the_format_works_by_itself_from_pyspark(
         .option("segments", str(tmp_path / "segments"))
         .load()
     )
-    seen: list[Any] = []
+    rows: list[Any] = []
     query = (
         changes.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+        .foreachBatch(lambda frame, _: rows.extend(frame.collect()))
         .start()
     )
     query.awaitTermination()
-    assert [(row["op"], row["key"], row["table"]) for row in seen] == [
+    assert [(row["op"], row["key"], row["table"]) for row in rows] == [
         ("r", '{"id":1}', "orders"),
         ("r", '{"id":2}', "orders"),
     ]

@@ -1,4 +1,4 @@
-"""Events of a MariaDB 10.11's binary log, as it wrote them: what they say, and what statements in it mean."""
+"""Parsing and decoding of literal binlog events, as MariaDB 10.11 wrote them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from millstream.cdc.errors import UnreadableMessage
 from millstream.cdc.mariadb import decode
 from millstream.cdc.mariadb.binlog import (
     BEGIN_FORM,
-    Meaning,
+    Query,
     file_at,
-    meaning,
     parse_gtid,
     parse_query,
     parse_rotate,
     parse_table_map,
     position_of,
 )
-from millstream.cdc.mariadb.decode import count_changes, decode_changes, mark_of
-from millstream.cdc.mariadb.rows import Walked
+from millstream.cdc.mariadb.decode import count_changes, decode_changes, gtid_before
+from millstream.cdc.mariadb.rows import RowSlices
+from millstream.cdc.read_ahead import ReadAheadLog
 from millstream.cdc.segments import Bytes, Numbers, read_segment, write_segment
-from millstream.cdc.spool import LogSpool
 
 CHARSETS = {63: "binary", 45: "utf8mb4", 46: "utf8mb4", 8: "latin1"}
 # CREATE TABLE t (id int unsigned primary key, g int as (id*2) virtual, gs int as (id*3) stored, u uuid, i4 inet4,
@@ -55,18 +54,18 @@ UPDATE = b"\x18" + HEAD + b"\xff\xff\x7f" + ROW + ROW.replace(b"\x00\x00\x80\x01
 
 
 def table() -> dict:
-    known = {"u": "uuid", "i4": "inet4", "i6": "inet6", "g": "generated", "gs": "generated"}
-    return parse_table_map(memoryview(TABLE), CHARSETS).known(known).to_json()
+    columns = {"u": "uuid", "i4": "inet4", "i6": "inet6", "g": "generated", "gs": "generated"}
+    return parse_table_map(memoryview(TABLE), CHARSETS).with_catalog(columns).to_json()
 
 
 def begin(lsn: int, sequence: int) -> bytes:
     return BEGIN_FORM.pack(b"B", lsn, 1_700_000_000_000, 0, 1, sequence)
 
 
-def test_a_table_map_tells_names_signs_character_sets_labels_and_the_key() -> None:
-    found = parse_table_map(memoryview(TABLE), CHARSETS)
-    assert (found.id, found.full_name, found.key) == (18, "db_144019a7.t", (0,))
-    columns = {column.name: column for column in found.columns}
+def test_table_map_has_names_signedness_charsets_labels_and_key() -> None:
+    parsed = parse_table_map(memoryview(TABLE), CHARSETS)
+    assert (parsed.id, parsed.full_name, parsed.key) == (18, "db_144019a7.t", (0,))
+    columns = {column.name: column for column in parsed.columns}
     assert [name for name, column in columns.items() if column.unsigned] == ["id", "y"]
     assert {name: column.charset for name, column in columns.items() if column.charset not in (None, "binary")} == {
         "c": "utf8mb4",
@@ -79,7 +78,7 @@ def test_a_table_map_tells_names_signs_character_sets_labels_and_the_key() -> No
     assert (columns["e"].labels, columns["st"].labels) == (("a", "ü"), ("x", "y", "z"))
 
 
-def test_a_table_map_without_names_and_a_type_that_is_not_known_are_refused_by_name() -> None:
+def test_table_map_without_names_or_with_unknown_type_is_refused() -> None:
     bare = TABLE[: TABLE.index(b"\x01\x01\x88")]
     with pytest.raises(UnreadableMessage, match=r"db_144019a7\.t was written without its columns' names"):
         parse_table_map(memoryview(bare), CHARSETS)
@@ -90,14 +89,14 @@ def test_a_table_map_without_names_and_a_type_that_is_not_known_are_refused_by_n
         parse_table_map(memoryview(TABLE[:-20]), CHARSETS)
 
 
-def decoded(path: Path, messages: list[bytes], **how: object) -> list[dict]:
+def decoded(path: Path, messages: list[bytes], **decoding: object) -> list[dict]:
     file = path / f"{len(list(path.iterdir()))}.seg"
     lengths = array("I", [len(message) for message in messages])
     write_segment(file, b"".join(messages), lengths, {"relations": {"18": table()}, "open": None})
-    return decode_changes(read_segment(file), Decoding("s", **how)).to_pylist()
+    return decode_changes(read_segment(file), Decoding("s", **decoding)).to_pylist()
 
 
-def test_a_row_as_the_server_wrote_it_is_told_exactly(tmp_path: Path) -> None:
+def test_row_event_is_decoded_exactly(tmp_path: Path) -> None:
     [event] = decoded(tmp_path, [begin(4_294_967_300, 7), INSERT])
     assert (event["id"], event["op"], event["key"]) == ("s:4294967300:0", "c", '{"id":1}')
     assert (event["db"], event["schema"], event["table"]) == ("db_144019a7", None, "t")
@@ -127,7 +126,7 @@ def test_a_row_as_the_server_wrote_it_is_told_exactly(tmp_path: Path) -> None:
     }
 
 
-def test_events_of_many_rows_keep_their_order_and_a_changed_key_is_two_events(tmp_path: Path) -> None:
+def test_events_of_many_rows_keep_their_order_and_key_update_is_delete_and_create(tmp_path: Path) -> None:
     many = INSERT + ROW.replace(b"\x00\x00\x80\x01", b"\x00\x00\x80\x03", 1)
     messages = [begin(100, 1), many, begin(200, 2), UPDATE, many]
     events = decoded(tmp_path, messages)
@@ -142,51 +141,53 @@ def test_events_of_many_rows_keep_their_order_and_a_changed_key_is_two_events(tm
     lengths = [len(message) for message in messages]
     assert count_changes(b"".join(messages), lengths, {"18": table()}).tolist() == [0, 2, 0, 1, 2]
     assert [event["id"] for event in decoded(tmp_path, messages, after=200)] == [event["id"] for event in events[2:]]
-    lanes = [decoded(tmp_path, messages, lane=lane, lanes=3) for lane in range(3)]
-    assert sorted(event["id"] for lane in lanes for event in lane) == sorted(event["id"] for event in events)
+    partitions = [decoded(tmp_path, messages, partition=partition, partitions=3) for partition in range(3)]
+    assert sorted(event["id"] for partition in partitions for event in partition) == sorted(
+        event["id"] for event in events
+    )
     [path] = [path for path in tmp_path.iterdir() if path.name == "0.seg"]
-    assert (mark_of(read_segment(path), 150), mark_of(read_segment(path), 300)) == ("0-1-1", "0-1-2")
-    assert mark_of(read_segment(path), 50) is None
+    assert (gtid_before(read_segment(path), 150), gtid_before(read_segment(path), 300)) == ("0-1-1", "0-1-2")
+    assert gtid_before(read_segment(path), 50) is None
 
 
-def test_a_transaction_over_several_files_is_numbered_through_and_one_that_was_cut_off_leaves_nothing(
+def test_transaction_in_several_files_is_numbered_consecutively_and_rollback_removes_its_files(
     tmp_path: Path,
 ) -> None:
-    spool = LogSpool(tmp_path, 0, 1 << 30, count_changes)
+    read_ahead = ReadAheadLog(tmp_path, 0, 1 << 30, count_changes)
     opened = {"lsn": 100, "ts_ms": 5, "gtid": [0, 1, 1], "number": 0}
-    spool.describe(18, table(), None)
+    read_ahead.describe(18, table(), None)
     for message in (begin(100, 1), INSERT):
-        spool.add(message, change=message is INSERT)
-    spool.part(opened)
-    spool.add(UPDATE, change=True)
-    spool.commit(150, "0-1-1")
-    spool.add(begin(200, 2), change=False)
-    spool.add(INSERT, change=True)
-    spool.abandon()
-    spool.add(begin(300, 3), change=False)
-    spool.add(INSERT, change=True)
-    spool.commit(350, "0-1-3")
-    spool.seal()
-    files = [file for each in spool.stretches(0, 350) for file in each.files]
+        read_ahead.add(message, change=message is INSERT)
+    read_ahead.part(opened)
+    read_ahead.add(UPDATE, change=True)
+    read_ahead.commit(150, "0-1-1")
+    read_ahead.add(begin(200, 2), change=False)
+    read_ahead.add(INSERT, change=True)
+    read_ahead.abandon()
+    read_ahead.add(begin(300, 3), change=False)
+    read_ahead.add(INSERT, change=True)
+    read_ahead.commit(350, "0-1-3")
+    read_ahead.seal()
+    files = [file for each in read_ahead.ranges(0, 350) for file in each.files]
     events = [row for file in files for row in decode_changes(read_segment(file), Decoding("s")).to_pylist()]
     assert [event["id"] for event in events] == ["s:100:0", "s:100:1", "s:100:1.1", "s:300:0"]
-    assert (spool.changes(0, 350), spool.changes(0, 150), spool.mark) == (3, 2, "0-1-3")
-    spool.add(begin(400, 4), change=False)
-    spool.add(INSERT, change=True)
-    spool.part({**opened, "lsn": 400})
-    spool.abandon()
-    assert sorted(tmp_path.glob("*open.seg")) == files[:1], "a part of what never happened is gone"
+    assert (read_ahead.changes(0, 350), read_ahead.changes(0, 150), read_ahead.gtids) == (3, 2, "0-1-3")
+    read_ahead.add(begin(400, 4), change=False)
+    read_ahead.add(INSERT, change=True)
+    read_ahead.part({**opened, "lsn": 400})
+    read_ahead.abandon()
+    assert sorted(tmp_path.glob("*open.seg")) == files[:1], "the file of a rolled-back transaction is removed"
 
 
-def test_a_small_batch_of_a_large_file_walks_over_its_own_transactions_alone(
+def test_small_batch_decodes_only_its_own_transactions_of_a_large_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each batch of a backlog costs as much as the file, which holds thousands of them."""
+    """Otherwise each batch of a backlog would cost as much as decoding the whole file."""
     walk, walked = decode.walk_rows, []
 
-    def counted(body: Bytes, starts: Numbers, *rest: Any) -> Walked:
+    def counted(body: Bytes, starts: Numbers, *arguments: Any) -> RowSlices:
         walked.extend(starts.tolist())
-        return walk(body, starts, *rest)
+        return walk(body, starts, *arguments)
 
     monkeypatch.setattr(decode, "walk_rows", counted)
     messages = [part for lsn in range(100, 1100, 100) for part in (begin(lsn, lsn), INSERT, UPDATE)]
@@ -198,64 +199,27 @@ def test_a_small_batch_of_a_large_file_walks_over_its_own_transactions_alone(
     assert len(walked) == len(set(walked)) == 20
 
 
-def test_places_of_the_log_are_numbers_that_grow() -> None:
-    assert position_of("binlog.000002", 4) > position_of("binlog.000001", 0xFFFFFFFF)
+def test_log_positions_are_increasing_integers() -> None:
+    assert position_of("binlog.000002", 4) > position_of("binlog.000001", 0xFFFF0000)
     assert file_at(position_of("a.b.1234567", 99), "a.b") == ("a.b.1234567", 99)
     with pytest.raises(UnreadableMessage):
         position_of("nothing", 4)
 
 
-def test_events_that_steer_are_parsed_as_they_were_written() -> None:
+def test_control_events_are_parsed() -> None:
     gtid = parse_gtid(memoryview(b"\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0c\x00\x00\x00\x00\x00\x00"), 1)
     assert (str(gtid), gtid.flags) == ("0-1-3", 12)
     query = (
         b"\x05\x00\x00\x00\x00\x00\x00\x00\x0b\x00\x00\x1a\x00\x00\x00\x00\x00\x01\x01\x00\x00 T\x00\x00\x00\x00\x06"
         b"\x03std\x04-\x00-\x00-\x00db_144019a7\x00CREATE DATABASE db_144019a7"
     )
-    assert parse_query(memoryview(query)) == ("db_144019a7", "CREATE DATABASE db_144019a7")
+    assert parse_query(memoryview(query)) == Query("db_144019a7", "CREATE DATABASE db_144019a7")
+    quotes = parse_query(memoryview(query.replace(b"\x01\x00\x00 T", b"\x01\x04\x00\x30T")))
+    assert (quotes.ansi_quotes, quotes.backslash_escapes) == (True, False)
     rotate = struct.pack("<Q", 4) + b"binlog.000002"
     assert parse_rotate(memoryview(rotate)) == ("binlog.000002", 4)
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        ("TRUNCATE t", [("db", "t")]),
-        ("/* why */ truncate table `o``dd`.`t` NOWAIT;", [("o`dd", "t")]),
-        ("TRUNCATE t -- all of it\n", [("db", "t")]),
-        ("DROP TABLE IF EXISTS `t`,`shop`.`u` /* generated by server */", [("db", "t"), ("shop", "u")]),
-        ("CREATE OR REPLACE TABLE shop.t (id int)", [("shop", "t")]),
-        ("DROP DATABASE shop", [("shop", "orders")]),
-        ("DROP TEMPORARY TABLE t", []),
-        ("ALTER TABLE t ADD COLUMN dropped_partition int", []),
-        ("CREATE TABLE t (id int)", []),
-        ("SAVEPOINT here", []),
-    ],
-)
-def test_statements_that_empty_tables_are_known(statement: str, expected: list) -> None:
-    found = meaning(statement, "db", lambda schema, table: True, {"shop.orders", "other.x"})
-    assert found == (Meaning("emptied", tuple(expected)) if expected else Meaning("nothing"))
-
-
-@pytest.mark.parametrize(
-    ("statement", "kind"),
-    [
-        ("COMMIT", "commit"),
-        ("rollback", "rollback"),
-        ("ROLLBACK TO `here`", "rollback to"),
-        ("INSERT INTO t VALUES ('hush')", "refused"),
-        ("/*!50000 UPDATE t SET a = 1 */", "refused"),
-        ("ALTER TABLE `db`.t TRUNCATE PARTITION p0", "refused"),
-        ("alter table t\n drop partition p0", "refused"),
-        ("TRUNCATE t WITH SOMETHING NEW", "refused"),
-    ],
-)
-def test_statements_that_end_a_transaction_or_cannot_be_followed_are_known(statement: str, kind: str) -> None:
-    found = meaning(statement, "db", lambda schema, table: True, set())
-    assert found.kind == kind
-    assert "hush" not in found.refused
-
-
-def test_the_pure_walk_needs_no_bytes_behind_the_last_event() -> None:
+def test_counting_rows_reads_nothing_past_the_last_event() -> None:
     assert count_changes(b"", [], {}).tolist() == []
     assert np.array_equal(count_changes(INSERT, [len(INSERT)], {"18": table()}), [1])

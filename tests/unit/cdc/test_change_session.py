@@ -1,4 +1,4 @@
-"""A session that hangs in a call to its database when it is told to end."""
+"""A session that hangs in a call to its database when it is stopped."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import pytest
 
 from millstream.cdc import database
 from millstream.cdc.database import ChangeSession
-from millstream.cdc.spool import LogSpool
+from millstream.cdc.read_ahead import ReadAheadLog
 
 
 class HangingSession(ChangeSession):
-    """Has spooled half a transaction; then its connection is lost, and connecting again hangs until it is let go."""
+    """Reads half of a transaction, loses its connection, and hangs in the next connect until it is released."""
 
-    def __init__(self, spool: LogSpool) -> None:
-        super().__init__(spool, "db.example:5432/shop")
+    def __init__(self, read_ahead: ReadAheadLog) -> None:
+        super().__init__(read_ahead, "db.example:5432/shop")
         self.hangs, self.goes_on = threading.Event(), threading.Event()
 
     def acknowledge(self, position: int) -> None:
         raise NotImplementedError
 
     def _stream(self) -> None:
-        self._spool.add(b"half", change=True)
-        self._spool.part({"lsn": 1})
+        self._read_ahead.add(b"half", change=True)
+        self._read_ahead.part({"lsn": 1})
         self.hangs.set()
         assert self.goes_on.wait(60)
-        self._spool.restart()
+        self._read_ahead.restart()
 
 
-def test_one_that_does_not_end_is_told_and_touches_no_file_any_more(
+def test_session_that_does_not_stop_is_logged_and_changes_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(database, "STOP_S", 0.01)
-    session = HangingSession(LogSpool(tmp_path, 0, 1 << 20))
+    session = HangingSession(ReadAheadLog(tmp_path, 0, 1 << 20))
     session.start()
     try:
         assert session.hangs.wait(60)
@@ -51,8 +51,8 @@ def test_one_that_does_not_end_is_told_and_touches_no_file_any_more(
     assert successors.exists()
 
 
-def test_one_that_ends_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    session = HangingSession(LogSpool(tmp_path, 0, 1 << 20))
+def test_session_that_stops_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = HangingSession(ReadAheadLog(tmp_path, 0, 1 << 20))
     session.start()
     session.goes_on.set()
     session.stop()

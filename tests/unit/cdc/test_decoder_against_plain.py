@@ -1,4 +1,4 @@
-"""The decoder that works column by column equals one that loops over rows, whatever the rows hold."""
+"""The numpy decoder equals a simple decoder for random rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plain_decoder import decode_plainly
+from row_decoder import decode_plainly
 
 from millstream.cdc.decoding import Decoding
 from millstream.cdc.postgres.decode import decode_changes
@@ -91,23 +91,25 @@ def log(draw: st.DrawFn) -> list[bytes]:
 
 @pytest.mark.timeout(600)  # so many examples take long on a machine that is busy with other things
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(messages=log(), lanes=st.integers(1, 3))
-def test_both_decoders_tell_the_same(messages: list[bytes], lanes: int, tmp_path: Path) -> None:
+@given(messages=log(), partitions=st.integers(1, 3))
+def test_column_decoder_equals_row_decoder(messages: list[bytes], partitions: int, tmp_path: Path) -> None:
     relations = {7: PEOPLE, 9: PAIRS}
-    facts = {"relations": {str(number): relation.to_json() for number, relation in relations.items()}}
+    metadata = {"relations": {str(number): relation.to_json() for number, relation in relations.items()}}
     path = tmp_path / "log.seg"
     path.unlink(missing_ok=True)
-    write_segment(path, b"".join(messages), array("I", map(len, messages)), facts)
+    write_segment(path, b"".join(messages), array("I", map(len, messages)), metadata)
     plain = decode_plainly(messages, relations, "s")
     assert decode_changes(read_segment(path), Decoding("s", "db")).to_pylist() == plain
     by_lane = [
-        decode_changes(read_segment(path), Decoding("s", "db", lane=lane, lanes=lanes)).to_pylist()
-        for lane in range(lanes)
+        decode_changes(read_segment(path), Decoding("s", "db", partition=partition, partitions=partitions)).to_pylist()
+        for partition in range(partitions)
     ]
-    assert sorted((e for lane in by_lane for e in lane), key=lambda e: e["id"]) == sorted(plain, key=lambda e: e["id"])
-    for lane in by_lane:
-        for event in lane:
+    assert sorted((e for partition in by_lane for e in partition), key=lambda e: e["id"]) == sorted(
+        plain, key=lambda e: e["id"]
+    )
+    for partition in by_lane:
+        for event in partition:
             for side in ("before", "after"):
                 assert event[side] is None or json.loads(event[side]) is not None
-    keys = [{(event["table"], event["key"]) for event in lane if event["key"]} for lane in by_lane]
-    assert len(set().union(*keys)) == sum(map(len, keys)), "a key's changes take one lane"
+    keys = [{(event["table"], event["key"]) for event in partition if event["key"]} for partition in by_lane]
+    assert len(set().union(*keys)) == sum(map(len, keys)), "all changes of a key are in one partition"

@@ -1,5 +1,5 @@
-"""MariaDB as a source of changes: its binary log in row format, read by one connection; snapshots by chunks.
+"""MariaDB as a source of changes: the binary log in row format, read through one connection, and chunked snapshots.
 
-Driver: ``session`` and what it parses (``binlog``). Tasks: ``decode``, ``rows``, ``values`` and
-``snapshot``. What the server is asked stands in ``catalog``; what it must be, in ``preparation``. MySQL is not claimed.
+Driver: ``session`` and its parser ``binlog``. Tasks: ``decode``, ``rows``, ``values`` and ``snapshot``. ``catalog`` has
+the queries about the server; ``preparation`` checks it. MySQL is not supported.
 """

@@ -1,4 +1,4 @@
-"""What the server says of itself: settings, tables and their columns, its log. Questions only, in SQL."""
+"""Read-only queries about the server: settings, tables and their columns, the binary log."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+from typing import Any
 
 from millstream.cdc.errors import PositionLost, SourceRefused
+from millstream.cdc.identity import full_name
 from millstream.cdc.mariadb.binlog import file_at, position_of
-from millstream.cdc.mariadb.connection import Connection, MariadbLogin, ask
+from millstream.cdc.mariadb.connection import Connection, MariadbLogin, fetch_rows
 
 SETTINGS = (
     *("log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata", "log_bin_compress", "server_id"),
@@ -44,7 +46,7 @@ class MariadbTable:
 
     @property
     def full_name(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return full_name(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,56 +67,74 @@ class LogFile:
 
 def settings(connection: Connection) -> dict[str, str]:
     names = ", ".join(f"'{name}'" for name in SETTINGS)
-    return dict(ask(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))
+    return dict(fetch_rows(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))
 
 
-def server_name(found: dict[str, str]) -> str:
-    """What tells this server's log from others': positions and GTIDs mean something in it alone."""
-    return f"server {found['server_id']}, domain {found['gtid_domain_id']}, log {base_name(found)}"
+def server_name(settings: dict[str, str]) -> str:
+    """Identifies this server's log. Positions and GTIDs are valid only in one log."""
+    return f"server {settings['server_id']}, domain {settings['gtid_domain_id']}, log {base_name(settings)}"
 
 
-def base_name(found: dict[str, str]) -> str:
-    return PurePosixPath(found.get("log_bin_basename") or "binlog").name
+def base_name(settings: dict[str, str]) -> str:
+    return PurePosixPath(settings.get("log_bin_basename") or "binlog").name
 
 
 def followed_tables(connection: Connection, patterns: Sequence[str], database: str) -> list[MariadbTable]:
-    rows = ask(connection, _TABLES)
+    rows = fetch_rows(connection, _TABLES)
     tables = [MariadbTable(schema, name, kind != "BASE TABLE", engine or "") for schema, name, kind, engine in rows]
-    return [table for table in tables if matches(table.schema, table.name, patterns, database)]
+    fold_case = folds_case(connection)
+    return [table for table in tables if matches(table.schema, table.name, patterns, database, fold_case=fold_case)]
 
 
-def matches(schema: str, table: str, patterns: Sequence[str], database: str) -> bool:
-    """``orders``, ``shop.orders``, ``shop.*``: a pattern without a dot is about the dsn's database."""
-    return any(
-        fnmatchcase(f"{schema}.{table}", pattern if "." in pattern else f"{database}.{pattern}") for pattern in patterns
-    )
+def folds_case(connection: Connection) -> bool:
+    """Whether the server compares names of databases and tables without regard to case."""
+    [(setting,)] = fetch_rows(connection, "SELECT CAST(@@GLOBAL.lower_case_table_names AS CHAR)")
+    return bool(setting != "0")
+
+
+def matches(schema: str, table: str, patterns: Sequence[str], database: str, *, fold_case: bool = False) -> bool:
+    """Whether a table matches ``orders``, ``shop.orders`` or ``shop.*``. A pattern without a dot means the dsn's
+    database."""
+    name = f"{schema}.{table}"
+    full_patterns = [pattern if "." in pattern else f"{database}.{pattern}" for pattern in patterns]
+    if fold_case:
+        name, full_patterns = name.lower(), [pattern.lower() for pattern in full_patterns]
+    return any(fnmatchcase(name, pattern) for pattern in full_patterns)
 
 
 def columns_of(connection: Connection, schema: str, table: str) -> list[MariadbColumn]:
     return [
         MariadbColumn(name, kind, full, generated != "NEVER", charset, collation)
-        for name, kind, full, generated, charset, collation in ask(connection, _COLUMNS, (schema, table))
+        for name, kind, full, generated, charset, collation in fetch_rows(connection, _COLUMNS, (schema, table))
     ]
 
 
 def key_of(connection: Connection, schema: str, table: str) -> list[str]:
-    return [name for (name,) in ask(connection, _KEY, (schema, table))]
+    return [name for (name,) in fetch_rows(connection, _KEY, (schema, table))]
+
+
+def identity_of(connection: Connection, table: MariadbTable) -> dict[str, Any]:
+    """The table's identity, in the form of ``millstream.cdc.identity``. Statements that replace a table are in the log,
+    so only its key is compared."""
+    key = key_of(connection, table.schema, table.name)
+    names = {"schema": table.schema, "table": table.name, "oid": None, "published": "log", "options": None}
+    return {**names, "partitions": {}, "attached": {}, "empty": [], "keys": [key]}
 
 
 def cascades(connection: Connection) -> dict[str, str]:
-    """Tables whose rows change with another table's, without a word in the log; and by which constraint."""
-    return {f"{schema}.{table}": constraint for schema, table, constraint in ask(connection, _CASCADES)}
+    """Tables whose rows are changed by a foreign key's action, without an event, and the constraint."""
+    return {full_name(schema, table): constraint for schema, table, constraint in fetch_rows(connection, _CASCADES)}
 
 
-def shown_as(columns: Sequence[MariadbColumn]) -> dict[str, str]:
-    """What the log does not tell of columns."""
-    told = {column.name: column.type for column in columns if column.type in ("uuid", "inet4", "inet6")}
-    return {**told, **{column.name: "generated" for column in columns if column.generated}}
+def catalog_type(columns: Sequence[MariadbColumn]) -> dict[str, str]:
+    """Types of columns that the log does not have, by column name."""
+    types = {column.name: column.type for column in columns if column.type in ("uuid", "inet4", "inet6")}
+    return {**types, **{column.name: "generated" for column in columns if column.generated}}
 
 
 def charsets(connection: Connection) -> dict[int, str]:
-    """Character sets by the numbers of their collations."""
-    rows = ask(
+    """Character sets by collation number."""
+    rows = fetch_rows(
         connection,
         "SELECT id, character_set_name FROM information_schema.collation_character_set_applicability "
         "WHERE id IS NOT NULL",
@@ -123,56 +143,61 @@ def charsets(connection: Connection) -> dict[int, str]:
 
 
 def log_files(connection: Connection) -> list[LogFile]:
-    return [LogFile(row[0], int(row[1])) for row in ask(connection, "SHOW BINARY LOGS")]
+    return [LogFile(row[0], int(row[1])) for row in fetch_rows(connection, "SHOW BINARY LOGS")]
 
 
 def exact_position(connection: Connection) -> int:
-    """Begins a transaction that sees exactly what the log has up to the answer, and nothing behind it."""
-    ask(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
-    found = {name.lower(): value for name, value in ask(connection, "SHOW STATUS LIKE 'binlog_snapshot%'")}
-    file = found.get("binlog_snapshot_file", "")
+    """Starts a transaction whose snapshot includes exactly the log up to the returned position."""
+    fetch_rows(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    status = {name.lower(): value for name, value in fetch_rows(connection, "SHOW STATUS LIKE 'binlog_snapshot%'")}
+    file = status.get("binlog_snapshot_file", "")
     if not file:
-        raise SourceRefused("the server does not tell where its log is: is log_bin on? Turn it on and restart it.")
-    return position_of(file, int(found["binlog_snapshot_position"]))
+        raise SourceRefused(
+            "the server reports no binlog_snapshot_file. Set log_bin in its configuration and restart it."
+        )
+    return position_of(file, int(status["binlog_snapshot_position"]))
 
 
 def log_end(connection: Connection) -> int:
-    found = exact_position(connection)
-    ask(connection, "ROLLBACK")
-    return found
+    position = exact_position(connection)
+    fetch_rows(connection, "ROLLBACK")
+    return position
 
 
 def gtids_at(connection: Connection, base: str, position: int) -> str | None:
-    """The last transaction of each domain up to a position; None: the log has no such position."""
-    [(found,)] = ask(connection, "SELECT BINLOG_GTID_POS(%s, %s)", file_at(position, base))
-    return None if found is None else str(found)
+    """The last GTID of each domain up to a position; None if the log has no such position."""
+    [(gtids,)] = fetch_rows(connection, "SELECT BINLOG_GTID_POS(%s, %s)", file_at(position, base))
+    return None if gtids is None else str(gtids)
 
 
-def check_position(connection: Connection, login: MariadbLogin, server: str, position: int, mark: str | None) -> str:
-    """Raises PositionLost where what follows ``position`` cannot be had, or is another history; the log's base name.
+def check_position(connection: Connection, login: MariadbLogin, server: str, position: int, gtids: str | None) -> str:
+    """Returns the log's base name. Raises PositionLost if the log after ``position`` is gone or has another history.
 
-    ``mark`` are transactions that the log must have before the position; None: not known."""
-    found = settings(connection)
-    anew = "Begin anew, with a snapshot: `millstream pipeline reset`."
-    if server_name(found) != server:
+    ``gtids``: transactions that the log must have before the position; None to skip this check.
+    """
+    current = settings(connection)
+    advice = "Start over with a snapshot: `millstream pipeline reset`."
+    if server_name(current) != server:
         raise PositionLost(
-            f"{login.shown} is another server than before ({server_name(found)}, and the checkpoint is of {server}): "
-            f"its positions mean nothing here. Correct the dsn. {anew}"
+            f"{login.display_address} is another server than before: it is {server_name(current)}, and the checkpoint "
+            f"is of {server}, so the checkpoint's position is not valid here. Correct the dsn. {advice}"
         )
-    base = base_name(found)
-    file, place = file_at(position, base)
+    base = base_name(current)
+    file, offset = file_at(position, base)
     files = log_files(connection)
     if file not in [each.name for each in files]:
         oldest = f"the oldest file is {files[0].name}" if files else "it has none at all"
         raise PositionLost(
-            f"the checkpoint stands in {file}, which {login.shown} has no more ({oldest}): it was purged, or the log "
-            f"was reset. What lies between is lost to this pipeline. {anew} Give binlog_expire_logs_seconds more time."
+            f"the checkpoint is in {file}, which {login.display_address} no longer has ({oldest}): it was purged, or "
+            f"the log was reset. The changes since then are lost to this pipeline. {advice} Increase "
+            "binlog_expire_logs_seconds."
         )
-    gtids = gtids_at(connection, base, position)
-    there = set((gtids or "").split(","))
-    if gtids is None or not {gtid for gtid in (mark or "").split(",") if gtid} <= there:
+    actual_gtids = gtids_at(connection, base, position)
+    logged = set((actual_gtids or "").split(","))
+    if actual_gtids is None or not {gtid for gtid in (gtids or "").split(",") if gtid} <= logged:
         raise PositionLost(
-            f"the checkpoint stands at {file}:{place} behind GTID {mark or '?'}, and there {login.shown} has "
-            f"{gtids or 'no transaction'}: it was reset, cut off by a crash, or is another server's. {anew}"
+            f"the checkpoint is at {file}:{offset} after GTID {gtids or '?'}, and at this position "
+            f"{login.display_address} has {actual_gtids or 'no transaction'}: the log was reset, truncated by a crash, "
+            f"or belongs to another server. {advice}"
         )
     return base

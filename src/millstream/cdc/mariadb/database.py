@@ -1,134 +1,172 @@
-"""MariaDB, as planner and reader see every database that is followed; what a query of ``mariadb_changes`` may ask for,
-beside what every change source may (``cdc/options.py``); and what people and pipelines ask about a server's log, from
-outside of the query that reads it.
+"""MariaDB as a ``ChangeDatabase``, the options of ``mariadb_changes`` besides the shared ones (``cdc/options.py``), and
+functions for pipelines and tools that inspect a server's log while no query reads it.
+
+    serverId        the number by which the server identifies this reader (default: a random number at each start).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 import pyarrow as pa
 
+from millstream.cdc.database import TableCallback
 from millstream.cdc.decoding import Decoding
 from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
 from millstream.cdc.mariadb import catalog, preparation, snapshot
 from millstream.cdc.mariadb.binlog import BinlogTable, file_number
-from millstream.cdc.mariadb.connection import EXAMPLE, MariadbLogin, ask
-from millstream.cdc.mariadb.decode import count_changes, decode_changes, decode_rows, mark_of
-from millstream.cdc.mariadb.preparation import look
+from millstream.cdc.mariadb.connection import EXAMPLE, MariadbLogin, fetch_rows
+from millstream.cdc.mariadb.decode import count_changes, decode_changes, decode_rows, gtid_before
+from millstream.cdc.mariadb.preparation import check_server
 from millstream.cdc.mariadb.session import BinlogSession
 from millstream.cdc.offsets import ChangeOffset
-from millstream.cdc.options import FollowOptions, address, known_options, number, read_options
-from millstream.cdc.segments import Numbers, Segment, read_segment
+from millstream.cdc.options import FollowOptions, address, known_options, positive_integer, read_options
+from millstream.cdc.read_ahead import ChangeCounter, ReadAheadLog
+from millstream.cdc.segments import Numbers, Segment, parts_of, read_segment
 from millstream.cdc.snapshot import ChunkPlan, SeenTable
-from millstream.cdc.spool import Count, LogSpool
 
 
 @dataclass(frozen=True, slots=True)
 class Mariadb:
-    """One server, one reader of its log."""
+    """One server, read through one binary log connection."""
 
     given: MariadbOptions
 
     @property
     def options(self) -> FollowOptions:
-        return self.given.read
+        return self.given.follow
 
     @property
-    def count(self) -> Count:
+    def change_counter(self) -> ChangeCounter:
         return count_changes
 
     def begin(self) -> ChangeOffset:
         g = self.given
-        found = preparation.look(g.login, g.read.tables)
+        state = preparation.check_server(g.login, g.follow.tables, g.follow.exclude)
         with g.login.connect() as connection:
             position = catalog.log_end(connection)
-            mark = catalog.gtids_at(connection, found.base, position)
-        if mark is None:
-            raise SourceRefused(f"{g.login.shown} does not know where its log ends. Try again.")
-        return ChangeOffset(found.server, position, lanes=g.read.lanes, mark=mark)
+            gtids = catalog.gtids_at(connection, state.base, position)
+        if gtids is None:
+            raise SourceRefused(f"{g.login.display_address} has no GTID for the end of its log. Try again.")
+        return ChangeOffset(state.server, position, partitions=g.follow.partitions, gtids=gtids)
 
     def resume(self, start: ChangeOffset) -> list[str]:
         g = self.given
-        found = preparation.look(g.login, g.read.tables)
+        state = preparation.check_server(g.login, g.follow.tables, g.follow.exclude)
         with g.login.connect() as connection:
-            catalog.check_position(connection, g.login, start.server, start.position, start.mark)
-        return [table.full_name for table in found.tables]
+            catalog.check_position(connection, g.login, start.server, start.position, start.gtids)
+        return [table.full_name for table in state.tables]
 
-    def session(self, spool: LogSpool, start: ChangeOffset, met: Callable[[str], None]) -> BinlogSession:
+    def include_new_tables(self) -> None:
+        """Does nothing: the server logs the changes of all tables."""
+
+    def identities(self, recorded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Only keys are compared: the log has the statements that replace or remove a table."""
         g = self.given
-        mark: str | None = start.mark
-        if spool.position != start.position:  # an earlier session has read on
-            ahead = spool.stretches(start.position, spool.position)
-            mark = self.mark([path for each in ahead for path in each.files], spool.position) or None
-        return BinlogSession(g.login, g.server_id, g.read.tables, spool, server=start.server, mark=mark, met=met)
+        with g.login.connect() as connection:
+            tables = catalog.followed_tables(connection, g.follow.tables, g.login.database)
+            return {table.full_name: catalog.identity_of(connection, table) for table in tables}
+
+    def session(
+        self,
+        read_ahead: ReadAheadLog,
+        start: ChangeOffset,
+        on_table: TableCallback,
+        recorded: Callable[[], Mapping[str, Any]],
+    ) -> BinlogSession:
+        g = self.given
+        gtids: str | None = start.gtids
+        if read_ahead.position != start.position:  # an earlier session read ahead
+            ahead = read_ahead.ranges(start.position, read_ahead.position)
+            gtids = self.gtids([path for each in ahead for path in each.files], read_ahead.position) or None
+        stop = g.follow.on_table_change == "stop"
+        return BinlogSession(
+            g.login,
+            g.server_id,
+            g.follow.tables,
+            read_ahead,
+            server=start.server,
+            gtids=gtids,
+            on_table=on_table,
+            recorded=recorded,
+            exclude=g.follow.exclude,
+            stop_on_change=stop,
+        )
 
     def log_end(self) -> int:
         with self.given.login.connect() as connection:
             return catalog.log_end(connection)
 
-    def mark(self, files: Sequence[Path], position: int) -> str:
+    def gtids(self, files: Sequence[Path], position: int) -> str:
         for path in reversed(files):
-            found = mark_of(read_segment(path), position)
-            if found is not None:
-                return found
+            gtid = gtid_before(read_segment(path), position)
+            if gtid is not None:
+                return gtid
         return ""
 
-    def cut_tables(self, names: Collection[str] | None, must_see: Mapping[str, int]) -> list[dict[str, Any]]:
-        """What is in the log is seen by every transaction that begins later: nothing has to be waited for."""
+    def split_tables(self, names: Collection[str] | None, must_see: Mapping[str, int]) -> list[dict[str, Any]]:
+        """``must_see`` is ignored: a transaction in the log is visible to every transaction that starts later."""
         g = self.given
         with g.login.connect() as connection:
-            tables = catalog.followed_tables(connection, g.read.tables, g.login.database)
-            mine = [table for table in tables if names is None or table.full_name in names]
-            return snapshot.cut_tables(connection, mine, g.read.chunk_rows)
+            tables = catalog.followed_tables(connection, g.follow.tables, g.login.database)
+            selected = [table for table in tables if names is None or table.full_name in names]
+            return snapshot.split_tables(connection, selected, g.follow.chunk_rows)
 
     def read_chunk(self, path: Path, chunk: ChunkPlan) -> None:
-        snapshot.read_chunk(self.given.login, path, chunk)
+        snapshot.read_chunk(self.given.login, path, chunk, self.given.follow.exclude)
 
     def locate(self, table: SeenTable, keys: list[pa.Array]) -> Numbers:
         return snapshot.locate(self.given.login, table, keys)
 
     def decoding(self) -> Decoding:
-        read = self.given.read
-        return Decoding(read.source, None, read.numeric, left_out=read.exclude)
+        follow = self.given.follow
+        return Decoding(follow.source, None, follow.numeric, excluded=follow.exclude)
 
-    def decode_changes(self, segment: Segment, how: Decoding) -> pa.RecordBatch:
-        return decode_changes(segment, how)
+    def decode_changes(self, segment: Segment, decoding: Decoding) -> pa.RecordBatch:
+        return decode_changes(segment, decoding)
 
-    def decode_chunk(self, segment: Segment, how: Decoding, name: str) -> pa.RecordBatch | None:
-        if "table" not in segment.facts:
-            return None
-        return decode_rows(segment, BinlogTable.from_json(segment.facts["table"]), how, name)
+    def decode_chunk(self, segment: Segment, decoding: Decoding, name: str, first: int = 0) -> Iterator[pa.RecordBatch]:
+        if "table" in segment.metadata:
+            table = BinlogTable.from_json(segment.metadata["table"])
+            for offset, part in parts_of(segment):
+                yield decode_rows(part, table, decoding, name, first + offset)
 
 
 @dataclass(frozen=True, slots=True)
 class MariadbOptions:
+    """Parsed options of ``mariadb_changes``."""
+
     login: MariadbLogin
-    read: FollowOptions
+    follow: FollowOptions
     server_id: int
 
 
 def mariadb_options(given: Mapping[str, str]) -> MariadbOptions:
-    """Raises InvalidChangeOption."""
+    """Parses Spark's options. Raises InvalidChangeOption."""
     values = known_options(given, ("serverId",))
-    read = read_options(values, "mariadb")
-    made = 1 << 31 | zlib.crc32(read.source.encode()) >> 1  # far from the small numbers that people give their servers
+    follow = read_options(values, "mariadb")
+    # The server disconnects a reader when another one connects with the same server_id. So each start uses a random
+    # one, out of the range of small numbers that people assign to servers.
+    random_id = 1 << 31 | randbits(31)
     return MariadbOptions(
         login=MariadbLogin(address(values, EXAMPLE)),
-        read=read,
-        server_id=number(values, "serverId", made, most=0xFFFFFFFF) or made,
+        follow=follow,
+        server_id=positive_integer(values, "serverId", random_id, maximum=0xFFFFFFFF) or random_id,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BinlogStatus:
-    """How the log stands beside a checkpoint. ``lost``: why what follows the checkpoint cannot be had; None: it can.
-    ``behind_bytes`` of log lie behind it, None where there is no checkpoint yet. ``keeps_s``: how long the server keeps
-    its files, 0: until somebody purges them. ``spare_files``: how many older files it still has."""
+    """The state of the binary log relative to a checkpoint.
+
+    ``lost``: why the log after the checkpoint is not available; None if it is. ``behind_bytes``: bytes of log after the
+    checkpoint; None without a checkpoint. ``keeps_s``: how long the server keeps its files; 0: until they are purged by
+    command. ``spare_files``: number of files older than the checkpoint's.
+    """
 
     files: int
     held_bytes: int
@@ -139,29 +177,30 @@ class BinlogStatus:
 
 
 def binlog_status(login: MariadbLogin, logged: dict[str, Any] | None) -> BinlogStatus:
-    """``logged``: where the last committed batch ended. Raises SourceUnreachable and SourceRefused."""
+    """The state of the log. ``logged``: the offset of the last committed batch. Raises SourceUnreachable and
+    SourceRefused."""
     with login.connect() as connection:
         files = catalog.log_files(connection)
-        [(keeps_s,)] = ask(connection, "SELECT CAST(@@GLOBAL.binlog_expire_logs_seconds AS UNSIGNED)")
+        [(keeps_s,)] = fetch_rows(connection, "SELECT CAST(@@GLOBAL.binlog_expire_logs_seconds AS UNSIGNED)")
         held = sum(each.size for each in files)
         if logged is None:
             return BinlogStatus(len(files), held, int(keeps_s))
         end = ChangeOffset.from_json(logged)
-        number, place = end.position >> 32, end.position & 0xFFFFFFFF
-        behind = sum(each.size for each in files if file_number(each.name) > number)
-        behind += sum(max(0, each.size - place) for each in files if file_number(each.name) == number)
-        spare = sum(1 for each in files if file_number(each.name) < number)
+        positive_integer, offset = end.position >> 32, end.position & 0xFFFFFFFF
+        behind = sum(each.size for each in files if file_number(each.name) > positive_integer)
+        behind += sum(max(0, each.size - offset) for each in files if file_number(each.name) == positive_integer)
+        spare = sum(1 for each in files if file_number(each.name) < positive_integer)
         try:
-            catalog.check_position(connection, login, end.server, end.position, end.mark)
+            catalog.check_position(connection, login, end.server, end.position, end.gtids)
         except PositionLost as error:
             return BinlogStatus(len(files), held, int(keeps_s), behind, spare, str(error))
         return BinlogStatus(len(files), held, int(keeps_s), behind, spare)
 
 
-def binlog_refusal(login: MariadbLogin, tables: Sequence[str]) -> str | None:
-    """Why the server cannot be followed as it is; None where it can, or may yet because it does not answer now."""
+def binlog_refusal(login: MariadbLogin, tables: Sequence[str], exclude: frozenset[str] = frozenset()) -> str | None:
+    """Why the server cannot be followed in its current state; None if it can be, or if it does not answer."""
     try:
-        look(login, tables)
+        check_server(login, tables, exclude)
     except SourceRefused as error:
         return str(error)
     except SourceUnreachable:

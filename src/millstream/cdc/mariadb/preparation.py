@@ -1,4 +1,4 @@
-"""The look at a server before it is followed. Nothing is made in it: MariaDB keeps no place for a reader."""
+"""Checks a server before it is followed. Creates nothing: MariaDB does not store a position for a reader."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.cdc.errors import SourceRefused
+from millstream.cdc.identity import full_name
 from millstream.cdc.mariadb import catalog
 from millstream.cdc.mariadb.binlog import CHARSETS
 from millstream.cdc.mariadb.catalog import MariadbColumn, MariadbTable
-from millstream.cdc.mariadb.connection import Connection, MariadbLogin, ask
+from millstream.cdc.mariadb.connection import Connection, MariadbLogin, fetch_rows
+from millstream.cdc.options import excluded_key_problems, missing_table_problems, unmatched_exclude_problems
 
-_WANTED = {
+_REQUIRED_SETTINGS = {
     "log_bin": ("ON", "Set `log_bin` in its configuration and restart it."),
     "binlog_format": ("ROW", "Run: SET GLOBAL binlog_format = ROW, and set it in its configuration."),
     "binlog_row_image": ("FULL", "Run: SET GLOBAL binlog_row_image = FULL, and set it in its configuration."),
@@ -34,45 +36,61 @@ READABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """The server as it is."""
+class ServerState:
+    """The current state of the server."""
 
     server: str
     base: str
     tables: list[MariadbTable]
 
 
-def look(login: MariadbLogin, tables: Sequence[str]) -> ServerFacts:
-    """Raises one SourceRefused with everything that stands in the way."""
+def check_server(login: MariadbLogin, tables: Sequence[str], exclude: frozenset[str] = frozenset()) -> ServerState:
+    """Returns the state of the server, or raises one SourceRefused with all problems."""
     with login.connect() as connection:
-        found, problems = _look(connection, tables, login.database)
+        state, problems = _check(connection, tables, login.database)
+        for table in state.tables:
+            key = catalog.key_of(connection, table.schema, table.name)
+            problems += excluded_key_problems(table.full_name, key, exclude)
+        columns = {
+            table.full_name: [column.name for column in catalog.columns_of(connection, table.schema, table.name)]
+            for table in state.tables
+            if exclude
+        }
+        problems += unmatched_exclude_problems(columns, exclude)
     if problems:
-        raise SourceRefused("\n  ".join([f"{login.shown} cannot be followed as it is; nothing was made:", *problems]))
-    return found
+        raise SourceRefused(
+            "\n  ".join([f"{login.display_address} cannot be followed in its current state:", *problems])
+        )
+    return state
 
 
-def _look(connection: Connection, patterns: Sequence[str], database: str) -> tuple[ServerFacts, list[str]]:
+def _check(connection: Connection, patterns: Sequence[str], database: str) -> tuple[ServerState, list[str]]:
     problems: list[str] = []
-    [(version,)] = ask(connection, "SELECT VERSION()")
+    [(version,)] = fetch_rows(connection, "SELECT VERSION()")
     if "mariadb" not in version.lower():
-        problems.append(f"it is {version}, not MariaDB: MySQL writes its log in other ways, which are not read here.")
+        problems.append(f"it is {version}, not MariaDB: the format of MySQL's log is not supported.")
     settings = catalog.settings(connection)
-    for name, (wanted, remedy) in _WANTED.items():
-        if settings.get(name, "absent").upper() != wanted:
-            problems.append(f"{name} is {settings.get(name, 'not known to it')}, and must be {wanted}. {remedy}")
+    for name, (required, remedy) in _REQUIRED_SETTINGS.items():
+        if settings.get(name, "absent").upper() != required:
+            problems.append(f"{name} is {settings.get(name, 'not known to it')}, and must be {required}. {remedy}")
     problems += _rights(connection)
     tables = catalog.followed_tables(connection, patterns, database)
-    if not tables:
-        problems.append(f"no table is called {', '.join(patterns)}. Write database.table; * and ? stand for anything.")
+    fold_case = catalog.folds_case(connection)
+    problems += missing_table_problems(
+        patterns,
+        lambda pattern: any(
+            catalog.matches(table.schema, table.name, [pattern], database, fold_case=fold_case) for table in tables
+        ),
+    )
     problems += _filters(connection, tables) if not problems else []
     by_cascade = catalog.cascades(connection)
     for table in tables:
         problems += _table_problems(connection, table, by_cascade.get(table.full_name))
-    return ServerFacts(catalog.server_name(settings), catalog.base_name(settings), tables), problems
+    return ServerState(catalog.server_name(settings), catalog.base_name(settings), tables), problems
 
 
 def _rights(connection: Connection) -> list[str]:
-    granted = " ".join(row[0] for row in ask(connection, "SHOW GRANTS"))
+    granted = " ".join(row[0] for row in fetch_rows(connection, "SHOW GRANTS"))
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\*", granted))
     missing = [
         right
@@ -84,56 +102,59 @@ def _rights(connection: Connection) -> list[str]:
     ]
     if not missing:
         return []
-    [(user,)] = ask(connection, "SELECT CURRENT_USER()")
+    [(user,)] = fetch_rows(connection, "SELECT CURRENT_USER()")
     name, _, host = user.rpartition("@")
-    return [f"the user has no right to read the log. Run: GRANT {', '.join(missing)} ON *.* TO '{name}'@'{host}'"]
+    return [f"the user may not read the log. Run: GRANT {', '.join(missing)} ON *.* TO '{name}'@'{host}'"]
 
 
 def _filters(connection: Connection, tables: Sequence[MariadbTable]) -> list[str]:
-    [status] = ask(connection, "SHOW MASTER STATUS")
-    wanted, ignored = ({name for name in part.split(",") if name} for part in status[2:4])
-    lost = {table.schema for table in tables if table.schema in ignored or (wanted and table.schema not in wanted)}
+    [status] = fetch_rows(connection, "SHOW MASTER STATUS")
+    logged, ignored = ({name for name in part.split(",") if name} for part in status[2:4])
+    lost = {table.schema for table in tables if table.schema in ignored or (logged and table.schema not in logged)}
     return [
-        f"binlog_do_db or binlog_ignore_db keeps database {name} out of the log. Take it off the server's list."
+        f"binlog_do_db or binlog_ignore_db excludes database {name} from the log. Change that setting."
         for name in sorted(lost)
     ]
 
 
 def refuse_table(connection: Connection, schema: str, name: str) -> None:
-    """For a table that comes by in the log, as it is now; one that is gone by now is none of our business."""
-    full_name = f"{schema}.{name}"
+    """Checks the current state of a table that the log describes. A table that was dropped since is not checked."""
+    requested = full_name(schema, name)
     for table in catalog.followed_tables(connection, ["*.*"], schema):
-        if table.full_name == full_name:
-            problems = _table_problems(connection, table, catalog.cascades(connection).get(full_name))
+        if table.full_name == requested:
+            problems = _table_problems(connection, table, catalog.cascades(connection).get(requested))
             if problems:
-                anew = "Then begin anew, with a snapshot: `millstream pipeline reset`."
-                raise SourceRefused("\n  ".join([f"{full_name} cannot be followed any more:", *problems, anew]))
+                advice = "Then start over with a snapshot: `millstream pipeline reset`."
+                raise SourceRefused("\n  ".join([f"{requested} cannot be followed any more:", *problems, advice]))
 
 
 def _table_problems(connection: Connection, table: MariadbTable, cascade: str | None) -> list[str]:
     problems = []
     if table.engine.lower() != "innodb":
-        why = f"its engine is {table.engine}, whose rows belong to no transaction"
-        problems.append(f"{table.full_name}: {why}. Run: ALTER TABLE ... ENGINE = InnoDB, or leave it out of tables.")
+        why = f"its engine is {table.engine}, which has no transactions"
+        problems.append(f"{table.full_name}: {why}. Run: ALTER TABLE ... ENGINE = InnoDB, or remove it from tables.")
     if table.versioned:
         why = "it is system-versioned, and its log mixes rows with their history"
-        problems.append(f"{table.full_name}: {why}. Leave it out of tables.")
+        problems.append(f"{table.full_name}: {why}. Remove it from tables.")
     if cascade is not None:
-        why = f"rows of it change with another table's by the constraint {cascade}, and the log does not tell those"
-        problems.append(f"{table.full_name}: {why}. Make it RESTRICT and let the application do it, or leave it out.")
+        why = f"the constraint {cascade} changes its rows with another table's, and the log does not contain that"
+        problems.append(
+            f"{table.full_name}: {why}. Make the constraint RESTRICT and change the rows in the application, or remove "
+            "the table from tables."
+        )
     if not catalog.key_of(connection, table.schema, table.name):
-        why = "it has no primary key, so that nobody knows which row a change is about"
-        problems.append(f"{table.full_name}: {why}. Add one, or leave it out of tables.")
+        why = "it has no primary key, so a change does not identify its row"
+        problems.append(f"{table.full_name}: {why}. Add one, or remove the table from tables.")
     for column in catalog.columns_of(connection, table.schema, table.name):
         problem = column_problem(column)
         if problem:
-            advice = "Change its type (ALTER TABLE ... MODIFY), or leave the table out of tables."
-            problems.append(f"{table.full_name}.{column.name}: {problem}, which is not read. {advice}")
+            advice = "Change its type (ALTER TABLE ... MODIFY), or remove the table from tables."
+            problems.append(f"{table.full_name}.{column.name}: {problem}, which is not supported. {advice}")
     return problems
 
 
 def column_problem(column: MariadbColumn) -> str | None:
-    """Why its values could not be told exactly."""
+    """Why the column's values cannot be read exactly; None if they can."""
     if column.type not in READABLE:
         return f"its type is {column.full_type}"
     if "COMPRESSED" in column.full_type:

@@ -1,7 +1,7 @@
-"""Chunks of a snapshot of MariaDB: where tables are cut, and how a chunk is read and told what it saw.
+"""Chunks of a MariaDB snapshot: splits tables, reads a chunk, and records the log position that it includes.
 
-A transaction WITH CONSISTENT SNAPSHOT sees exactly what the log has up to a position that the server tells. A change
-behind it was not seen, one before it was: so the place of a transaction in the log is all that is compared.
+A transaction WITH CONSISTENT SNAPSHOT includes exactly the log up to a position that the server reports. So a
+transaction's position decides whether a chunk includes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pymysql
 
-from millstream.cdc.errors import SourceRefused, SourceUnreachable
+from millstream.cdc.errors import SnapshotLost, SourceRefused, SourceUnreachable
+from millstream.cdc.identity import full_name
 from millstream.cdc.mariadb import binlog, catalog
 from millstream.cdc.mariadb.binlog import BinlogColumn, BinlogTable
 from millstream.cdc.mariadb.catalog import MariadbColumn, MariadbTable
@@ -24,21 +25,23 @@ from millstream.cdc.mariadb.connection import (
     Connection,
     MariadbError,
     MariadbLogin,
-    ask,
+    fetch_rows,
     literal,
     quoted,
     raw_rows,
 )
 from millstream.cdc.mariadb.preparation import column_problem
+from millstream.cdc.options import refuse_missing_excluded
 from millstream.cdc.segments import Numbers, write_segment
 from millstream.cdc.snapshot import ChunkPlan, SeenTable
 
-_TRIES = 50
-_CHANGED = frozenset((1412, 1054, 1146, 1213, 1205))
-"""The table was altered between the snapshot and the read (or, 1146, dropped): a later snapshot sees it as it is."""
+_MAX_ATTEMPTS = 50
+_TABLE_ALTERED = frozenset((1412, 1054, 1146, 1213, 1205))
+"""Error codes: the table was altered or dropped (1146) between the database snapshot and the read. A later database
+snapshot has its new state."""
 _NO_TABLE = 1146
-_AT_ONCE = 400
-"""Keys that are located by one question."""
+_MAX_KEYS_PER_QUERY = 400
+"""Maximum number of keys in one query of ``locate``."""
 
 _TYPES = {
     **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint"), binlog.LONGLONG),
@@ -65,18 +68,18 @@ _BINARY = frozenset(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "l
 _NUMBERS = frozenset(("enum", "set", "bit", "year", "tinyint", "smallint", "mediumint", "int", "bigint", "decimal"))
 
 
-def cut_tables(connection: Connection, tables: Sequence[MariadbTable], chunk_rows: int) -> list[dict[str, Any]]:
-    """Asks the server where to cut each table into chunks."""
+def split_tables(connection: Connection, tables: Sequence[MariadbTable], chunk_rows: int) -> list[dict[str, Any]]:
+    """Queries the bounds of each table's chunks."""
     planned = []
     for table in tables:
         columns = {column.name: column for column in catalog.columns_of(connection, table.schema, table.name)}
         key = [columns[name] for name in catalog.key_of(connection, table.schema, table.name)]
-        ordered = ", ".join(_ordered(column) for column in key)
-        named = ", ".join(f"{_ordered(column)} AS k{at}" for at, column in enumerate(key))
-        shown = ", ".join(_told(column, f"k{at}") for at, column in enumerate(key))
-        bounds = ask(
+        ordered = ", ".join(_sort_expression(column) for column in key)
+        named = ", ".join(f"{_sort_expression(column)} AS k{at}" for at, column in enumerate(key))
+        bound_texts = ", ".join(_bound_text(column, f"k{at}") for at, column in enumerate(key))
+        bounds = fetch_rows(
             connection,
-            f"SELECT {shown} FROM (SELECT {named}, ROW_NUMBER() OVER (ORDER BY {ordered}) AS place "  # noqa: S608
+            f"SELECT {bound_texts} FROM (SELECT {named}, ROW_NUMBER() OVER (ORDER BY {ordered}) AS place "  # noqa: S608
             f"FROM {_name(table.schema, table.name)}) AS placed WHERE place MOD {chunk_rows:d} = 0 ORDER BY place",
         )
         planned.append(
@@ -91,85 +94,104 @@ def cut_tables(connection: Connection, tables: Sequence[MariadbTable], chunk_row
     return planned
 
 
-def read_chunk(login: MariadbLogin, path: Path, chunk: ChunkPlan) -> None:
-    """In a task."""
+def read_chunk(login: MariadbLogin, path: Path, chunk: ChunkPlan, exclude: frozenset[str]) -> None:
+    """Reads a chunk and writes it as a segment. Runs in a task."""
     schema, table = chunk.table["schema"], chunk.table["table"]
-    for attempt in range(_TRIES):
+    for attempt in range(_MAX_ATTEMPTS):
         with login.connect() as connection:
             position = catalog.exact_position(connection)
-            [(ts_ms,)] = ask(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
-            facts: dict[str, Any] = {"snapshot": f"{position}:{position}:", "position": position, "ts_ms": int(ts_ms)}
+            [(ts_ms,)] = fetch_rows(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)")
+            metadata: dict[str, Any] = {
+                "snapshot": f"{position}:{position}:",
+                "position": position,
+                "ts_ms": int(ts_ms),
+            }
             body, lengths = bytearray(), array("I")
             try:
-                # Takes the lock that keeps a table as it is; had it changed since the snapshot, this would fail.
-                ask(connection, f"SELECT 1 FROM {_name(schema, table)} LIMIT 1")  # noqa: S608  # quoted
-                columns = [c for c in catalog.columns_of(connection, schema, table) if not c.generated]
+                # Takes the metadata lock, which blocks ALTER TABLE. Fails if the table was altered since the snapshot.
+                fetch_rows(connection, f"SELECT 1 FROM {_name(schema, table)} LIMIT 1")  # noqa: S608  # quoted
+                all_columns = catalog.columns_of(connection, schema, table)
+                refuse_missing_excluded(full_name(schema, table), [column.name for column in all_columns], exclude)
+                columns = [column for column in all_columns if not column.generated]
                 key = catalog.key_of(connection, schema, table)
-                facts["table"] = _described(schema, table, columns, key).to_json()
+                _refuse_other_key(chunk, columns)
+                metadata["table"] = _table_description(schema, table, columns, key).to_json()
                 for row in raw_rows(connection, _select(chunk, columns)):
                     body += row
                     lengths.append(len(row))
             except (pymysql.err.MySQLError, MariadbError) as error:
                 code = error.code if isinstance(error, MariadbError) else error.args[0] if error.args else 0
-                if code not in _CHANGED or attempt == _TRIES - 1:
+                if code not in _TABLE_ALTERED or attempt == _MAX_ATTEMPTS - 1:
                     raise
-                if code != _NO_TABLE or attempt < 3:  # at first it may be on its way: a rename, or created anew
+                if code != _NO_TABLE or attempt < 3:  # the table may be in the middle of a rename
                     time.sleep(0.05)
                     continue
-                facts.pop("table", None)  # dropped: no rows, and the log says so too
+                metadata.pop("table", None)  # dropped: the chunk has no rows, and the log has the DROP
                 body, lengths = bytearray(), array("I")
             except OSError as error:
-                raise SourceUnreachable(f"{login.shown} went away while a chunk was read: {error}") from error
-            ask(connection, "ROLLBACK")
-        write_segment(path, body, lengths, facts)
+                raise SourceUnreachable(
+                    f"{login.display_address} closed the connection during a chunk: {error}"
+                ) from error
+            fetch_rows(connection, "ROLLBACK")
+        write_segment(path, body, lengths, metadata)
         return
 
 
-def _described(schema: str, table: str, columns: Sequence[MariadbColumn], key: Sequence[str]) -> BinlogTable:
-    """As the log would describe it, as far as the rows of a chunk need it: they are texts already."""
+def _refuse_other_key(chunk: ChunkPlan, columns: Sequence[MariadbColumn]) -> None:
+    """Chunk bounds are values of the key that the table had when the snapshot was planned."""
+    now = {column.name: [column.name, _key_type(column), column.collation] for column in columns}
+    if any(now.get(name) != [name, *type_and_collation] for name, *type_and_collation in chunk.table["key"]):
+        raise SnapshotLost(
+            f"the key of {chunk.table['schema']}.{chunk.table['table']} was renamed or has another type since its "
+            "snapshot began. Start over: `millstream pipeline reset`."
+        )
+
+
+def _table_description(schema: str, table: str, columns: Sequence[MariadbColumn], key: Sequence[str]) -> BinlogTable:
+    """A table description for the rows of a chunk, whose values are already text."""
     for column in columns:
         problem = column_problem(column)
         if problem:
-            raise SourceRefused(f"{schema}.{table}.{column.name}: {problem}, which is not read. Change its type.")
-    told = []
+            raise SourceRefused(f"{schema}.{table}.{column.name}: {problem}, which is not supported. Change its type.")
+    described = []
     for column in columns:
         kind = _TYPES.get(column.type, binlog.GEOMETRY)
         charset = column.charset or "binary"
         as_text = column.type if column.type in ("uuid", "inet4", "inet6") else ""
-        told.append(BinlogColumn(column.name, kind, 0, charset=charset, shown_as=as_text))
+        described.append(BinlogColumn(column.name, kind, 0, charset=charset, catalog_type=as_text))
     names = [column.name for column in columns]
-    return BinlogTable(0, schema, table, tuple(told), tuple(names.index(name) for name in key))
+    return BinlogTable(0, schema, table, tuple(described), tuple(names.index(name) for name in key))
 
 
 def _select(chunk: ChunkPlan, columns: Sequence[MariadbColumn]) -> str:
     by_name = {column.name: column for column in columns}
-    key = [(_ordered(by_name[name]), kind, collation) for name, kind, collation in chunk.table["key"]]
+    key = [(_sort_expression(by_name[name]), kind, collation) for name, kind, collation in chunk.table["key"]]
     where = []
     if chunk.after is not None:
         where.append(_beyond(key, chunk.after, ">"))
     if chunk.upto is not None:
         where.append(f"NOT {_beyond(key, chunk.upto, '>')}")
-    shown = ", ".join(_shown(column) for column in columns)
-    rows = f"SELECT {shown} FROM {_name(chunk.table['schema'], chunk.table['table'])}"  # noqa: S608  # quoted
-    ordered = ", ".join(name for name, _, _ in key)
-    return f"{rows}{' WHERE ' if where else ''}{' AND '.join(where)} ORDER BY {ordered}"
+    expressions = ", ".join(_value_expression(column) for column in columns)
+    rows = f"SELECT {expressions} FROM {_name(chunk.table['schema'], chunk.table['table'])}"  # noqa: S608  # quoted
+    sort_order = ", ".join(name for name, _, _ in key)
+    return f"{rows}{' WHERE ' if where else ''}{' AND '.join(where)} ORDER BY {sort_order}"
 
 
 def _beyond(key: Sequence[tuple[str, str, str | None]], bound: Sequence[str], sign: str) -> str:
-    """The key lies behind the bound. Written out, since the server finds no index for (a, b) > (x, y)."""
-    ways, same = [], ""
+    """An SQL condition for keys after the bound. Written out because (a, b) > (x, y) does not use an index."""
+    alternatives, equal_prefix = [], ""
     for (name, kind, _), value in zip(key, bound, strict=True):
-        told = _literal(kind, value)
-        ways.append(f"{same}{name} {sign} {told}")
-        same += f"{name} = {told} AND "
-    return "(" + " OR ".join(f"({way})" for way in ways) + ")"
+        constant = _literal(kind, value)
+        alternatives.append(f"{equal_prefix}{name} {sign} {constant}")
+        equal_prefix += f"{name} = {constant} AND "
+    return "(" + " OR ".join(f"({alternative})" for alternative in alternatives) + ")"
 
 
-def _shown(column: MariadbColumn) -> str:
-    """The text that a value from the log becomes, too."""
+def _value_expression(column: MariadbColumn) -> str:
+    """An SQL expression for the text to which ``values`` converts the column in the log."""
     name = quoted(column.name)
     if column.type in ("float", "double"):
-        return f"{name} * 1e0"  # all digits: of a FLOAT and of a DOUBLE(m, d) the server prints fewer
+        return f"{name} * 1e0"  # all digits: the server prints fewer for FLOAT and DOUBLE(m, d)
     if column.type in ("bit", "year") or "zerofill" in column.full_type:
         return f"{name} + 0"
     if column.type in _BINARY or _TYPES.get(column.type) is None:
@@ -179,16 +201,17 @@ def _shown(column: MariadbColumn) -> str:
     return name
 
 
-def _ordered(column: MariadbColumn) -> str:
-    """What rows are ordered and bounded by. An enum sorts by its number and compares by its text: so by its number."""
+def _sort_expression(column: MariadbColumn) -> str:
+    """The expression by which rows are sorted and compared. An enum sorts by number but compares by text, so both use
+    the number."""
     name = quoted(column.name)
     if column.type in ("enum", "set", "bit", "year"):
         return f"({name} + 0)"
     return f"({name} * 1e0)" if column.type in ("float", "double") else name
 
 
-def _told(column: MariadbColumn, name: str) -> str:
-    """A bound as a text from which ``_literal`` makes the same value again."""
+def _bound_text(column: MariadbColumn, name: str) -> str:
+    """A bound as text from which ``_literal`` builds the same value."""
     if column.type in _BINARY:
         return f"HEX({name})"
     return f"CAST({name} AS CHAR)" if column.type in ("uuid", "inet4", "inet6") else name
@@ -221,30 +244,33 @@ def _literal(kind: str, value: str) -> str:
 
 
 def locate(login: MariadbLogin, table: SeenTable, keys: list[pa.Array]) -> Numbers:
-    """Asks the server which chunk a key belongs to: its collations decide, never Python's order. In a task."""
+    """Queries which chunk each key belongs to, because only the server has its collations. Runs in a task."""
     count = len(keys[0])
     if not table.bounds:
         return np.zeros(count, dtype=np.int64)
     columns = [f"k{at}" for at in range(len(table.key))]
-    found = np.zeros(count, dtype=np.int64)
+    chunks = np.zeros(count, dtype=np.int64)
     rows = list(zip(*(key.to_pylist() for key in keys), strict=True))
     with login.connect() as connection:
-        enums = _labels(connection, table)
-        bounds = _listed([_typed(table, bound) for bound in table.bounds], columns)
-        behind = _beyond_columns(columns)
-        for first in range(0, count, _AT_ONCE):
-            some = [_typed(table, _from_log(table, row, enums)) for row in rows[first : first + _AT_ONCE]]
-            told = ask(
+        enums = _enum_labels(connection, table)
+        bounds = _union_of_rows([_typed_constants(table, bound) for bound in table.bounds], columns)
+        is_after = _beyond_columns(columns)
+        for first in range(0, count, _MAX_KEYS_PER_QUERY):
+            batch = [
+                _typed_constants(table, _as_bounds(table, row, enums))
+                for row in rows[first : first + _MAX_KEYS_PER_QUERY]
+            ]
+            counts = fetch_rows(
                 connection,
-                f"SELECT a.place, COUNT(b.place) FROM ({_listed(some, columns)}) AS a "  # noqa: S608  # quoted
-                f"LEFT JOIN ({bounds}) AS b ON {behind} GROUP BY a.place",
+                f"SELECT a.place, COUNT(b.place) FROM ({_union_of_rows(batch, columns)}) AS a "  # noqa: S608  # quoted
+                f"LEFT JOIN ({bounds}) AS b ON {is_after} GROUP BY a.place",
             )
-            for place, chunk in told:
-                found[first + int(place)] = int(chunk)
-    return found
+            for ordinal, chunk in counts:
+                chunks[first + int(ordinal)] = int(chunk)
+    return chunks
 
 
-def _listed(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
+def _union_of_rows(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
     def row(place: int, values: Sequence[str]) -> str:
         named = ", ".join(f"{value} AS {name}" for value, name in zip(values, columns, strict=True))
         return f"SELECT {place} AS place, {named}"
@@ -253,46 +279,46 @@ def _listed(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
 
 
 def _beyond_columns(columns: Sequence[str]) -> str:
-    ways, same = [], ""
+    alternatives, equal_prefix = [], ""
     for name in columns:
-        ways.append(f"({same}a.{name} > b.{name})")
-        same += f"a.{name} = b.{name} AND "
-    return "(" + " OR ".join(ways) + ")"
+        alternatives.append(f"({equal_prefix}a.{name} > b.{name})")
+        equal_prefix += f"a.{name} = b.{name} AND "
+    return "(" + " OR ".join(alternatives) + ")"
 
 
-def _typed(table: SeenTable, values: Sequence[Any]) -> list[str]:
-    told = []
+def _typed_constants(table: SeenTable, values: Sequence[Any]) -> list[str]:
+    expressions = []
     for (_, kind, collation), value in zip(table.key, values, strict=True):
         if kind.startswith("text:"):
-            told.append(f"CONVERT({literal(value)} USING {kind[5:]}) COLLATE {collation}")
+            expressions.append(f"CONVERT({literal(value)} USING {kind[5:]}) COLLATE {collation}")
         else:
-            told.append(_literal(kind, value))
-    return told
+            expressions.append(_literal(kind, value))
+    return expressions
 
 
-def _from_log(table: SeenTable, values: Sequence[str], enums: dict[str, list[str]]) -> list[str]:
-    """Texts of changes as bounds are told: bytes without their 0x, labels as the numbers that they are sorted by."""
-    told = []
+def _as_bounds(table: SeenTable, values: Sequence[str], enums: dict[str, list[str]]) -> list[str]:
+    """Key values from the log in the form of bounds: bytes without 0x, enum labels as numbers."""
+    texts = []
     for (name, kind, _), value in zip(table.key, values, strict=True):
         if name in enums:
             labels = enums[name]
             if labels[0] == "set":
-                told.append(str(sum(1 << labels.index(part, 1) - 1 for part in value.split(",") if part)))
+                texts.append(str(sum(1 << labels.index(part, 1) - 1 for part in value.split(",") if part)))
             else:
-                told.append(str(labels.index(value, 1) if value else 0))
+                texts.append(str(labels.index(value, 1) if value else 0))
         else:
-            told.append(value.removeprefix("0x") if kind == "binary" else value)
-    return told
+            texts.append(value.removeprefix("0x") if kind == "binary" else value)
+    return texts
 
 
-def _labels(connection: Connection, table: SeenTable) -> dict[str, list[str]]:
-    """Of enums and sets in the key: what they are, then their labels."""
-    found = {}
+def _enum_labels(connection: Connection, table: SeenTable) -> dict[str, list[str]]:
+    """For each enum or set in the key: the type, then its labels."""
+    labels = {}
     for column in catalog.columns_of(connection, table.schema, table.table):
         if column.type in ("enum", "set") and column.name in [name for name, _, _ in table.key]:
-            inside = column.full_type[len(column.type) + 2 : -2]
-            found[column.name] = [column.type, *(part.replace("''", "'") for part in inside.split("','"))]
-    return found
+            listed = column.full_type[len(column.type) + 2 : -2]
+            labels[column.name] = [column.type, *(part.replace("''", "'") for part in listed.split("','"))]
+    return labels
 
 
 def _name(schema: str, table: str) -> str:

@@ -1,5 +1,5 @@
-"""PostgreSQL as a source of changes: pgoutput through one session that stays open, snapshots by chunks.
+"""PostgreSQL as a source of changes: pgoutput through one replication session that stays open, and chunked snapshots.
 
-Driver: ``planner`` and ``session``. Tasks: ``decode``, ``snapshot``. What the server is asked stands in ``catalog``;
-what is made in it, in ``preparation``.
+Driver: ``session``. Tasks: ``decode`` and ``snapshot``. ``catalog`` has the queries about the database; ``preparation``
+checks it and creates the publication and the replication slot.
 """

@@ -1,8 +1,8 @@
-"""What the database says of itself: tables and their keys, the publication, the slot. Questions only, in SQL."""
+"""Read-only queries about the database: tables and their keys, the publication, the replication slot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from millstream.cdc.errors import PositionLost, SourceRefused
+from millstream.cdc.identity import full_name
 from millstream.cdc.postgres.connection import Login
 from millstream.cdc.postgres.pgoutput import Column, Relation, format_lsn, kind_of, parse_lsn
 
@@ -22,9 +23,9 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_toast%%'
 ORDER BY 2, 3
 """
-# As JSON, because only since version 15 there are lists of columns and filters of rows.
+# As JSON, because column lists and row filters exist only since version 15.
 _PUBLISHED = "SELECT to_jsonb(p) FROM pg_publication_tables p WHERE pubname = %s"
-# Under an index of its own choice a table is identified by that; else by its primary key, under FULL too.
+# With REPLICA IDENTITY USING INDEX the key is that index; otherwise it is the primary key, also with FULL.
 _KEY = """
 SELECT a.attname::text
 FROM pg_index i, unnest(i.indkey) WITH ORDINALITY AS k(attnum, place), pg_attribute a
@@ -42,12 +43,46 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ORDER BY a.attnum
 """
+_NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped"
+# One statement, so that both sides have the same names even if columns are renamed meanwhile. Since version 15 attnames
+# has the names of all columns if the publication has no column list.
+_SENT = """
+SELECT a.attname::text, a.attgenerated = '' AND coalesce(to_jsonb(p) -> 'attnames' ? a.attname::text, true)
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_publication_tables p ON p.pubname = %s AND p.schemaname = n.nspname AND p.tablename = c.relname
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+"""
 _BASE_TYPES = """
 WITH RECURSIVE down(first, oid, base, kind) AS (
   SELECT oid, oid, typbasetype, typtype FROM pg_type WHERE oid = ANY(%s)
   UNION ALL SELECT d.first, t.oid, t.typbasetype, t.typtype FROM down d JOIN pg_type t ON t.oid = d.base)
 SELECT first::bigint, oid::bigint FROM down WHERE base = 0
 """
+# A partition whose entry in pg_inherits is two commands younger than its row type, in the same transaction, was created
+# by CREATE TABLE ... PARTITION OF and has no rows. A partition that was attached later may have rows.
+_PARTITIONS = """
+SELECT t.root::bigint, c.oid::bigint, c.oid::regclass::text,
+       i.xmin = y.xmin AND i.cmin::text::bigint - y.cmin::text::bigint <= 2, i.xmin::text
+FROM unnest(%s::oid[]) AS t(root), pg_partition_tree(t.root) AS p
+JOIN pg_class c ON c.oid = p.relid JOIN pg_inherits i ON i.inhrelid = c.oid JOIN pg_type y ON y.typrelid = c.oid
+WHERE p.level > 0
+"""
+_ENTRIES = """
+SELECT t.oid::bigint, p.oid::bigint || '/' || coalesce((
+  SELECT 'table ' || r.oid FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = t.oid), {schema}, 'all')
+FROM pg_publication p, pg_class t WHERE p.pubname = %s AND t.oid = ANY(%s)
+"""
+# A row's xmin is the transaction that wrote it: every ALTER PUBLICATION ... SET (...) writes another row.
+_OPTIONS = "SELECT xmin::text FROM pg_publication WHERE pubname = %s"
+_NOW = """
+SELECT c.oid::bigint, n.nspname || '.' || c.relname, c.relpersistence::text, c.relispartition
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s)
+"""
+_BY_SCHEMA = (
+    "(SELECT 'schema ' || n.oid FROM pg_publication_namespace n WHERE n.pnpubid = p.oid AND n.pnnspid = t.relnamespace)"
+)
+_SCHEMAS_SINCE = 150_000
+CHANGE_KINDS = ("insert", "update", "delete", "truncate")
 _SLOT = """
 SELECT plugin::text, database::text, confirmed_flush_lsn::text, active, active_pid, wal_status::text,
        pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint
@@ -57,6 +92,8 @@ FROM pg_replication_slots WHERE slot_name = %s
 
 @dataclass(frozen=True, slots=True)
 class FollowedTable:
+    """A table that matches the options. ``identity`` is its replica identity: d, n, f or i."""
+
     oid: int
     schema: str
     name: str
@@ -66,28 +103,34 @@ class FollowedTable:
 
     @property
     def full_name(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return full_name(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
+    """A column, as the catalog has it now."""
+
     name: str
     type: int
     type_name: str
     collation: str | None
-    """Where it is not its type's own."""
+    """None: the type's default collation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """What of a table is published: some columns (None: all), some rows."""
+class Publication:
+    """A publication. ``tables``: their full names with their row filters. ``unpublished``: kinds of changes that it
+    excludes."""
 
-    columns: tuple[str, ...] | None
-    row_filter: str | None
+    tables: dict[str, str | None]
+    unpublished: tuple[str, ...]
+    via_root: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
+    """The state of a replication slot."""
+
     plugin: str
     database: str
     confirmed: int | None
@@ -95,11 +138,11 @@ class Slot:
     active_pid: int | None
     wal_status: str | None
     held_bytes: int | None
-    """How much log the server keeps for it."""
+    """Bytes of WAL that the server keeps for the slot."""
 
 
 def followed_tables(connection: Connection, patterns: Sequence[str]) -> list[FollowedTable]:
-    """The tables that the patterns mean. Partitions are followed through their root."""
+    """The tables that match the patterns. Partitions are followed through their root table."""
     rows = connection.execute(_TABLES).fetchall()
     tables = [
         FollowedTable(oid, schema, name, identity, kind == "p", partition)
@@ -109,23 +152,95 @@ def followed_tables(connection: Connection, patterns: Sequence[str]) -> list[Fol
 
 
 def matches(schema: str, table: str, patterns: Sequence[str]) -> bool:
-    """``orders``, ``shop.orders``, ``shop.*``: a pattern without a dot is about the schema ``public``."""
-    return any(
-        fnmatchcase(f"{schema}.{table}", pattern if "." in pattern else f"public.{pattern}") for pattern in patterns
-    )
+    """Whether a table matches ``orders``, ``shop.orders`` or ``shop.*``. A pattern without a dot means ``public``."""
+    return any(fnmatchcase(f"{schema}.{table}", _full(pattern)) for pattern in patterns)
 
 
-def published(connection: Connection, publication: str) -> dict[str, Published] | None:
-    """The tables of a publication by their full names; None where there is no such publication."""
+def _full(pattern: str) -> str:
+    return pattern if "." in pattern else f"public.{pattern}"
+
+
+def published(connection: Connection, publication: str) -> dict[str, str | None] | None:
+    """The tables of a publication by their full names, with their row filters; None if there is no such publication."""
     if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)).fetchall():
         return None
-    found = [row for (row,) in connection.execute(_PUBLISHED, (publication,)).fetchall()]
+    rows = [row for (row,) in connection.execute(_PUBLISHED, (publication,)).fetchall()]
+    return {full_name(row["schemaname"], row["tablename"]): row.get("rowfilter") for row in rows}
+
+
+def publication_of(connection: Connection, name: str) -> Publication | None:
+    tables = published(connection, name)
+    if tables is None:
+        return None
+    [(via_root, *kinds)] = connection.execute(
+        "SELECT pubviaroot, pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s",
+        (name,),
+    ).fetchall()
+    unpublished = [kind for kind, is_published in zip(CHANGE_KINDS, kinds, strict=True) if not is_published]
+    return Publication(tables, tuple(unpublished), via_root)
+
+
+def generated_key_columns(connection: Connection, table: int) -> list[str]:
+    key = key_of(connection, table)
+    logged = {column.name for column in columns_of(connection, table)}
+    return [name for name in key if name not in logged]
+
+
+def identities_of(
+    connection: Connection, tables: Sequence[FollowedTable], publication: str
+) -> dict[str, dict[str, Any]]:
+    """The identity of each table by its full name, in the form of ``millstream.cdc.identity``."""
+    oids = [table.oid for table in tables]
+    published_tables = published(connection, publication) or {}
+    by_schema = _BY_SCHEMA if connection.info.server_version >= _SCHEMAS_SINCE else "NULL"
+    entries = dict(connection.execute(_ENTRIES.format(schema=by_schema), (publication, oids)).fetchall())
+    options = [version for (version,) in connection.execute(_OPTIONS, (publication,)).fetchall()]
+    partitions: dict[int, dict[str, str]] = {oid: {} for oid in oids}
+    attached: dict[int, dict[str, str]] = {oid: {} for oid in oids}
+    empty: dict[int, list[str]] = {oid: [] for oid in oids}
+    roots = [table.oid for table in tables if table.partitioned]
+    for root, oid, name, created, by in connection.execute(_PARTITIONS, (roots,)).fetchall():
+        partitions[root][str(oid)] = name
+        attached[root][str(oid)] = by
+        if created:
+            empty[root].append(str(oid))
     return {
-        f"{row['schemaname']}.{row['tablename']}": Published(
-            None if row.get("attnames") is None else tuple(row["attnames"]), row.get("rowfilter")
-        )
-        for row in found
+        table.full_name: {
+            "schema": table.schema,
+            "table": table.name,
+            "oid": table.oid,
+            "published": entries.get(table.oid) if table.full_name in published_tables else None,
+            "options": options[0] if options else None,
+            "partitions": partitions[table.oid],
+            "attached": attached[table.oid],
+            "empty": empty[table.oid],
+            "keys": [list(key_of(connection, table.oid))],
+        }
+        for table in tables
     }
+
+
+def removed_tables(
+    connection: Connection, removed: Mapping[str, dict[str, Any]], patterns: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Identities with the reason ``left`` for tables that are no longer followed. A dropped table is included only if
+    the patterns name it, because a glob does not require a table to exist."""
+    now = {
+        row[0]: row[1:] for row in connection.execute(_NOW, ([each["oid"] for each in removed.values()],)).fetchall()
+    }
+    result = {}
+    for name, identity in removed.items():
+        if identity["oid"] in now:
+            current, persistence, partition = now[identity["oid"]]
+            why = f"it was renamed to {current}"
+            if persistence != "p":
+                why = "it was set UNLOGGED, so its changes are no longer in the log"
+            elif partition:
+                why = f"it became a partition of a different table, with the name {current}"
+            result[name] = {**identity, "left": why}
+        elif f"{identity['schema']}.{identity['table']}" in [_full(pattern) for pattern in patterns]:
+            result[name] = {**identity, "left": "it was dropped"}
+    return result
 
 
 def key_of(connection: Connection, table: int) -> tuple[str, ...]:
@@ -136,23 +251,48 @@ def columns_of(connection: Connection, table: int) -> list[TableColumn]:
     return [TableColumn(*row) for row in connection.execute(_COLUMNS, (table,)).fetchall()]
 
 
+def column_names(connection: Connection, table: int) -> list[str]:
+    """All columns, also generated ones."""
+    return [name for (name,) in connection.execute(_NAMES, (table,)).fetchall()]
+
+
+def sent_columns(connection: Connection, publication: str, table: int) -> dict[str, bool]:
+    """All current columns with whether the publication sends each: not generated, and in its column list if it has one.
+    Empty if the publication does not include the table."""
+    return dict(connection.execute(_SENT, (publication, table)).fetchall())
+
+
 def base_types(connection: Connection, types: Sequence[int]) -> dict[int, int]:
-    """Of a domain the type that it is made of, however deep; of every other type itself."""
+    """The base type of each domain, at any depth; every other type maps to itself."""
     return dict(connection.execute(_BASE_TYPES, (list(types),)).fetchall())
 
 
 def relation_of(connection: Connection, table: FollowedTable, columns: list[TableColumn]) -> Relation:
-    """The table as a relation message would describe it, now."""
+    """The table as a relation message would describe it now."""
     key = frozenset(key_of(connection, table.oid))
     bases = base_types(connection, [column.type for column in columns])
-    told = tuple(Column(c.name, c.type, c.name in key, kind_of(bases.get(c.type, c.type))) for c in columns)
-    return Relation(table.oid, table.schema, table.name, table.identity, told)
+    described = tuple(Column(c.name, c.type, c.name in key, kind_of(bases.get(c.type, c.type))) for c in columns)
+    return Relation(table.oid, table.schema, table.name, table.identity, described)
 
 
-def completed(connection: Connection, relation: Relation) -> Relation:
-    """A relation message with what only the catalog knows."""
-    key = frozenset(key_of(connection, relation.id)) if relation.identity == "f" else frozenset()
-    return relation.known(key, base_types(connection, [column.type for column in relation.columns]))
+def complete_relation(connection: Connection, relation: Relation, keys: Sequence[Sequence[str]]) -> Relation:
+    """Adds facts from the catalog to a relation message. ``keys``: the recorded keys of the table.
+
+    With REPLICA IDENTITY FULL the message does not contain the key, and the catalog has the current key. If the table
+    was dropped or a column was renamed since the message was written, a recorded key is used.
+    """
+    key: Sequence[str] = ()
+    if relation.identity == "f":
+        columns = {column.name for column in relation.columns}
+        possible = [key_of(connection, relation.id), *reversed(keys)]
+        key = next((names for names in possible if names and columns.issuperset(names)), ())
+        if not key:
+            raise SourceRefused(
+                f"{relation.schema}.{relation.table} has REPLICA IDENTITY FULL, so the log does not contain its key, "
+                "and its current key is not among the columns that it had then. Start over with a snapshot: "
+                "`millstream pipeline reset`."
+            )
+    return relation.with_catalog(frozenset(key), base_types(connection, [column.type for column in relation.columns]))
 
 
 def slot_of(connection: Connection, name: str) -> Slot | None:
@@ -164,58 +304,65 @@ def slot_of(connection: Connection, name: str) -> Slot | None:
 
 
 def server_of(connection: Connection) -> tuple[str, str]:
-    """What tells this server and this database from every other."""
+    """The server's system identifier, and the database's name."""
     row = connection.execute("SELECT system_identifier::text, current_database()::text FROM pg_control_system()")
-    [found] = row.fetchall()
-    return found[0], found[1]
+    [identity] = row.fetchall()
+    return identity[0], identity[1]
 
 
 def server_name(system: str, database: str) -> str:
     return f"{system}/{database}"
 
 
-def same_server(expected: str, system: str, database: str, login: Login) -> None:
+def require_same_server(expected: str, system: str, database: str, login: Login) -> None:
     if expected != server_name(system, database):
         raise PositionLost(
-            f"{login.shown} is another server or database than before ({server_name(system, database)}, and the "
-            f"checkpoint is of {expected}): its positions mean nothing here. Correct the dsn, or begin anew with "
-            "`millstream pipeline reset`."
+            f"{login.display_address} is another server or database than before: it is "
+            f"{server_name(system, database)}, and the checkpoint is of {expected}, so the checkpoint's position is "
+            "not valid here. Correct the dsn, or start over: `millstream pipeline reset`."
         )
 
 
 def check_position(login: Login, slot: str, position: int) -> None:
-    """Raises PositionLost where the slot cannot give what follows ``position``."""
+    """Raises PositionLost if the slot cannot send the log after ``position``."""
     with login.connect() as connection:
-        found = slot_of(connection, slot)
-    refuse_gap(slot, found, position)
+        state = slot_of(connection, slot)
+    refuse_gap(slot, state, position)
 
 
-def refuse_gap(slot: str, found: Slot | None, position: int) -> None:
-    """Pure. A slot that is ahead was acknowledged by another reader, or dropped and made anew: the same to us."""
-    anew = "What lies between is lost to this pipeline. Begin anew, with a snapshot: `millstream pipeline reset`."
-    if found is None:
+def refuse_gap(slot: str, state: Slot | None, position: int) -> None:
+    """Raises PositionLost if changes after ``position`` are missing from the slot. Pure.
+
+    A slot ahead of the checkpoint was advanced by another reader, or dropped and created again.
+    """
+    advice = (
+        "The changes between the two positions are lost to this pipeline. Start over with a snapshot: "
+        "`millstream pipeline reset`."
+    )
+    if state is None:
         raise PositionLost(
-            f"slot {slot!r} does not exist any more; the checkpoint needs it from {format_lsn(position)}. {anew}"
+            f"slot {slot!r} does not exist any more, and the checkpoint needs the log from {format_lsn(position)} on. "
+            "These changes are lost to this pipeline. Start over with a snapshot: `millstream pipeline reset`."
         )
-    if found.wal_status == "lost":
+    if state.wal_status == "lost":
         why = "the server has removed log that it needed (max_slot_wal_keep_size)"
-        raise PositionLost(f"slot {slot!r} is lost: {why}. {anew}")
-    if found.confirmed is not None and found.confirmed > position:
+        raise PositionLost(f"slot {slot!r} is lost: {why}. {advice}")
+    if state.confirmed is not None and state.confirmed > position:
         raise PositionLost(
-            f"slot {slot!r} stands at {format_lsn(found.confirmed)}, ahead of the checkpoint's "
-            f"{format_lsn(position)}: it was moved by another reader, or dropped and made anew. {anew}"
+            f"slot {slot!r} is at {format_lsn(state.confirmed)}, ahead of the checkpoint's {format_lsn(position)}: "
+            f"another reader advanced it, or it was dropped and created again. {advice}"
         )
 
 
 def slot_in_use(slot: str, why: str, waited_s: float) -> SourceRefused:
     return SourceRefused(
-        f"slot {slot!r} is in use: {why}. It was waited for during wal_sender_timeout ({waited_s:.0f} s). A slot has "
-        "one reader: stop the other, or name another slot."
+        f"slot {slot!r} is in use: {why}. Waited for wal_sender_timeout ({waited_s:.0f} s). A slot has one reader: "
+        "stop the other reader, or name another slot."
     )
 
 
 def flushed_position(connection: Connection) -> int:
-    """How far the log is safe, and so can be decoded."""
+    """The position up to which the log is flushed and can be decoded."""
     [(text,)] = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchall()
     return parse_lsn(text)
 

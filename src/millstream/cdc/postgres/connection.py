@@ -1,7 +1,7 @@
-"""Ways into the database: plain SQL, and the replication protocol through libpq. Both with the same fixed settings.
+"""Connections to the database: SQL, and the replication protocol through libpq, both with the same fixed settings.
 
-Values reach us as texts that depend on the session's settings. So every session that reads values, whether from the log
-or from a table, gets the same ones: that is why a snapshot and the changes behind it tell a value alike.
+Values are sent as text that depends on the session's settings. Every session that reads values, from the log or from a
+table, uses the same settings, so that a snapshot and the changes after it show a value in the same form.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SETTINGS = {
 }
 _EXAMPLE = "postgresql://user@host:5432/database"
 _REFUSALS = ("28", "3D", "42501")
-"""SQL states after which the same login cannot succeed: authorisation, no such database, no right."""
+"""SQL states after which the same login cannot succeed: authorisation, no such database, no privilege."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Login:
-    """Ways into the database at an address."""
+    """Opens connections to the database at an address."""
 
     address: DatabaseAddress
 
     def resolve(self, environment: Mapping[str, str] = os.environ, **more: str) -> str:
-        """What libpq connects with, secrets included. Never log it."""
+        """The connection string for libpq, secrets included. Never log it."""
         try:
-            given: dict[str, Any] = conninfo.conninfo_to_dict(self.address.whole(environment))
+            given: dict[str, Any] = conninfo.conninfo_to_dict(self.address.resolved(environment))
         except psycopg.ProgrammingError:
             raise InvalidChangeOption("dsn", "***", _EXAMPLE) from None
         password = self.address.password(environment)
@@ -59,18 +59,18 @@ class Login:
 
     @property
     def database(self) -> str:
-        """What events call it: its name in the dsn, or the user's, as libpq has it; empty where neither is there."""
+        """The database's name in events: from the dsn, or the user's name as in libpq, or empty."""
         try:
-            given = conninfo.conninfo_to_dict(self.address.whole())
+            given = conninfo.conninfo_to_dict(self.address.resolved())
         except psycopg.ProgrammingError:
             raise InvalidChangeOption("dsn", "***", _EXAMPLE) from None
         return str(given.get("dbname") or given.get("user") or "")
 
     @property
-    def shown(self) -> str:
+    def display_address(self) -> str:
         """Host, port and database, for messages."""
         try:
-            given = conninfo.conninfo_to_dict(self.address.written())
+            given = conninfo.conninfo_to_dict(self.address.unresolved())
         except (psycopg.ProgrammingError, InvalidChangeOption):
             return "the database"
         port, name = given.get("port") or 5432, given.get("dbname") or given.get("user") or ""
@@ -78,7 +78,7 @@ class Login:
 
     @contextmanager
     def connect(self) -> Iterator[psycopg.Connection[Any]]:
-        """For SQL, in autocommit. What the driver raises while it is open leaves as an error of ours."""
+        """A connection for SQL, in autocommit mode. Errors of the driver are converted to errors of this package."""
         try:
             with psycopg.connect(self.resolve(), autocommit=True) as connection:
                 yield connection
@@ -87,24 +87,26 @@ class Login:
         except psycopg.Error as error:
             text = " ".join(str(error).split())
             raise SourceRefused(
-                f"{self.shown} says: {text}. Give the user what it lacks, or correct it there."
+                f"{self.display_address} reports: {text}. Grant the missing privilege, or correct the database."
             ) from error
 
     def failure(self, error: psycopg.Error | str) -> SourceUnreachable | SourceRefused:
-        """A refusal where the same login can never succeed; else something that may pass."""
+        """SourceRefused if the same login cannot succeed; otherwise SourceUnreachable, which is retried."""
         text = " ".join(str(error).split())
         state = getattr(error, "sqlstate", None) or ""
         refused = state.startswith(_REFUSALS) or "authentication failed" in text or "no pg_hba.conf entry" in text
         if refused:
-            return SourceRefused(f"{self.shown} refused the login: {text}. Check dsn, password and pg_hba.conf.")
-        return SourceUnreachable(f"{self.shown} cannot be reached: {text}. It is tried again.")
+            return SourceRefused(
+                f"{self.display_address} refused the login: {text}. Check dsn, password and pg_hba.conf."
+            )
+        return SourceUnreachable(f"{self.display_address} cannot be reached: {text}. Retrying.")
 
     def __repr__(self) -> str:
-        return f"Login({self.shown!r})"
+        return f"Login({self.display_address!r})"
 
 
 class ReplicationError(Exception):
-    """What the server answered to a command of the replication protocol."""
+    """The server's error reply to a command of the replication protocol."""
 
     def __init__(self, state: str, message: str) -> None:
         super().__init__(message)
@@ -112,7 +114,7 @@ class ReplicationError(Exception):
 
 
 class ReplicationConnection:
-    """One connection that speaks the replication protocol. For one thread."""
+    """A connection for the replication protocol, for use in one thread."""
 
     def __init__(self, login: Login) -> None:
         self._pg = pq.PGconn.connect(login.resolve(replication="database").encode())
@@ -122,10 +124,11 @@ class ReplicationConnection:
             raise login.failure(text)
         self.fileno = self._pg.socket
         self.get = self._pg.get_copy_data
-        """``get(1)``: (length, memoryview) of the next message, (0, ...) where none is there, (-1, ...) at the end."""
+        """``get(1)`` returns (length, memoryview) of the next message, (0, ...) if none has arrived, (-1, ...) at the
+        end of the stream."""
 
-    def ask(self, command: str) -> dict[str, str]:
-        """The first row of the answer. Raises ReplicationError."""
+    def execute(self, command: str) -> dict[str, str]:
+        """Runs a command and returns the first row of the reply. Raises ReplicationError."""
         result = self._pg.exec_(command.encode())
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             raise _server_error(result)
@@ -136,14 +139,14 @@ class ReplicationConnection:
         return values
 
     def start(self, command: str) -> None:
-        """Begins to stream."""
+        """Runs a command that starts the stream."""
         result = self._pg.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise _server_error(result)
         self._pg.nonblocking = 1
 
     def receive(self) -> None:
-        """Takes in what the socket has. Raises OSError where it is gone."""
+        """Reads the available bytes from the socket. Raises OSError if the connection is closed."""
         try:
             self._pg.consume_input()
         except psycopg.OperationalError as error:
@@ -157,7 +160,7 @@ class ReplicationConnection:
             raise ConnectionError(" ".join(str(error).split())) from error
 
     def why_ended(self) -> ReplicationError:
-        """After the end of the stream."""
+        """The server's error after the end of the stream."""
         result = self._pg.get_result()
         return ReplicationError("", "the server ended the stream") if result is None else _server_error(result)
 
@@ -172,7 +175,7 @@ def _server_error(result: pq.abc.PGresult) -> ReplicationError:
 
 
 def quoted(name: str) -> str:
-    """An identifier, whatever is in it."""
+    """A quoted identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 

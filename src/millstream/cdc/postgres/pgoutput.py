@@ -1,8 +1,8 @@
-"""The messages of Postgres's own output plugin, protocol version 1: what the session has to understand of them.
+"""Parses messages of the output plugin pgoutput, protocol version 1. Pure: bytes in, values out.
 
-The session looks at one byte of each message and spools it; it parses what steers (begin, commit, relation, truncate).
-Rows are decoded by the tasks, all of a segment at once (``decode``); where their columns lie, in tuples and in COPY's
-binary rows, is found here, column by column. Pure: bytes in, values out.
+The session reads one byte of each message and stores the message; it parses only control messages (begin, commit,
+relation, truncate). The tasks decode rows, all rows of a segment together (``decode``). The functions at the end of
+this module compute, column by column, where the values are in tuples and in COPY's binary rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.cdc.errors import UnreadableMessage
-from millstream.cdc.json_columns import NULL, UNCHANGED, UNTOLD, VALUE, Kind, Places, texts
+from millstream.cdc.json_columns import NULL, UNCHANGED, UNKNOWN, VALUE, Kind, ValueSlices, texts
 from millstream.cdc.segments import Bytes, Numbers, byte_view
 
 BEGIN, COMMIT, RELATION, TYPE, ORIGIN, MESSAGE = b"BCRYOM"
 INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
 CHANGES = frozenset(b"IUDT")
-STEERING = frozenset(b"RYOM")
-"""Messages that are not spooled: a relation goes into a segment's facts, the others say nothing that a row needs."""
+CONTROL = frozenset(b"RYOM")
+"""Messages that are not stored: a relation goes into a segment's metadata, and decoding does not need the others."""
 
 _EPOCH_MS = 946_684_800_000  # 2000-01-01, from which Postgres counts
 _BEGIN = struct.Struct(">cQqI")
@@ -36,7 +36,7 @@ _KINDS: dict[int, Kind] = {
     **dict.fromkeys((20, 21, 23, 26), "number"),
     **dict.fromkeys((700, 701), "float"),
     1700: "numeric",
-    # bytea in hex has a backslash and is a text; these have digits, letters, colons, dashes, blanks and dots alone.
+    # bytea in hex has a backslash, so it is "text"; these have only digits, letters, colons, dashes, blanks and dots.
     **dict.fromkeys((28, 29, 27, 1082, 1083, 1114, 1184, 1186, 1266, 2950, 829, 774, 869, 650, 3220, 5069), "plain"),
 }
 _TEXT, _NOTHING, _TOAST = b"tnu"
@@ -45,7 +45,7 @@ _TEXT, _NOTHING, _TOAST = b"tnu"
 @dataclass(frozen=True, slots=True)
 class Begin:
     lsn: int
-    """Where the commit's record begins: the transaction's place in the log."""
+    """Start of the commit record: the transaction's position in the log."""
     ts_ms: int
     xid: int
 
@@ -54,7 +54,7 @@ class Begin:
 class Commit:
     lsn: int
     end: int
-    """The position behind it: what is acknowledged when the transaction is done."""
+    """End of the commit record: the position that is acknowledged when the transaction is finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class Relation:
     def key(self) -> tuple[int, ...]:
         return tuple(at for at, column in enumerate(self.columns) if column.key)
 
-    def known(self, key: frozenset[str], base_types: dict[int, int]) -> Relation:
-        """With what the catalog knows: under FULL the message marks every column as key, and of a domain it gives the
-        domain's own number."""
+    def with_catalog(self, key: frozenset[str], base_types: dict[int, int]) -> Relation:
+        """Adds facts from the catalog: with REPLICA IDENTITY FULL the message marks every column as key, and for a
+        domain it has the domain's type instead of the base type."""
         columns = tuple(
             replace(
                 column,
@@ -103,9 +103,9 @@ class Relation:
         }
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Relation:
-        columns = tuple(Column(name, type_, bool(key), kind) for name, type_, key, kind in told["columns"])
-        return cls(told["id"], told["schema"], told["table"], told["identity"], columns)
+    def from_json(cls, document: dict[str, Any]) -> Relation:
+        columns = tuple(Column(name, type_, bool(key), kind) for name, type_, key, kind in document["columns"])
+        return cls(document["id"], document["schema"], document["table"], document["identity"], columns)
 
 
 def kind_of(type_oid: int) -> Kind:
@@ -147,7 +147,7 @@ def parse_relation(message: bytes | memoryview) -> Relation:
 
 
 def parse_truncate(message: bytes | memoryview) -> tuple[int, ...]:
-    """The tables that were emptied together."""
+    """The ids of the tables in a truncate message."""
     [count] = struct.unpack_from(">I", message, 1)
     return struct.unpack_from(f">{count}I", message, 6)
 
@@ -166,8 +166,8 @@ def parse_lsn(text: str) -> int:
     return int(high, 16) << 32 | int(low, 16)
 
 
-def walk_tuples(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
-    """Column by column through pgoutput's tuples, of which ``at`` are the first columns."""
+def walk_tuples(body: Bytes, at: Numbers, count: int) -> Iterator[ValueSlices]:
+    """Yields the value positions of each column of pgoutput tuples. ``at`` are the positions of the first columns."""
     sizes = byte_view(body, ">i4")
     for _ in range(count):
         kind = body[at]
@@ -175,43 +175,48 @@ def walk_tuples(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
         lengths = np.where(has, sizes[at + 1], 0).astype(np.int64)
         states = np.where(has, VALUE, np.where(kind == _TOAST, UNCHANGED, NULL)).astype(np.uint8)
         if not np.isin(kind, (_TEXT, _NOTHING, _TOAST)).all():
-            raise UnreadableMessage("a column is neither text, nor null, nor unchanged: is the protocol version 1?")
+            raise UnreadableMessage(
+                "a column is neither text, nor null, nor unchanged, as protocol version 1 requires. Please report this."
+            )
         begins = at + np.where(has, 5, 1)
-        yield Places(begins, lengths, states)
+        yield ValueSlices(begins, lengths, states)
         at = begins + lengths
 
 
-def walk_copied_rows(body: Bytes, at: Numbers, count: int) -> Iterator[Places]:
-    """Column by column through COPY's binary rows."""
+def walk_copied_rows(body: Bytes, at: Numbers, count: int) -> Iterator[ValueSlices]:
+    """Yields the value positions of each column of COPY's binary rows."""
     sizes = byte_view(body, ">i4")
     for _ in range(count):
         size = sizes[at].astype(np.int64)
         lengths = np.maximum(size, 0)
-        yield Places(at + 4, lengths, np.where(size < 0, NULL, VALUE).astype(np.uint8))
+        yield ValueSlices(at + 4, lengths, np.where(size < 0, NULL, VALUE).astype(np.uint8))
         at = at + 4 + lengths
 
 
-def filled(fresh: Places, stale: Places, known: bool) -> Places:
-    """The old value where the new one was not sent. Beside a key the other old columns are empty, and say nothing."""
-    take = (fresh.states == UNCHANGED) & (stale.states != UNCHANGED) & known
+def fill_unchanged(new: ValueSlices, old: ValueSlices, old_is_complete: bool) -> ValueSlices:
+    """Takes the old value where the new one was not sent. ``old_is_complete`` is False for an old tuple of which only
+    the key is logged: its other columns are null whatever their values are."""
+    take = (new.states == UNCHANGED) & (old.states != UNCHANGED) & old_is_complete
     if not take.any():
-        return fresh
-    return Places(
-        np.where(take, stale.begins, fresh.begins),
-        np.where(take, stale.lengths, fresh.lengths),
-        np.where(take, stale.states, fresh.states),
+        return new
+    return ValueSlices(
+        np.where(take, old.begins, new.begins),
+        np.where(take, old.lengths, new.lengths),
+        np.where(take, old.states, new.states),
     )
 
 
-def key_only(columns: Sequence[Places], relation: Relation) -> list[Places]:
-    """Beside a key the other columns are null in the message, whatever they are in the table: untold, so not shown."""
+def key_only(columns: Sequence[ValueSlices], relation: Relation) -> list[ValueSlices]:
+    """Marks the columns outside the key as UNKNOWN: in a key tuple they are null whatever their values are."""
     return [
-        places if at in relation.key else places._replace(states=np.full_like(places.states, UNTOLD))
-        for at, places in enumerate(columns)
+        slices if at in relation.key else slices._replace(states=np.full_like(slices.states, UNKNOWN))
+        for at, slices in enumerate(columns)
     ]
 
 
-def key_changed(body: Bytes, old: Sequence[Places], new: Sequence[Places], relation: Relation) -> npt.NDArray[np.bool_]:
+def key_has_changed(
+    body: Bytes, old: Sequence[ValueSlices], new: Sequence[ValueSlices], relation: Relation
+) -> npt.NDArray[np.bool_]:
     changed = np.zeros(len(old[0].begins), dtype=np.bool_)
     for at in relation.key:
         same = pc.equal(texts_at(body, old[at]), texts_at(body, new[at])).fill_null(False)
@@ -219,11 +224,11 @@ def key_changed(body: Bytes, old: Sequence[Places], new: Sequence[Places], relat
     return changed
 
 
-def texts_at(body: Bytes, places: Places) -> pa.Array:
-    """``texts`` for places that need not ascend: an old and a new row's column may be mixed in them."""
-    if len(places.begins) < 2 or (np.diff(places.begins) > 0).all():
-        return texts(body, places)
-    order = np.argsort(places.begins, kind="stable")
+def texts_at(body: Bytes, slices: ValueSlices) -> pa.Array:
+    """``texts`` for positions that are not ascending, as when values of old and new rows are mixed."""
+    if len(slices.begins) < 2 or (np.diff(slices.begins) > 0).all():
+        return texts(body, slices)
+    order = np.argsort(slices.begins, kind="stable")
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    return texts(body, places.at(order)).take(pa.array(back))
+    return texts(body, slices.at(order)).take(pa.array(back))

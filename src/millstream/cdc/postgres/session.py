@@ -1,8 +1,7 @@
-"""The one session that holds a slot: it reads ahead into the spool, and acknowledges what is finished.
+"""The replication session of a slot: fills the read-ahead log and acknowledges finished batches.
 
-Opening a slot makes the server decode from its restart point again, so a session stays open over all batches, and
-answers the server while Spark works. Nothing is acknowledged but what ``acknowledge`` was told: the ends of finished
-batches.
+Whenever a slot is opened, the server decodes again from its restart point. So one session stays open across batches and
+answers the server while Spark works. Only the ends of finished batches are acknowledged (``acknowledge``).
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ import struct
 import time
 from collections.abc import Callable
 
-from millstream.cdc.database import TICK_S, ChangeSession
+from millstream.cdc.database import POLL_S, ChangeSession
 from millstream.cdc.errors import PositionLost, SourceRefused, SourceUnreachable
+from millstream.cdc.identity import full_name
 from millstream.cdc.postgres import catalog
 from millstream.cdc.postgres.connection import Login, ReplicationConnection, ReplicationError, literal, quoted
 from millstream.cdc.postgres.pgoutput import (
     BEGIN,
     CHANGES,
     COMMIT,
+    CONTROL,
     RELATION,
-    STEERING,
     TRUNCATE,
     Begin,
     Relation,
@@ -31,12 +31,12 @@ from millstream.cdc.postgres.pgoutput import (
     parse_relation,
     parse_truncate,
 )
-from millstream.cdc.spool import LogSpool
+from millstream.cdc.read_ahead import ReadAheadLog
 from millstream.errors import MillstreamError
 
 SEGMENT_BYTES = 8 << 20
-_HUGE = 4 * SEGMENT_BYTES
-_BURST = 4_000
+MAX_PART_BYTES = 4 * SEGMENT_BYTES
+_MAX_MESSAGES_PER_LOCK = 4_000
 _DATA, _KEEPALIVE = b"wk"
 _HEADER = 25
 _KEEPALIVE_FORM = struct.Struct(">cQqB")
@@ -45,26 +45,27 @@ _EPOCH_S = 946_684_800
 
 
 class ReplicationSession(ChangeSession):
-    """``describe`` turns a relation message into what the catalog knows of the table; None: it is not followed."""
+    """The session of one replication slot. ``describe`` completes a relation message from the catalog, and returns None
+    if the table is not followed."""
 
     def __init__(
         self,
         login: Login,
         slot: str,
         publication: str,
-        spool: LogSpool,
+        read_ahead: ReadAheadLog,
         *,
         server: str,
         describe: Callable[[Relation], Relation | None],
     ) -> None:
-        super().__init__(spool, login.shown)
+        super().__init__(read_ahead, login.display_address)
         self._login = login
         self._slot = slot
         self._publication = publication
         self._server = server
         self._describe = describe
         self._finished = 0
-        self._told = 0
+        self._acknowledged = 0
         self._received = 0
         self._begin: Begin | None = None
         self._number = 0
@@ -74,20 +75,20 @@ class ReplicationSession(ChangeSession):
         self._finished = max(self._finished, position)
 
     def _stream(self) -> None:
-        connection = self._opened()
+        connection = self._open_slot()
         try:
-            with self._spool.lock:
-                self._spool.restart()
-            self._begin, self._followed, self._told = None, {}, 0
-            self._received = self._spool.position
+            with self._read_ahead.lock:
+                self._read_ahead.restart()
+            self._begin, self._followed, self._acknowledged = None, {}, 0
+            self._received = self._read_ahead.position
             self._connected()
             self._read(connection)
         finally:
             connection.close()
 
-    def _opened(self) -> ReplicationConnection:
-        """Holds the slot, or raises. A slot that somebody else holds is waited for: the server may not have noticed
-        yet that its last reader is gone."""
+    def _open_slot(self) -> ReplicationConnection:
+        """Opens the slot. If it is in use, waits: the server may not have noticed yet that the previous reader is
+        gone."""
         until: float | None = None
         while True:
             connection = ReplicationConnection(self._login)
@@ -97,7 +98,7 @@ class ReplicationSession(ChangeSession):
             except ReplicationError as error:
                 connection.close()
                 if error.state != "55006":
-                    raise self._explained(error) from error
+                    raise self._translate_error(error) from error
                 patience = catalog.wal_sender_timeout_s(self._login)
                 until = until or time.monotonic() + patience
                 if time.monotonic() > until or self._ending.is_set():
@@ -108,31 +109,34 @@ class ReplicationSession(ChangeSession):
                 raise
 
     def _start(self, connection: ReplicationConnection) -> None:
-        found = connection.ask("IDENTIFY_SYSTEM")
-        catalog.same_server(self._server, found["systemid"], found["dbname"], self._login)
-        start = self._spool.position
+        identity = connection.execute("IDENTIFY_SYSTEM")
+        catalog.require_same_server(self._server, identity["systemid"], identity["dbname"], self._login)
+        start = self._read_ahead.position
         options = f"proto_version '1', publication_names {literal(quoted(self._publication))}"
         connection.start(f"START_REPLICATION SLOT {quoted(self._slot)} LOGICAL {format_lsn(start)} ({options})")
-        # Asked while the slot is ours, so that nobody can move it any more. From a position before its own the server
-        # would go on silently behind the gap.
+        # Checked while this session has the slot, so that no other reader can advance it. If the requested position is
+        # before the slot's position, the server silently starts at the slot's position and leaves a gap.
         catalog.check_position(self._login, self._slot, start)
 
-    def _explained(self, error: ReplicationError) -> MillstreamError:
+    def _translate_error(self, error: ReplicationError) -> MillstreamError:
         text = str(error)
         if error.state == "55000":
-            why = f"slot {self._slot!r} cannot be read any more: {text}. The server has dropped log that it needed. "
-            return PositionLost(why + "Drop the slot and begin anew: `millstream pipeline reset`.")
+            why = f"slot {self._slot!r} cannot be read any more: {text}. The server has removed WAL that it needed. "
+            return PositionLost(why + "Drop the slot and start over: `millstream pipeline reset`.")
         if error.state == "42704" and "publication" in text:
             return SourceRefused(
-                f"the server says: {text}. Either it was dropped, or it is younger than slot {self._slot!r}: then "
-                "changes from before it cannot be decoded, ever. Drop the slot and make it after the publication."
+                f"the server reports: {text}. Either the publication was dropped, or it is younger than slot "
+                f"{self._slot!r}, and changes from before it cannot be decoded. Drop the slot and create it after the "
+                "publication."
             )
         if error.state == "42704":
-            why = f"slot {self._slot!r} is gone: {text}. What was written since is lost to it. "
-            return PositionLost(why + "Begin anew, with a snapshot: `millstream pipeline reset`.")
+            why = f"slot {self._slot!r} is gone: {text}. Changes since then are lost to this pipeline. "
+            return PositionLost(why + "Start over with a snapshot: `millstream pipeline reset`.")
         if error.state[:2] in ("28", "42"):
-            return SourceRefused(f"{self._login.shown} refuses to replicate: {text}. Give the user REPLICATION.")
-        return SourceUnreachable(f"{self._login.shown}: {text}. It is tried again.")
+            return SourceRefused(
+                f"{self._login.display_address} refuses to replicate: {text}. Give the user REPLICATION."
+            )
+        return SourceUnreachable(f"{self._login.display_address}: {text}. Retrying.")
 
     def _read(self, connection: ReplicationConnection) -> None:
         patience = catalog.wal_sender_timeout_s(self._login)
@@ -140,102 +144,106 @@ class ReplicationSession(ChangeSession):
         next_status = 0.0
         while not self._ending.is_set():
             now = time.monotonic()
-            if now >= next_status or self._finished > self._told:
-                self._status(connection, ask=True)
+            if now >= next_status or self._finished > self._acknowledged:
+                self._status(connection, execute=True)
                 next_status = now + interval
-            if self._begin is None and self._wait_for_room():
-                continue  # the server hears from us all the same
-            more, answer = self._burst(connection)
+            if self._begin is None and self._wait_for_capacity():
+                continue  # the loop still sends status messages
+            more, answer = self._read_available(connection)
             if answer:
-                self._status(connection, ask=False)
+                self._status(connection, execute=False)
             if more:
                 continue
-            ready, _, _ = select.select([connection.fileno], [], [], TICK_S)
+            ready, _, _ = select.select([connection.fileno], [], [], POLL_S)
             if ready:
                 connection.receive()
-                self._heard()
+                self._record_contact()
             else:
-                self._must_have_heard(2 * patience + 10)
+                self._check_contact(2 * patience + 10)
 
-    def _burst(self, connection: ReplicationConnection) -> tuple[bool, bool]:
-        """Spools what has arrived: whether there may be more, and whether the server wants an answer."""
-        get, spool, answer = connection.get, self._spool, False
-        with spool.lock:
-            for _ in range(_BURST):
+    def _read_available(self, connection: ReplicationConnection) -> tuple[bool, bool]:
+        """Stores the messages that have arrived. Returns whether there may be more, and whether the server requests a
+        status message."""
+        get, read_ahead, answer = connection.get, self._read_ahead, False
+        with read_ahead.lock:
+            for _ in range(_MAX_MESSAGES_PER_LOCK):
                 length, data = get(1)
                 if length <= 0:
                     if length < 0:
-                        raise self._explained(connection.why_ended())
+                        raise self._translate_error(connection.why_ended())
                     return False, answer
                 if data[0] == _DATA:
                     kind = data[_HEADER]
                     if kind in CHANGES:
-                        spool.add(data[_HEADER:], change=True)
+                        read_ahead.add(data[_HEADER:], change=True)
                         self._number += 1
                         if kind == TRUNCATE:
-                            self._emptied(data[_HEADER:])
-                        if spool.buffered > _HUGE:
-                            spool.part(self._open())
+                            self._truncated(data[_HEADER:])
+                        if read_ahead.buffered > MAX_PART_BYTES:
+                            read_ahead.part(self._open_transaction())
                     elif kind == COMMIT:
                         self._commit(data)
-                        if spool.full():
+                        if read_ahead.full():
                             break
                     else:
-                        self._steer(kind, data[_HEADER:])
+                        self._control_message(kind, data[_HEADER:])
                 elif data[0] == _KEEPALIVE:
-                    _, position, _, wanted = _KEEPALIVE_FORM.unpack_from(data)
+                    _, position, _, requested = _KEEPALIVE_FORM.unpack_from(data)
                     self._received = max(self._received, position)
-                    answer = answer or bool(wanted)
+                    answer = answer or bool(requested)
                     if self._begin is None:
-                        spool.reach(position)
+                        read_ahead.reach(position)
         return True, answer
 
     def _commit(self, data: memoryview) -> None:
-        spool = self._spool
-        spool.add(data[_HEADER:], change=False)
+        read_ahead = self._read_ahead
+        read_ahead.add(data[_HEADER:], change=False)
         end = parse_commit(data[_HEADER:]).end
-        spool.commit(end)
+        read_ahead.commit(end)
         self._begin = None
         self._received = max(self._received, end)
-        if spool.buffered >= SEGMENT_BYTES:
-            spool.seal()
+        if read_ahead.buffered >= SEGMENT_BYTES:
+            read_ahead.seal()
 
-    def _steer(self, kind: int, message: memoryview) -> None:
+    def _control_message(self, kind: int, message: memoryview) -> None:
         if kind == BEGIN:
             self._begin, self._number = parse_begin(message), 0
-            self._spool.add(message, change=False)
+            self._read_ahead.add(message, change=False)
         elif kind == RELATION:
             relation = parse_relation(message)
-            known = self._describe(relation)
-            self._followed[relation.id] = known
-            self._spool.describe(relation.id, None if known is None else known.to_json(), self._open())
-        elif kind not in STEERING:
+            described = self._describe(relation)
+            self._followed[relation.id] = described
+            self._read_ahead.describe(
+                relation.id, None if described is None else described.to_json(), self._open_transaction()
+            )
+        elif kind not in CONTROL:
             raise SourceRefused(
                 f"the server sent a message of kind {chr(kind)!r}, which protocol version 1 does not have. "
                 "Please report this with the server's version."
             )
 
-    def _emptied(self, message: memoryview) -> None:
-        """Told to the planner: a snapshot that is being read may have to begin again."""
+    def _truncated(self, message: memoryview) -> None:
+        """Reports a truncation to the planner, which may have to restart a snapshot."""
         begin = self._begin
         assert begin is not None, "a truncate stands inside a transaction"
         tables = {}
-        for half, number in enumerate(parse_truncate(message)):
+        for sub_event, number in enumerate(parse_truncate(message)):
             table = self._followed.get(number)
             if table is not None:
-                tables[f"{table.schema}.{table.table}"] = half
-        place = {"lsn": begin.lsn, "xid": begin.xid, "ts_ms": begin.ts_ms, "number": self._number - 1}
-        self._spool.turn({**place, "tables": tables})
+                tables[full_name(table.schema, table.table)] = sub_event
+        origin = {"lsn": begin.lsn, "xid": begin.xid, "ts_ms": begin.ts_ms, "number": self._number - 1}
+        self._read_ahead.add_truncation({**origin, "tables": tables})
 
-    def _open(self) -> dict[str, int] | None:
+    def _open_transaction(self) -> dict[str, int] | None:
         begin = self._begin
         if begin is None:
             return None
         return {"lsn": begin.lsn, "ts_ms": begin.ts_ms, "xid": begin.xid, "number": self._number}
 
-    def _status(self, connection: ReplicationConnection, *, ask: bool) -> None:
-        """Received is what the server may stop to repeat; only finished is what it may forget."""
-        self._told = self._finished
+    def _status(self, connection: ReplicationConnection, *, execute: bool) -> None:
+        """Sends a status message: received positions as written, finished positions as flushed and applied. The server
+        may discard WAL only up to the finished position."""
+        self._acknowledged = self._finished
         now = int((time.time() - _EPOCH_S) * 1_000_000)
-        message = _STATUS.pack(b"r", self._received, self._finished, self._finished, now, int(ask))
+        message = _STATUS.pack(b"r", self._received, self._finished, self._finished, now, int(execute))
         connection.send(message)

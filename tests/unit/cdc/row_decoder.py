@@ -1,4 +1,4 @@
-"""The decoder as one would write it first: a loop over messages, a loop over columns. Ours must equal it."""
+"""A simple decoder with a loop over messages and columns, as a reference for the numpy decoder."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def decode_plainly(messages: list[bytes], relations: dict[int, Relation], source
         if kind == b"C":
             continue
 
-        def tell(relation: Relation, op: str, key: str | None, before: Any, after: Any, half: int = 0) -> None:
+        def tell(relation: Relation, op: str, key: str | None, before: Any, after: Any, sub_event: int = 0) -> None:
             events.append(
                 {
-                    "id": f"{source}:{lsn}:{number}" + (f".{half}" if half else ""),  # noqa: B023
+                    "id": f"{source}:{lsn}:{number}" + (f".{sub_event}" if sub_event else ""),  # noqa: B023
                     "key": key,
                     "db": "db",
                     "schema": relation.schema,
@@ -71,9 +71,9 @@ def decode_plainly(messages: list[bytes], relations: dict[int, Relation], source
 
         if kind == b"T":
             [count] = struct.unpack_from(">I", message, 1)
-            for half, table in enumerate(struct.unpack_from(f">{count}I", message, 6)):
+            for sub_event, table in enumerate(struct.unpack_from(f">{count}I", message, 6)):
                 if table in relations:
-                    tell(relations[table], "t", None, None, None, half)
+                    tell(relations[table], "t", None, None, None, sub_event)
             number += 1
             continue
         [table] = struct.unpack_from(">I", message, 1)
