@@ -1,5 +1,6 @@
-"""Examinations for operators: is this server fit for streams, is this machine fit for Spark, what does a database keep
-for us? Each finding says how bad it is and what to do. Streams have a file of their own, ``streams``.
+"""Examinations of ``millstream doctor``: the Redis server, this machine (for Spark), and logs that databases retain.
+
+Each finding states how severe it is and what to do. ``streams`` has the examination of a stream.
 """
 
 from __future__ import annotations
@@ -7,22 +8,23 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.broker import BlockingBroker, server_setting, server_version
+from millstream.broker import BlockingBroker
+from millstream.broker.operations.info import known_commands, server_setting, server_version
 from millstream.errors import MillstreamError, PermissionDenied
 
 if TYPE_CHECKING:
-    from millstream.cdc import (  # its module needs a database's driver, which only pipelines install
-        BinlogStatus,
-        SlotStatus,
-    )
+    from millstream.cdc.mariadb.database import BinlogStatus
+    from millstream.cdc.postgres.database import SlotStatus
 
 
 class Severity(StrEnum):
+    """How urgent a finding of ``millstream doctor`` is."""
+
     ok = "ok"
     note = "note"
     warning = "warning"
@@ -30,56 +32,61 @@ class Severity(StrEnum):
 
 
 class Finding(NamedTuple):
+    """A result of an examination: what was examined, what was found, and what to do."""
+
     level: Severity
     what: str
     found: str
     remedy: str = ""
 
 
-MUCH = 1 << 30
-SHORT_S = 86_400
+MAX_RETAINED_BYTES = 1 << 30
+"""A database that retains more log for a pipeline is a warning."""
+MIN_BINLOG_RETENTION_S = 86_400
+"""A shorter retention of the binary log is a warning."""
 
 
-def examine_slot(found: SlotStatus | None) -> list[Finding]:
-    if found is None:
-        return [Finding(Severity.note, "slot", "there is none (yet)", "start the pipeline; create: true makes it")]
-    name = f"slot {found.slot}"
-    if found.wal_status == "lost":
-        remedy = "its changes are gone: millstream pipeline reset, drop it, and begin anew with a snapshot"
-        return [Finding(Severity.problem, name, "the server has removed log that it needs", remedy)]
+def examine_slot(slot: SlotStatus | None) -> list[Finding]:
+    if slot is None:
+        return [Finding(Severity.note, "slot", "does not exist (yet)", "start the pipeline; create: true creates it")]
+    name = f"slot {slot.slot}"
+    if slot.wal_status == "lost":
+        remedy = "its changes are lost: run millstream pipeline reset, drop the slot, and start again with a snapshot"
+        return [Finding(Severity.problem, name, "the server has removed WAL that it needs", remedy)]
     findings = []
-    if found.wal_status == "unreserved":
-        remedy = "it is lost at the next checkpoint: start the pipeline now, or raise max_slot_wal_keep_size"
-        findings.append(Finding(Severity.problem, name, "its log may be removed at any moment", remedy))
-    if not found.active:
-        level = Severity.warning if found.held_bytes > MUCH else Severity.note
-        findings.append(Finding(level, name, "nobody reads it", "start the pipeline, or drop the slot"))
-    level = Severity.warning if found.held_bytes > MUCH else Severity.ok
-    remedy = "the server keeps it until batches are finished: see what holds the pipeline up" if level != "ok" else ""
-    findings.append(Finding(level, name, f"the server keeps {found.held_bytes:,} bytes of log for it", remedy))
+    if slot.wal_status == "unreserved":
+        remedy = "the next checkpoint removes it: start the pipeline now, or raise max_slot_wal_keep_size"
+        findings.append(Finding(Severity.problem, name, "its WAL may be removed at any time", remedy))
+    if not slot.active:
+        level = Severity.warning if slot.held_bytes > MAX_RETAINED_BYTES else Severity.note
+        findings.append(Finding(level, name, "no client reads it", "start the pipeline, or drop the slot"))
+    level = Severity.warning if slot.held_bytes > MAX_RETAINED_BYTES else Severity.ok
+    remedy = "the server keeps it until batches are committed: check what delays the pipeline" if level != "ok" else ""
+    findings.append(Finding(level, name, f"the server keeps {slot.held_bytes:,} bytes of WAL for it", remedy))
     return findings
 
 
-def examine_binlog(found: BinlogStatus) -> list[Finding]:
+def examine_binlog(binlog: BinlogStatus) -> list[Finding]:
     name = "binary log"
-    if found.lost is not None:
+    if binlog.lost is not None:
         return [
-            Finding(Severity.problem, name, found.lost, "millstream pipeline reset, and begin anew with a snapshot")
+            Finding(Severity.problem, name, binlog.lost, "millstream pipeline reset, and start again with a snapshot")
         ]
     findings = []
-    if found.behind_bytes is None:
+    if binlog.behind_bytes is None:
         findings.append(Finding(Severity.note, name, "the pipeline has no checkpoint (yet)", "start the pipeline"))
     else:
-        level = Severity.warning if found.behind_bytes > MUCH else Severity.ok
-        remedy = "" if level == Severity.ok else "start the pipeline, or see what holds it up, before the server purges"
-        findings.append(Finding(level, name, f"{found.behind_bytes:,} bytes lie behind the checkpoint", remedy))
-        if found.behind_bytes and found.files > 1 and not found.spare_files:
-            what = "the checkpoint stands in the oldest file that the server has"
-            findings.append(Finding(Severity.warning, name, what, "start the pipeline: the next purge may take it"))
-    if 0 < found.keeps_s < SHORT_S:
-        what = f"the server keeps its files for {found.keeps_s} s"
-        remedy = "a pipeline that stands still for longer has to begin anew: raise binlog_expire_logs_seconds"
-        findings.append(Finding(Severity.warning, name, what, remedy))
+        level = Severity.warning if binlog.behind_bytes > MAX_RETAINED_BYTES else Severity.ok
+        delayed = "start the pipeline, or check what delays it, before the server purges"
+        remedy = "" if level == Severity.ok else delayed
+        findings.append(Finding(level, name, f"{binlog.behind_bytes:,} bytes after the checkpoint", remedy))
+        if binlog.behind_bytes and binlog.files > 1 and not binlog.spare_files:
+            reason = "the checkpoint is in the oldest file that the server has"
+            findings.append(Finding(Severity.warning, name, reason, "start the pipeline: the next purge may remove it"))
+    if 0 < binlog.keeps_s < MIN_BINLOG_RETENTION_S:
+        reason = f"the server keeps its files for {binlog.keeps_s} s"
+        remedy = "a pipeline that pauses longer needs a new snapshot: raise binlog_expire_logs_seconds"
+        findings.append(Finding(Severity.warning, name, reason, remedy))
     return findings
 
 
@@ -96,7 +103,7 @@ def spark_python(configured: str | None, running: str) -> Finding:
         return Finding(
             Severity.warning,
             "PYSPARK_PYTHON",
-            "names another interpreter than this one",
+            "names another Python interpreter than this one",
             "export PYSPARK_PYTHON to this environment's python, or Spark will not find the format redis_streams.",
         )
     if not configured:
@@ -104,19 +111,19 @@ def spark_python(configured: str | None, running: str) -> Finding:
             Severity.note,
             "PYSPARK_PYTHON",
             "not set",
-            "millstream sets it for what it starts; in programs of your own, set it to sys.executable.",
+            "millstream sets it for its own processes; in your programs, set it to sys.executable.",
         )
     return Finding(Severity.ok, "PYSPARK_PYTHON", "names this interpreter")
 
 
 def java() -> Finding:
-    """The one that Spark's own script would run."""
-    from millstream.pipelines import java_problem  # a room that most examinations do not need
+    """Examine the Java that Spark's launcher script would use."""
+    from millstream.pipelines.session import java_problem  # imported here: most examinations do not need it
 
     problem = java_problem()
     if problem is not None:
         return Finding(Severity.warning, "Java", "Spark cannot run", problem)
-    return Finding(Severity.ok, "Java", "fit for Spark")
+    return Finding(Severity.ok, "Java", "works with Spark")
 
 
 def spark(version: str | None) -> Finding:
@@ -136,17 +143,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-OLDEST = (7, 0)
-NEWER_CAPABILITIES = (
-    ((8, 2), "XACKDEL, XDELEX"),
-    ((8, 4), "XREADGROUP CLAIM"),
-    ((8, 6), "XADD IDMP"),
-    ((8, 8), "XNACK"),
-)
+MIN_SERVER_VERSION = (7, 0)
+NEWER_COMMANDS = ("XACKDEL", "XDELEX", "XNACK")
+"""Stream commands that Redis 7.0 does not have. The server is asked for them: its version does not tell."""
 
 
 def examine_server(broker: BlockingBroker) -> list[Finding]:
-    """Every finding, good and bad, in the order in which people would ask."""
+    """Examine the server. Returns all findings, including those without a problem."""
     before = time.time() * 1000
     server_ms = broker.server_time_ms()
     after = time.time() * 1000
@@ -158,10 +161,10 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
     ]
     info = _read_info(broker, "server", "memory", "persistence", "clients")
     if not info:
-        remedy = "Allow this user INFO, or ask whoever runs the server: version, memory and disk are not examined."
+        remedy = "Allow this user INFO, or ask the operator: version, memory and disk were not examined."
         return [Finding(Severity.note, "server", "not readable", remedy), *settings]
     return [
-        version(broker.run(server_version), info),
+        version(broker.run(server_version), info, _newer_commands(broker)),
         *settings,
         last_save(info),
         memory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))),
@@ -170,7 +173,7 @@ def examine_server(broker: BlockingBroker) -> list[Finding]:
 
 
 def _read_info(broker: BlockingBroker, *sections: str) -> dict[str, str]:
-    """INFO's lines of these sections; none where the server does not let this user read them."""
+    """Return the fields of these INFO sections; empty if this user may not run INFO."""
     try:
         return {name: value for section in sections for name, value in broker.server_info(section).items()}
     except PermissionDenied:
@@ -178,48 +181,52 @@ def _read_info(broker: BlockingBroker, *sections: str) -> dict[str, str]:
 
 
 def _setting(broker: BlockingBroker, name: str) -> str | None:
-    """A setting's value; None where the server does not let this user read it."""
+    """Return the value of a setting; None if this user may not read it."""
     try:
         return broker.run(server_setting, name)
     except MillstreamError:
         return None
 
 
-def version(found: tuple[int, ...], info: Mapping[str, str]) -> Finding:
-    """Others than Redis tell which one they behave as, and beside it, as Valkey does, their own name and version."""
-    text, name = ".".join(map(str, found)), info.get("server_name", "")
+def _newer_commands(broker: BlockingBroker) -> list[str]:
+    try:
+        return broker.run(known_commands, NEWER_COMMANDS)
+    except PermissionDenied:
+        return []
+
+
+def version(server_version: tuple[int, ...], info: Mapping[str, str], newer: Sequence[str] = ()) -> Finding:
+    """Examine the server's version. Valkey and others report a Redis version and also their own name and version."""
+    text, name = ".".join(map(str, server_version)), info.get("server_name", "")
     if name != "redis" and (own := info.get(f"{name}_version")):
-        text = f"{name} {own}, which answers as Redis {text}"
-    if found < OLDEST:
+        text = f"{name} {own}, compatible with Redis {text}"
+    if server_version < MIN_SERVER_VERSION:
         return Finding(Severity.problem, "server version", text, "Use Redis 7.0 or newer: lag and XAUTOCLAIM need it.")
-    newer = [names for since, names in NEWER_CAPABILITIES if found >= since]
-    return Finding(Severity.ok, "server version", text + (f" (it also has {', '.join(newer)})" if newer else ""))
+    return Finding(Severity.ok, "server version", text + (f" (with {', '.join(newer)})" if newer else ""))
 
 
 def clock_skew(server_ms: float, before_ms: float, after_ms: float) -> Finding:
-    """The server's clock against this machine's, as far as the round trip lets one tell."""
+    """Compare the server's clock with this machine's, within the round-trip time."""
     skew = 0.0 if before_ms <= server_ms <= after_ms else min(server_ms - before_ms, server_ms - after_ms, key=abs)
     if abs(skew) > 1000:
         return Finding(
             Severity.warning,
             "clock",
-            f"the server is {skew / 1000:+.1f} s off this machine",
-            "Ids and leases go by the server's clock; run NTP on both, or ages will look wrong here.",
+            f"the server's clock differs from this machine's by {skew / 1000:+.1f} s",
+            "Ids and leases use the server's clock; run NTP on both, or ages are shown wrong here.",
         )
     return Finding(Severity.ok, "clock", f"within {max(abs(skew), after_ms - before_ms):.0f} ms of this machine")
 
 
 def persistence(appendonly: str | None, appendfsync: str | None, save: str | None) -> Finding:
     if appendonly is None:
-        return Finding(
-            Severity.note, "persistence", "not readable", "Allow CONFIG GET, or ask whoever runs the server."
-        )
+        return Finding(Severity.note, "persistence", "not readable", "Allow CONFIG GET, or ask the operator.")
     if appendonly == "yes":
         if appendfsync == "no":
             return Finding(
                 Severity.warning, "persistence", "append-only file, never fsynced", "CONFIG SET appendfsync everysec"
             )
-        loss = "nothing answered is lost" if appendfsync == "always" else "a power cut loses up to a second"
+        loss = "no confirmed write is lost" if appendfsync == "always" else "a power failure loses up to one second"
         return Finding(Severity.ok, "persistence", f"append-only file, fsync {appendfsync}: {loss}")
     if save:
         return Finding(
@@ -243,52 +250,55 @@ def last_save(info: dict[str, str]) -> Finding:
             Severity.problem,
             "last write to disk",
             f"failed ({', '.join(broken)})",
-            "Look at the disk and the server's log.",
+            "Check the disk and the server's log.",
         )
     return Finding(Severity.ok, "last write to disk", "ok")
 
 
 def eviction(policy: str | None) -> Finding:
     if policy is None:
-        return Finding(Severity.note, "eviction", "not readable", "It must be noeviction: make sure that it is.")
+        return Finding(Severity.note, "eviction", "not readable", "It must be noeviction: ask the operator.")
     if policy != "noeviction":
         return Finding(
             Severity.problem,
             "eviction",
-            f"{policy}: the server may drop whole streams when memory is short",
+            f"{policy}: the server may delete whole streams when memory is short",
             "CONFIG SET maxmemory-policy noeviction",
         )
     return Finding(Severity.ok, "eviction", "noeviction")
 
 
-def memory(used: int, most: int) -> Finding:
+def memory(used: int, maximum: int) -> Finding:
     text = f"{used / 1e6:,.0f} MB used"
-    if not most:
+    if not maximum:
         return Finding(
             Severity.note,
             "memory",
             f"{text}, no limit",
-            "Set maxmemory, so that a growing stream is refused before the kernel kills.",
+            "Set maxmemory, so that writes are refused before the kernel kills the server.",
         )
-    share = used / most
+    share = used / maximum
     level = Severity.problem if share > 0.95 else Severity.warning if share > 0.8 else Severity.ok
     remedy = "" if level is Severity.ok else "Trim streams (millstream retention), or raise maxmemory."
-    return Finding(level, "memory", f"{text} of {most / 1e6:,.0f} MB ({share:.0%})", remedy)
+    return Finding(level, "memory", f"{text} of {maximum / 1e6:,.0f} MB ({share:.0%})", remedy)
 
 
 def notifications(flags: str | None) -> Finding:
     if flags is None:
         return Finding(
-            Severity.note, "keyspace events", "not readable", "They only make take-over quicker; nothing needs them."
+            Severity.note,
+            "keyspace events",
+            "not readable",
+            "Optional: they only speed up the takeover of expired leases.",
         )
-    heard = ("K" in flags or "E" in flags) and ("x" in flags or "A" in flags)
-    if heard:
+    is_enabled = ("K" in flags or "E" in flags) and ("x" in flags or "A" in flags)
+    if is_enabled:
         return Finding(Severity.ok, "keyspace events", f"on ({flags}): expired leases are noticed at once")
     return Finding(
         Severity.note,
         "keyspace events",
-        f"off ({flags or 'none'}): expired leases are found by the sweep",
-        "Nothing needs them; CONFIG SET notify-keyspace-events Ex makes take-over a little quicker.",
+        f"off ({flags or 'none'}): expired leases are found by polling",
+        "Optional. Leave the setting to the Go client: some of its releases refuse to start if it is set.",
     )
 
 

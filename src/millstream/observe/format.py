@@ -1,4 +1,4 @@
-"""Times, sizes and counts as people say them, and foreign text that cannot touch the terminal."""
+"""Formats times, sizes and counts for people, and escapes untrusted text for the terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from millstream.model import EntryId
 from millstream.observe.streams import FIRST_TIME_MS
 
 _LAST_TIME_MS = 253_402_300_800_000
-"""The year 10000, which no calendar of Python's knows."""
+"""The year 10000, which ``datetime`` does not support."""
 
 
 def duration(ms: float) -> str:
-    """Such as ``250 ms``, ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    """Format a duration, such as ``250 ms``, ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
     if ms < 1000:
         return f"{ms:.0f} ms"
     for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
@@ -22,23 +22,23 @@ def duration(ms: float) -> str:
 
 
 def age(now_ms: int, entry_id: EntryId) -> str:
-    """How long ago an id was made, by the server's clock; ids that are no times have none."""
+    """Format the age of an id by the server's clock; ``-`` if the id is not a time."""
     return f"{duration(max(0, now_ms - entry_id.ms))} ago" if entry_id.ms > FIRST_TIME_MS else "-"
 
 
 def moment(ms: float | None) -> datetime | None:
-    """A server's milliseconds as a time; ids that are no times have none."""
+    """Convert milliseconds of the server's clock to a datetime; None if they are not a plausible time."""
     return None if ms is None or not FIRST_TIME_MS < ms < _LAST_TIME_MS else datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def made_at(entry_id: EntryId | None) -> datetime | None:
-    """When an id was made, by the server's clock."""
+    """Return the time of an id by the server's clock; None if the id is not a time."""
     return None if entry_id is None else moment(entry_id.ms)
 
 
-def count_of(number: int, one: str, many: str) -> str:
-    """Such as ``1 entry``, ``2,000 entries``."""
-    return f"{number:,} {one if number == 1 else many}"
+def count_of(number: int, singular: str, plural: str) -> str:
+    """Format a count with its noun, such as ``1 entry``, ``2,000 entries``."""
+    return f"{number:,} {singular if number == 1 else plural}"
 
 
 def entries(number: int) -> str:
@@ -46,7 +46,7 @@ def entries(number: int) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes such as ``4.2 MB``."""
+    """Format a number of bytes, such as ``4.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -58,16 +58,16 @@ _SPECIAL = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
 def printable(text: str | bytes) -> str:
-    """The text with every byte that is not plain print shown as an escape: a name can hold anything."""
+    """Escape every character of a name that is not printable, and invalid UTF-8."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
-    if text.isprintable() and "\\" not in text:  # nearly every name: a page shows thousands of them
+    if text.isprintable() and "\\" not in text:  # fast path: true for nearly all names
         return text
     return "".join(_escaped(char) for char in text)
 
 
 def harmless(text: str) -> str:
-    """A sentence of ours with foreign names in it: lines and backslashes stay as they are, the rest is escaped."""
+    """Escape the unprintable characters of a message that contains names; line ends and backslashes are kept."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(char if char in "\n\\" else _escaped(char) for char in text)
@@ -80,7 +80,7 @@ def _escaped(char: str) -> str:
 
 
 def escape(char: str) -> str:
-    """A character that cannot be printed, as its number."""
+    """Escape one character as its code."""
     code = ord(char)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
         return f"\\x{code - 0xDC00:02x}"
@@ -88,5 +88,5 @@ def escape(char: str) -> str:
 
 
 def named(text: str | bytes) -> str:
-    """A name within a sentence: in quotes, with nothing in it that a terminal would obey."""
+    """Quote and escape a name for use in a message."""
     return f"'{printable(text)}'"

@@ -1,8 +1,8 @@
-"""Metrics, health and readiness over HTTP, on loopback unless told otherwise; a service mounts its own routes beside.
+"""Metrics, health and readiness over HTTP, on loopback by default. A service can add routes of its own.
 
-A browser of this machine reaches a loopback port too, and sends what a foreign page asks for: so requests of other
-sites are refused, and so are those for a name that is not ours, which a page could point here (DNS rebinding).
-Elsewhere than on loopback a token is a must.
+A page of another site can make a browser of this machine send requests to a loopback port. Therefore requests from
+other sites are refused, and also requests for a host name that is not in the list, which an attacker's DNS could
+resolve to this address (DNS rebinding). Addresses other than loopback require an access token.
 
 Errors are ``{"code": ..., "message": ...}``. The server runs in a thread of its own, so that a busy service answers.
 """
@@ -24,23 +24,30 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.errors import InvalidArgument, MillstreamError
+from millstream.observe.connections import REQUEST_TIMEOUT_S, UNREAD_TIMEOUT_S, bounded_protocol
 from millstream.observe.metrics import Exposition
-from millstream.server import CannotListen, listen, resolve
+from millstream.server import CannotListen
+from millstream.server.connections import listen, resolve
 
 LOOPBACK = "127.0.0.1"
 PORT = 9000
+MAX_CONNECTIONS = 400
+"""More than the event streams that the dashboard keeps open (250)."""
 OUR_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""What a loopback port is called by those who mean it."""
+"""Host names of a loopback port in requests that are not forged."""
+_OTHER_SITE = "requests from pages of other sites are refused; use this address itself, or a client without a browser"
+MAX_WRONG_TOKENS_PER_MINUTE = 10
+MAX_THROTTLED_ADDRESSES = 1_000
 PROBES = ("/health", "/ready")
-"""Asked by machines that know no token: with one, they tell nothing but a status."""
+"""Paths that need no access token, because an orchestrator has none: without it they show only the status."""
 Check = Callable[[], tuple[bool, dict[str, Any]]]
-"""Whether all is well, and what to show beside it."""
+"""Whether the check passed, and details to show."""
 
 
 def application(
@@ -54,75 +61,76 @@ def application(
 ) -> Starlette:
     """``/metrics``, ``/health`` (503 when something failed), ``/ready`` (503 until it works), and the given routes.
 
-    Without a token requests must name ``host`` or loopback; with one, all but the probes must bring it.
+    Without a token, the Host header must be ``host`` or loopback. With a token, every path but the probes requires it.
     """
+
+    throttle = TokenThrottle()
 
     def metrics(request: Request) -> Response:
         return Response(exposition.text(), media_type=exposition.content_type)
 
     own = [
         Route("/metrics", metrics),
-        Route("/health", _checked(health, token)),
-        Route("/ready", _checked(ready, token)),
+        Route("/health", _checked(health, token, throttle)),
+        Route("/ready", _checked(ready, token, throttle)),
     ]
     return Starlette(
         routes=[*own, *routes],
-        middleware=[Middleware(_Guard, names=OUR_NAMES | {host.lower()}, token=token)],
+        middleware=[Middleware(_Guard, names=OUR_NAMES | {host.lower()}, token=token, throttle=throttle)],
         exception_handlers={HTTPException: _refused, MillstreamError: _failed},
     )
 
 
-def _checked(check: Check, token: str | None) -> Callable[[Request], Response]:
+def _checked(check: Check, token: str | None, throttle: TokenThrottle) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
-        well, shown = check()
-        seen = shown if allowed(request.headers, token) else {}
-        return JSONResponse({"status": "ok" if well else "failed", **seen}, 200 if well else 503)
+        has_passed, details = check()
+        visible = details if throttle.check(request.headers, token, client_address(request.scope)) else {}
+        return JSONResponse({"status": "ok" if has_passed else "failed", **visible}, 200 if has_passed else 503)
 
     return answer
 
 
 class _Guard:
-    """Stands before everything that answers."""
+    """ASGI middleware that refuses requests of other sites and requests without the access token."""
 
-    def __init__(self, app: ASGIApp, *, names: frozenset[str], token: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, names: frozenset[str], token: str | None, throttle: TokenThrottle) -> None:
         self._app = app
         self._names = names if token is None else None
         self._token = token
+        self._throttle = throttle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(Headers(scope=scope), scope["path"]) if scope["type"] == "http" else None
+        refusal = self._refusal(Headers(scope=scope), scope) if scope["type"] == "http" else None
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
-    def _refusal(self, headers: Headers, path: str) -> Response | None:
+    def _refusal(self, headers: Headers, scope: Scope) -> Response | None:
         why = foreign(headers, self._names)
         if why is not None:
             return error("forbidden", why, 403)
-        if path not in PROBES and not allowed(headers, self._token):
-            refused = error("unauthorized", "send the token: Authorization: Bearer ...", 401)
-            refused.headers["WWW-Authenticate"] = "Bearer"
-            return refused
-        return None
+        if scope["path"] in PROBES:
+            return None
+        carries_token = self._throttle.check(headers, self._token, client_address(scope))
+        return None if carries_token else unauthorized(carries_token)
 
 
 def foreign(headers: Mapping[str, str], names: frozenset[str] | None, *, linked: bool = False) -> str | None:
-    """Why a request is not meant for us: it comes from a page of another site, or names a host that is none of ours
-    (``names``; None where a token decides, which no foreign page has). ``linked``: a person may come by a link that
-    stands on another site, and look."""
+    """Why a request is refused: it comes from a page of another site, or its Host header is not in ``names`` (None if
+    an access token protects the port). ``linked``: following a link from another site is allowed."""
     host = headers.get("host", "")
     if names is not None and host_name(host) not in names:
         return f"this port answers to {', '.join(sorted(names))}, and to no other name; use one of them"
     origin = headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-        return "a page of another site may not ask here; ask without a browser, or from this address"
+        return _OTHER_SITE
     site, mode = headers.get("sec-fetch-site", "none").lower(), headers.get("sec-fetch-mode", "").lower()
     followed = linked and mode == "navigate" and headers.get("sec-fetch-dest", "").lower() == "document"
     if site not in ("none", "same-origin") and not followed:
-        return "a page of another site may not ask here; ask without a browser, or from this address"
+        return _OTHER_SITE
     return None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, by name or address, is reached from this machine alone."""
+    """Whether a host, by name or address, is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -136,20 +144,66 @@ def host_name(host: str) -> str:
 
 
 def allowed(headers: Mapping[str, str], token: str | None) -> bool:
-    """Whether the token was brought, as bearer or as a password; in constant time, so that nobody learns it letter by
-    letter. Without a token everybody may."""
+    """Whether the request carries the token, as bearer token or as password, or no token is required.
+
+    The comparison takes constant time, so that response times do not reveal how much of a guess is right.
+    """
     if token is None:
         return True
     # Headers are bytes; the framework reads them as Latin-1.
-    scheme, _, given = headers.get("authorization", "").encode("latin-1").partition(b" ")
+    scheme, _, credentials = headers.get("authorization", "").encode("latin-1").partition(b" ")
     if scheme.lower() == b"basic":
         try:
-            given = base64.b64decode(given, validate=True).partition(b":")[2]
+            credentials = base64.b64decode(credentials, validate=True).partition(b":")[2]
         except binascii.Error:
             return False
     elif scheme.lower() != b"bearer":
         return False
-    return hmac.compare_digest(given, token.encode())
+    return hmac.compare_digest(credentials, token.encode())
+
+
+class TokenThrottle:
+    """Limits how often one client address may send a wrong token."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._failures: dict[str, list[float]] = {}
+
+    def check(self, headers: Mapping[str, str], token: str | None, client: str) -> bool | None:
+        """Whether the request carries the token; None if this address has to wait before its next attempt.
+
+        An address that has to wait gets the same answer for the right token, so that it learns nothing.
+        """
+        if token is None:
+            return True
+        if "authorization" not in headers:
+            return False
+        since = self._now() - 60
+        recent = [at for at in self._failures.pop(client, ()) if at > since]
+        is_limited = len(recent) >= MAX_WRONG_TOKENS_PER_MINUTE
+        is_right = not is_limited and allowed(headers, token)
+        if not is_right and not is_limited:
+            recent.append(self._now())
+        if recent:
+            self._failures[client] = recent
+            if len(self._failures) > MAX_THROTTLED_ADDRESSES:
+                del self._failures[next(iter(self._failures))]
+        return None if is_limited else is_right
+
+
+def client_address(scope: Scope) -> str:
+    return str(scope["client"][0]) if scope.get("client") else ""
+
+
+def unauthorized(carries_token: bool | None) -> Response:
+    """The response to a request for which ``TokenThrottle.check`` is not true."""
+    if carries_token is None:
+        limited = error("too_many_requests", "too many wrong tokens from this address; wait a minute", 429)
+        limited.headers["Retry-After"] = "60"
+        return limited
+    refused = error("unauthorized", "send the token: Authorization: Bearer ...", 401)
+    refused.headers["WWW-Authenticate"] = "Bearer"
+    return refused
 
 
 def error(code: str, message: str, status: int) -> Response:
@@ -169,15 +223,15 @@ async def _failed(request: Request, problem: Exception) -> Response:
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-def refuse_strangers(
-    host: str, port: int, token: str | None, *, what: str = "pipelines", option: str = "--http-token-file"
+def refuse_open_address(
+    host: str, port: int, token: str | None, *, resource: str = "pipelines", option: str = "--http-token-file"
 ) -> None:
-    """Raises CannotListen where others than this machine could reach an address, and there is no token."""
-    others = [at for _, (at, _) in resolve(host, port) if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
-    if others and token is None:
+    """Raises CannotListen if other machines can reach an address and there is no access token."""
+    addresses = [at for _, (at, _) in resolve(host, port) if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
+    if addresses and token is None:
         raise CannotListen(
-            f"refusing to answer on {others[0]} without a token: everybody on the network could look at the {what} "
-            f"and change them. Give {option} (or MILLSTREAM_HTTP_TOKEN), or listen on {LOOPBACK}."
+            f"refusing to listen on {addresses[0]} without an access token: the network could read and change the "
+            f"{resource}. Pass {option} (or MILLSTREAM_HTTP_TOKEN), or listen on {LOOPBACK}."
         )
 
 
@@ -192,8 +246,20 @@ class _StoppableServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _without_disconnects(app: ASGIApp) -> ASGIApp:
+    """A client that leaves before its request is complete is no error of the application, and logs no traceback."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except ClientDisconnect:
+            pass
+
+    return call
+
+
 class HttpServer:
-    """``with HttpServer(app): ...``. The port is taken at once, so that a busy one is found before anything starts."""
+    """``with HttpServer(app): ...``. It listens at once, so that a port in use raises before anything starts."""
 
     def __init__(
         self,
@@ -203,9 +269,11 @@ class HttpServer:
         port: int = PORT,
         token: str | None = None,
         on_stop: Callable[[], None] | None = None,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        unread_timeout_s: float = UNREAD_TIMEOUT_S,
     ) -> None:
-        """``on_stop`` is called on the server's loop when it begins to stop: for answers that would have no end."""
-        refuse_strangers(host, port, token)
+        """``on_stop`` is called on the server's loop when it begins to stop, to end event streams."""
+        refuse_open_address(host, port, token)
         addresses = resolve(host, port)
         self._sockets: list[socket.socket] = []
         try:
@@ -218,19 +286,22 @@ class HttpServer:
         self.port: int = self._sockets[0].getsockname()[1]
         self.host = host
         config = uvicorn.Config(
-            app,
+            _without_disconnects(app),
             log_level="warning",
             lifespan="off",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=1,  # streams of events have no end of their own
+            http=bounded_protocol(
+                MAX_CONNECTIONS, request_timeout_s=request_timeout_s, unread_timeout_s=unread_timeout_s
+            ),
+            timeout_graceful_shutdown=1,  # event streams do not end by themselves
         )
         self._server = _StoppableServer(config, on_stop)
         self._thread = threading.Thread(target=self._serve, name="millstream-http", daemon=True)
 
     @property
     def url(self) -> str:
-        """Where it answers, for those on this machine."""
+        """The URL for clients on this machine."""
         host = LOOPBACK if self.host in ("", "0.0.0.0", "::") else self.host  # noqa: S104  # compared, not bound
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
@@ -249,8 +320,8 @@ class HttpServer:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        for one in self._sockets:
-            one.close()
+        for listener in self._sockets:
+            listener.close()
 
     def __enter__(self) -> HttpServer:
         self.start()

@@ -1,8 +1,8 @@
-"""What a service shows of itself: give the monitor to the broker as its observer, and let it watch what runs.
+"""Metrics, health and readiness of one service: the monitor is the broker's observer, and watches routers, tasks, ...
 
-It is told facts and turns them into metrics; it asks what it watches whether it is ready, when a probe comes. Failed is
-told, by facts, and taken back when reading begins again. No text of an error is kept: what a probe shows to the network
-is a name and the class of an error, and the log has the rest.
+Observer events become metrics. Readiness is checked when a probe arrives. Health fails after an event that reports a
+failed subscription, until that subscription is joined again. A probe shows the network names and classes of errors, and
+never the text of an error, which may contain data; the log has it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,40 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 
 from millstream.broker import Broker
-from millstream.errors import InvalidArgument, MillstreamError
-from millstream.messaging import Middleware, metrics
-from millstream.observe.metrics import EVERY_S, MAX_SERIES, MAX_STREAMS, Exposition, StreamSurveyor, label
+from millstream.errors import InvalidArgument, MillstreamError, StaleOwner
+from millstream.messaging import Middleware
+from millstream.messaging.middleware import metrics
+from millstream.observe.metrics import (
+    MAX_SERIES,
+    MAX_STREAMS,
+    MIN_REFRESH_INTERVAL_S,
+    Exposition,
+    StreamStatsCollector,
+    label,
+)
 from millstream.observe.service_http import LOOPBACK, LoopServer, service_app
 from millstream.observe.service_metrics import ServiceMetrics
 
-PATIENCE_S = 2.0
-"""For the broker's answer to a ping: a probe does not wait for longer."""
+CHECK_TIMEOUT_S = 2.0
+"""The time limit for one check, such as a ping of the broker."""
 MAX_FAILURES = 100
 
 
 class Readable(Protocol):
-    """A subscriber, a router, a publisher, a member; or whatever else says whether it is ready."""
+    """A subscriber, a router, a publisher, a member, or another object with the attribute ``ready``."""
 
     @property
     def ready(self) -> bool: ...
 
 
 Check = Callable[[], bool | Awaitable[bool]]
-"""A condition of the service's own. Raising means no."""
+"""A condition that the service defines. If it raises, the service is not ready."""
 Watched = Readable | Broker | asyncio.Future[Any] | Check
 
 
 class HealthStatus(NamedTuple):
-    """One thing. ``parts`` names what of it is not ready, where it has parts; ``error`` is a class's name."""
+    """The status of one watched object. ``parts``: the names of its parts that are not ready. ``error``: the name of a
+    class."""
 
     name: str
     ready: bool
@@ -52,19 +61,19 @@ class HealthStatus(NamedTuple):
     error: str | None = None
     parts: Sequence[str] = ()
 
-    def shown(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"name": self.name, "ready": self.ready}
+    def as_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"name": self.name, "ready": self.ready}
         if self.failed:
-            found["failed"] = True
+            document["failed"] = True
         if self.error is not None:
-            found["error"] = self.error
+            document["error"] = self.error
         if self.parts:
-            found["not_ready"] = list(self.parts)
-        return found
+            document["not_ready"] = list(self.parts)
+        return document
 
 
 def is_readable(thing: object) -> TypeGuard[Readable]:
-    """Looked up without asking: some can only be asked on a running loop."""
+    """Whether the object has ``ready``. The attribute is not read: some objects need a running loop for that."""
     return inspect.getattr_static(thing, "ready", None) is not None
 
 
@@ -72,13 +81,15 @@ def check_watched(thing: object) -> Watched:
     if isinstance(thing, (Broker, asyncio.Future)) or is_readable(thing) or callable(thing):
         return thing
     raise InvalidArgument(
-        "watch", thing, "a Subscriber, Router, Publisher, AssignmentClient, Broker, task, or a function that says yes"
+        "watch",
+        thing,
+        "a Subscriber, Router, Publisher, AssignmentClient, Broker, task, or a function that returns a bool",
     )
 
 
 def name_of(thing: object) -> str:
-    """What people call it: ``router``, ``subscriber of billing``. Never an id that is another one after a restart:
-    the name becomes a label."""
+    """A readable name: ``router``, ``subscriber of billing``. It becomes a label, so it contains no id that changes
+    with a restart."""
     if isinstance(thing, asyncio.Task):
         return label(f"task {thing.get_name()}")
     if inspect.isroutine(thing):
@@ -89,17 +100,17 @@ def name_of(thing: object) -> str:
 
 
 async def health_of(name: str, thing: Watched) -> HealthStatus:
-    """Asks the thing, on its own loop. Never raises, and never waits for longer than PATIENCE_S."""
+    """Checks the object, on its own loop. Never raises, and never waits for longer than CHECK_TIMEOUT_S."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await _ask(name, thing)
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await _check(name, thing)
     except TimeoutError:
         return HealthStatus(name, False, error="TimeoutError")
     except Exception as error:
         return HealthStatus(name, False, error=type(error).__name__)
 
 
-async def _ask(name: str, thing: Watched) -> HealthStatus:
+async def _check(name: str, thing: Watched) -> HealthStatus:
     if isinstance(thing, Broker):
         await thing.ping()
         return HealthStatus(name, True)
@@ -123,21 +134,26 @@ def _of_task(name: str, task: asyncio.Future[Any]) -> HealthStatus:
 
 
 class Failures:
-    """An observer that remembers which subscriptions have ended by an error and were not begun again."""
+    """An observer that keeps the subscriptions that ended with an error, until they are joined again.
+
+    A stream that this member no longer owns is removed: another member reads it.
+    """
 
     def __init__(self) -> None:
         self._failed: dict[tuple[str, str, str], str] = {}
 
-    def __call__(self, name: str, /, **facts: Any) -> None:
-        self.note(name, facts)
+    def __call__(self, name: str, /, **values: Any) -> None:
+        self.note(name, values)
 
-    def note(self, name: str, facts: Mapping[str, Any]) -> None:
-        """The same for facts that are a mapping already."""
+    def note(self, name: str, values: Mapping[str, Any]) -> None:
+        """The same for values that are a mapping already."""
         if name == "messaging.subscription_failed":
-            if len(self._failed) < MAX_FAILURES:
-                self._failed[_subscription(facts)] = str(facts.get("error_type", MillstreamError.__name__))
-        elif name == "messaging.subscribed":
-            self._failed.pop(_subscription(facts), None)
+            error = str(values.get("error_type", MillstreamError.__name__))
+            # StaleOwner: another member owns the stream and reads it.
+            if len(self._failed) < MAX_FAILURES and error != StaleOwner.__name__:
+                self._failed[_subscription(values)] = error
+        elif name in ("messaging.subscribed", "assignment.unsubscribed"):
+            self._failed.pop(_subscription(values), None)
 
     def statuses(self) -> list[HealthStatus]:
         return [
@@ -146,15 +162,15 @@ class Failures:
         ]
 
 
-def _subscription(facts: Mapping[str, Any]) -> tuple[str, str, str]:
-    return str(facts.get("topic")), str(facts.get("group")), str(facts.get("consumer"))
+def _subscription(values: Mapping[str, Any]) -> tuple[str, str, str]:
+    return str(values.get("topic")), str(values.get("group")), str(values.get("consumer"))
 
 
 PORT = 9100
 
 
 class ServiceMonitor:
-    """Metrics, health and readiness of one service, over HTTP where a port is given.
+    """Metrics, health and readiness of one service, over HTTP if a port is given.
 
         monitor = ServiceMonitor(port=9100)
         async with open_broker(url, observer=monitor) as broker:
@@ -162,8 +178,8 @@ class ServiceMonitor:
             async with monitor.watch(router, broker):
                 await router.run()
 
-    It is an observer. ``port=None``: no HTTP; mount ``monitor.app`` in an application of your own. Off loopback a
-    ``token`` is required. ``per_consumer``: series for each consumer and member too, of which there may be many.
+    It is an observer. ``port=None``: no HTTP; mount ``monitor.app`` in an application of your own. Addresses other than
+    loopback require a ``token``. ``per_consumer``: adds series for each consumer and member, which may be many.
     """
 
     def __init__(
@@ -180,38 +196,38 @@ class ServiceMonitor:
         self._failures = Failures()
         self._metrics = ServiceMetrics(self.registry, per_consumer=per_consumer, max_series=max_series)
         self._watched: dict[str, Watched] = {}
-        self._surveyors: list[StreamSurveyor] = []
+        self._stream_collectors: list[StreamStatsCollector] = []
         self._statuses = _HealthMetrics()
         self.registry.register(self._statuses)
         self.app: Starlette = service_app(metrics=self.exposition, health=self.health, ready=self.ready, token=token)
-        """The ASGI application, to be mounted elsewhere. It must run on the loop of what is watched."""
+        """The ASGI application, to be mounted elsewhere. It must run on the loop of the watched objects."""
         self._server = None if port is None else LoopServer(self.app, host=host, port=port, token=token)
 
     @property
     def registry(self) -> CollectorRegistry:
-        """For metrics of your own beside these."""
+        """The registry, to which a service can add metrics of its own."""
         return self._exposition.registry
 
     @property
     def port(self) -> int | None:
-        """Where it listens; with ``port=0`` known after the start."""
+        """The port; with ``port=0`` the actual one after the start."""
         return None if self._server is None else self._server.port
 
-    # --- what it is told, and what it looks at ----------------------------------------------------------------------
+    # --- input ------------------------------------------------------------------------------------------------------
 
-    def __call__(self, name: str, /, **facts: Any) -> None:
-        self._metrics.count(name, facts)
-        self._failures.note(name, facts)
+    def __call__(self, name: str, /, **values: Any) -> None:
+        self._metrics.count(name, values)
+        self._failures.note(name, values)
 
     def timings(self) -> Middleware:
-        """For ``router.use``: how long each handler takes, and how it ends. It costs each message some microseconds,
-        so it is there for those who ask."""
+        """Middleware for ``router.use`` that measures how long each handler takes and how it ends. It costs some
+        microseconds per message."""
         return metrics(self)
 
     def watch(self, *things: Watched, **named: Watched) -> Self:
-        """Subscribers, routers, publishers, members, brokers, tasks, and functions of your own that say yes or no.
+        """Watches subscribers, routers, publishers, members, brokers, tasks, and functions that return a bool.
 
-        All of them must be ready for the service to be ready. A broker is asked with a ping.
+        The service is ready if all of them are. A broker is checked with a ping.
         """
         for thing in things:
             self._add(name_of(thing), check_watched(thing))
@@ -226,44 +242,46 @@ class ServiceMonitor:
             unique = f"{name} ({number})"
         self._watched[unique] = thing
 
-    def survey(self, broker: Broker, *streams: str, max_streams: int = MAX_STREAMS, every_s: float = EVERY_S) -> Self:
-        """Adds length, lag and pending of these streams (or globs), asked when a scraper comes, at most every
-        ``every_s``. Once a service: two surveys of one registry would give the same series twice."""
-        if self._surveyors:
-            raise InvalidArgument("survey", streams, "all streams in one call: the series exist once")
-        surveyor = StreamSurveyor(
+    def watch_streams(
+        self, broker: Broker, *streams: str, max_streams: int = MAX_STREAMS, every_s: float = MIN_REFRESH_INTERVAL_S
+    ) -> Self:
+        """Adds length, lag and pending of these streams (or globs), read from the broker when a scraper arrives, at
+        most every ``every_s``. Call it once per service: a second call would expose the same series twice."""
+        if self._stream_collectors:
+            raise InvalidArgument("watch_streams", streams, "all streams in one call: the series exist once")
+        collector = StreamStatsCollector(
             broker, streams, per_consumer=self._per_consumer, max_streams=max_streams, every_s=every_s
         )
-        self._surveyors.append(surveyor)
-        self.registry.register(surveyor)
+        self._stream_collectors.append(collector)
+        self.registry.register(collector)
         return self
 
-    # --- what it shows ----------------------------------------------------------------------------------------------
+    # --- output -----------------------------------------------------------------------------------------------------
 
     async def statuses(self) -> list[HealthStatus]:
-        """Everything that is watched, and what has failed since it began."""
+        """The status of every watched object, and the subscriptions that have failed."""
         watched = await asyncio.gather(*(health_of(name, thing) for name, thing in self._watched.items()))
         return [*watched, *self._failures.statuses()]
 
     async def health(self) -> tuple[bool, dict[str, Any]]:
-        """Ill while a subscription or a task has ended by an error, and was not begun again."""
-        failed = [one.shown() for one in await self.statuses() if one.failed]
+        """Fails while a subscription or a task has ended with an error and was not started again."""
+        failed = [status.as_json() for status in await self.statuses() if status.failed]
         return not failed, {"failed": failed}
 
     async def ready(self) -> tuple[bool, dict[str, Any]]:
-        """Ready while everything is; nothing watched, nothing to wait for."""
+        """Ready while every watched object is ready. A service that watches nothing is ready."""
         statuses = await self.statuses()
-        waiting = [one.shown() for one in statuses if not one.ready]
-        return not waiting, {"not_ready": waiting, "watched": [one.name for one in statuses]}
+        waiting = [status.as_json() for status in statuses if not status.ready]
+        return not waiting, {"not_ready": waiting, "watched": [status.name for status in statuses]}
 
     async def exposition(self) -> tuple[bytes, str]:
         """All metrics, in Prometheus's text format, and its content type."""
-        for surveyor in self._surveyors:
-            await surveyor.refresh()
-        self._statuses.look(await self.statuses(), self._watched)
+        for collector in self._stream_collectors:
+            await collector.refresh()
+        self._statuses.update(await self.statuses(), self._watched)
         return self._exposition.text(), self._exposition.content_type
 
-    # --- its life ---------------------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         if self._server is not None:
@@ -284,26 +302,27 @@ class ServiceMonitor:
 
 
 class _HealthMetrics(Collector):
-    """What was found on looking at the watched, for the exposition that follows at once."""
+    """Gauges of the watched objects, updated before each exposition."""
 
     def __init__(self) -> None:
         self._families: list[GaugeMetricFamily] = []
+        self.update([], {})
 
-    def look(self, statuses: list[HealthStatus], watched: dict[str, Watched]) -> None:
+    def update(self, statuses: list[HealthStatus], watched: dict[str, Watched]) -> None:
         ready = GaugeMetricFamily("millstream_ready", "1: what is watched is ready.", labels=["what"])
-        for one in statuses:
-            ready.add_metric([label(one.name)], int(one.ready))
+        for status in statuses:
+            ready.add_metric([label(status.name)], int(status.ready))
         self._families = [
             ready,
             GaugeMetricFamily(
                 "millstream_failed",
                 "Watched things and subscriptions that have failed.",
-                value=sum(one.failed for one in statuses),
+                value=sum(status.failed for status in statuses),
             ),
             GaugeMetricFamily(
                 "millstream_publisher_buffered_messages",
-                "Messages taken and not stored yet.",
-                value=sum(getattr(one, "buffered", 0) for one in watched.values()),
+                "Messages accepted by a publisher and not stored yet.",
+                value=sum(getattr(thing, "buffered", 0) for thing in watched.values()),
             ),
             GaugeMetricFamily(
                 "millstream_assignment_owned_streams", "Streams that watched members own.", value=_owned(watched)
@@ -315,5 +334,5 @@ class _HealthMetrics(Collector):
 
 
 def _owned(watched: dict[str, Watched]) -> int:
-    members = [getattr(one, "client", one) for one in watched.values()]
+    members = [getattr(thing, "client", thing) for thing in watched.values()]
     return sum(len(getattr(member, "owned", ())) for member in members)

@@ -1,7 +1,7 @@
-"""The service's own HTTP port: metrics, health, readiness. It lives on the service's loop, so that a loop which hangs
-does not answer, and a probe finds out. Loopback by default; elsewhere it wants a token.
+"""The HTTP port of a service: metrics, health and readiness.
 
-Errors are ``{"code": ..., "message": ...}``.
+It runs on the event loop of the service, so that a probe fails if the loop is blocked. It listens on loopback by
+default; other addresses require an access token. Errors are ``{"code": ..., "message": ...}``.
 """
 
 from __future__ import annotations
@@ -19,42 +19,45 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millstream.errors import InvalidArgument
-from millstream.observe.http import allowed, error
-from millstream.server import CannotListen, listen, resolve
+from millstream.observe.connections import bounded_protocol
+from millstream.observe.http import TokenThrottle, client_address, error, unauthorized
+from millstream.server import CannotListen
+from millstream.server.connections import listen, resolve
 
 LOOPBACK = "127.0.0.1"
 MAX_CONNECTIONS = 64
 Answer = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
-"""Whether all is well, and what to show to whoever may see it."""
+"""Whether the check passed, and details for clients with the access token."""
 Text = Callable[[], Awaitable[tuple[bytes, str]]]
 """The exposition and its content type."""
 
 
 def service_app(*, metrics: Text, health: Answer, ready: Answer, token: str | None = None) -> Starlette:
-    """``/metrics``, ``/health`` and ``/ready``, each 503 where all is not well.
+    """Return an application with ``/metrics``, ``/health`` and ``/ready``; a failed check returns 503.
 
-    With a token, metrics are for those who bring it (as bearer, or as the password of basic authentication). Probes
-    need none: they get the status, and the names of what is not well only with the token.
+    If a token is set, ``/metrics`` requires it (as bearer token, or as the password of basic authentication). The
+    probes do not: they always show the status, but details only with the token.
     """
     if token is not None and not token:
-        raise InvalidArgument("token", token, "a text that is not empty, or None")
+        raise InvalidArgument("token", token, "a non-empty string, or None")
+
+    throttle = TokenThrottle()
 
     async def show_metrics(request: Request) -> Response:
-        if not allowed(request.headers, token):
-            refused = error("unauthorized", "send the token: Authorization: Bearer ...", 401)
-            refused.headers["WWW-Authenticate"] = "Bearer"
-            return refused
+        carries_token = throttle.check(request.headers, token, client_address(request.scope))
+        if not carries_token:
+            return unauthorized(carries_token)
         text, content_type = await metrics()
         return Response(text, headers={"content-type": content_type})
 
-    def checked(answer: Answer, well: str, ill: str) -> Callable[[Request], Awaitable[Response]]:
+    def checked(answer: Answer, passed: str, failed: str) -> Callable[[Request], Awaitable[Response]]:
         async def show(request: Request) -> Response:
-            fine, shown = await answer()
-            body = {"status": well if fine else ill, **(shown if allowed(request.headers, token) else {})}
-            return JSONResponse(body, 200 if fine else 503, headers={"cache-control": "no-store"})
+            has_passed, details = await answer()
+            may_see_details = throttle.check(request.headers, token, client_address(request.scope))
+            body = {"status": passed if has_passed else failed, **(details if may_see_details else {})}
+            return JSONResponse(body, 200 if has_passed else 503, headers={"cache-control": "no-store"})
 
         return show
 
@@ -64,105 +67,76 @@ def service_app(*, metrics: Text, health: Answer, ready: Answer, token: str | No
             Route("/health", checked(health, "ok", "failed")),
             Route("/ready", checked(ready, "ready", "not ready")),
         ],
-        exception_handlers={HTTPException: _refused, Exception: _broken},
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )
 
 
-async def _refused(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, HTTPException)
+async def _http_error(request: Request, exception: Exception) -> Response:
+    assert isinstance(exception, HTTPException)
     codes = {404: "not_found", 405: "method_not_allowed"}
-    return error(codes.get(problem.status_code, "refused"), problem.detail, problem.status_code)
+    return error(codes.get(exception.status_code, "refused"), exception.detail, exception.status_code)
 
 
-async def _broken(request: Request, problem: Exception) -> Response:
-    # Its text may hold anything; the log of the service has it.
-    return error("internal", f"{type(problem).__name__}: see the log of the service", 500)
+async def _internal_error(request: Request, exception: Exception) -> Response:
+    # The message is omitted because it may contain data. The log of the service has it.
+    return error("internal", f"{type(exception).__name__}: see the log of the service", 500)
 
 
-class _Quiet(uvicorn.Server):
-    """A server that leaves signals to the service: the router has its own way to end."""
+class _ServerWithoutSignals(uvicorn.Server):
+    """A server that installs no signal handlers, because the service handles signals itself."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _bounded(limit: int) -> type[H11Protocol]:
-    """A server's connections, ``limit`` of them. One more takes the place of the one that has been without a request
-    for longest: connections that somebody opens and leaves alone must not keep a probe out."""
-    idle_first: dict[Bounded, None] = {}
-
-    class Bounded(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-            super().connection_made(transport)
-            idle_first[self] = None
-            if len(idle_first) > limit:
-                for one in idle_first:
-                    if one is not self and (one.cycle is None or one.cycle.response_complete):
-                        one.transport.close()
-                        del idle_first[one]
-                        break
-
-        def data_received(self, data: bytes) -> None:
-            if self in idle_first:  # the last to be asked to go now
-                idle_first[self] = idle_first.pop(self)
-            super().data_received(data)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            idle_first.pop(self, None)
-            super().connection_lost(exc)
-
-    return Bounded
-
-
 class LoopServer:
-    """An application on a port, run by the loop that starts it."""
+    """Serves an application on a port, on the event loop that starts it."""
 
     def __init__(self, app: Starlette, *, host: str, port: int, token: str | None) -> None:
         if type(port) is not int or not 0 <= port <= 65535:
             raise InvalidArgument("port", port, "a port, 0 for any free one, or None for no HTTP at all")
         self._addresses = resolve(host, port)
-        strangers = [at for _, (at, _) in self._addresses if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
-        if strangers and token is None:
+        public = [at for _, (at, _) in self._addresses if not ipaddress.ip_address(at.split("%")[0]).is_loopback]
+        if public and token is None:
             raise CannotListen(
-                f"refusing to show metrics on {strangers[0]} without a token: they name your streams and groups to "
-                f"everybody on the network. Pass token=..., or listen on {LOOPBACK}."
+                f"refusing to serve metrics on {public[0]} without a token: they would show the names of your streams "
+                f"and groups to the network. Pass token=..., or listen on {LOOPBACK}."
             )
         self._app = app
         self._sockets: list[socket.socket] = []
-        self._server: _Quiet | None = None
+        self._server: _ServerWithoutSignals | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
-        """The port that it listens on, once it does."""
+        """The port; with port 0 the actual one after the start."""
         port: int = self._sockets[0].getsockname()[1] if self._sockets else self._addresses[0][1][1]
         return port
 
     async def start(self) -> None:
-        """Returns when it answers. Raises CannotListen where the port is taken."""
+        """Start the server, and return when it accepts requests. Raises CannotListen if the port is in use."""
         try:
             for family, address in self._addresses[:1] if self._addresses[0][1][1] == 0 else self._addresses:
                 self._sockets.append(listen(family, address))
-        except CannotListen as problem:
+        except CannotListen as refusal:
             self._close_sockets()
-            cause = problem.__cause__
+            cause = refusal.__cause__
             raise CannotListen(
-                f"cannot show metrics on {address[0]}:{address[1]}: {getattr(cause, 'strerror', cause)}. "
-                "Choose another port, or 0 for any free one."
+                f"cannot listen on {address[0]}:{address[1]}: {getattr(cause, 'strerror', cause)}. Choose another port."
             ) from cause
         config = uvicorn.Config(
             self._app,
-            log_config=None,  # the service has set up its logging
+            log_config=None,  # keeps the logging configuration of the service
             lifespan="off",
             ws="none",
             access_log=False,
-            http=_bounded(MAX_CONNECTIONS),
-            limit_concurrency=MAX_CONNECTIONS + 2,  # reached where all of them are being answered: then it is the truth
+            http=bounded_protocol(MAX_CONNECTIONS),
+            limit_concurrency=MAX_CONNECTIONS + 2,  # reached only if all connections have a request in progress
             timeout_graceful_shutdown=1,
             server_header=False,
         )
-        self._server = _Quiet(config)
+        self._server = _ServerWithoutSignals(config)
         self._task = asyncio.create_task(self._server.serve(self._sockets), name="millstream http")
         while not self._server.started and not self._task.done():  # noqa: ASYNC110 (uvicorn has no event for it)
             await asyncio.sleep(0.005)
@@ -177,6 +151,6 @@ class LoopServer:
         self._close_sockets()
 
     def _close_sockets(self) -> None:
-        for one in self._sockets:
-            one.close()
+        for sock in self._sockets:
+            sock.close()
         self._sockets = []

@@ -1,8 +1,8 @@
-"""Streams as operators look at them: two looks at the same ones, and what has happened in between; and why one of them
-is not processed, stuck, or growing. Each answer names who is to blame and what to type.
+"""Stream stats for operators, and the examination of one stream by ``doctor``.
 
-A look is asked of the server; rows and judgements are pure. The difference of two looks, a moment apart, tells a lag
-that grows from one that is worked off, and a consumer that asks from one that was killed.
+A reading is taken from the server; rows and findings are computed from readings without I/O. The difference of two
+readings shows whether a lag grows or shrinks, and whether a consumer is alive or dead. Each finding names the group or
+consumer that causes it, and the command to type.
 """
 
 from __future__ import annotations
@@ -12,71 +12,81 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from millstream.broker import (
-    BlockingBroker,
-    Context,
-    GroupSurvey,
-    StreamSurvey,
-    beside,
-    blocked_commands,
+from millstream.broker import BlockingBroker, Context, companion_key
+from millstream.broker.keys import can_have_companions
+from millstream.broker.operations.info import (
+    ClientStatus,
+    GroupStats,
+    StreamStats,
+    connected_clients,
     list_streams,
+    read_stream_stats,
     server_info,
     server_time_ms,
-    survey,
 )
+from millstream.broker.scripts import retention
+from millstream.broker.scripts.retention import StreamSize
 from millstream.errors import InvalidArgument, MillstreamError, NoSuchStream, PermissionDenied
+from millstream.messaging.housekeeping import LARGE_STREAM_BYTES, LARGE_STREAM_ENTRIES
+from millstream.messaging.retention import DEAD_LETTERS
 from millstream.model import ConsumerInfo, EntryId, GroupInfo
 from millstream.observe.diagnose import Finding, Severity
-from millstream.wire import Conversation, to_name
+from millstream.wire import Operation, to_bytes, to_name
 
 FIRST_TIME_MS = 1_000_000_000_000
-"""Ids below this (September 2001) are no times, and have no age."""
-SILENT_AFTER_MS = 20_000
-"""A subscriber of ours asks, sweeps or renews what it holds at least every 5 s."""
+"""Ids below this (September 2001) are not times, so they have no age."""
+SILENT_AFTER_MS = 30_000
+"""A consumer with in-flight entries sends a heartbeat every 20 s by default."""
 STUCK_AFTER_MS = 120_000
-LONG = 100_000
+LONG_STREAM_ENTRIES = 100_000
 WATCH_S = 1.0
 
 
-class Look(NamedTuple):
-    """What was there at one moment."""
+class StatsReading(NamedTuple):
+    """Stream stats of a server: one consistent reading of all streams and their groups."""
 
     at_ms: int
-    streams: Sequence[StreamSurvey]
+    streams: Sequence[StreamStats]
     used_memory: int
     max_memory: int
     blocked_clients: int
 
 
-def look(
+def read_all_streams(
     context: Context,
     pattern: str = "*",
     *,
     streams: Sequence[str] | None = None,
     memory: bool = True,
-    before: Mapping[str, StreamSurvey] | None = None,
-) -> Conversation[Look]:
-    """Everything at a glance, for ``broker.run``. ``streams``: names that are known from an earlier look. ``memory``
-    and ``before`` as ``survey`` takes them."""
+    before: Mapping[str, StreamStats] | None = None,
+) -> Operation[StatsReading]:
+    """Read the stats of all streams, for ``broker.run``.
+
+    ``streams``: names of an earlier reading, so that they are not listed again. ``memory``, ``before``: as in broker.
+    """
     names = (yield from list_streams(context, pattern)) if streams is None else streams
-    found = yield from survey(context, names, memory=memory, before=before)
-    facts: dict[str, str] = {}
+    stats = yield from read_stream_stats(context, names, memory=memory, before=before)
+    info: dict[str, str] = {}
     try:
-        facts = {**(yield from server_info(context, "memory")), **(yield from server_info(context, "clients"))}
+        info = {**(yield from server_info(context, "memory")), **(yield from server_info(context, "clients"))}
     except PermissionDenied:
-        pass  # the streams can be looked at all the same
-    return Look(
+        pass  # INFO is not needed for the streams
+    return StatsReading(
         (yield from server_time_ms(context)),
-        found,
-        int(facts.get("used_memory", 0)),
-        int(facts.get("maxmemory", 0)),
-        int(facts.get("blocked_clients", 0)),
+        stats,
+        int(info.get("used_memory", 0)),
+        int(info.get("maxmemory", 0)),
+        int(info.get("blocked_clients", 0)),
     )
 
 
-class Row(NamedTuple):
-    """One stream, as an operator wants to see it. ``holds_back`` names the group that trimming waits for;
-    ``dead_letters`` counts those beside it that were looked at as well."""
+class StreamRow(NamedTuple):
+    """The stats of one stream, as ``top`` and the dashboard show them.
+
+    ``holds_back``: the group that trimming waits for. ``dead_letters``: entries of its dead-letter stream, if that is
+    part of the same reading. ``assigned_streams``: of a load-balancer stream, the data streams that members own, which
+    ``pending`` and ``oldest_pending_ms`` exclude.
+    """
 
     stream: str
     length: int
@@ -88,68 +98,75 @@ class Row(NamedTuple):
     memory_bytes: int | None
     holds_back: str | None
     dead_letters: int = 0
+    assigned_streams: int = 0
 
 
-def rows(now: Look, before: Look | None) -> list[Row]:
-    """One row a stream, those that need a look first: the longest lag, then the most pending."""
-    earlier = {one.name: one for one in before.streams} if before else {}
+def stream_rows(now: StatsReading, before: StatsReading | None) -> list[StreamRow]:
+    """Return one row per stream, most urgent first: the largest lag, then the most pending entries."""
+    earlier = {stats.name: stats for stats in before.streams} if before else {}
     elapsed_s = (now.at_ms - before.at_ms) / 1000 if before else 0.0
-    lengths = {one.name: one.length for one in now.streams if one.name.endswith(".dlq")}
-    made = [_row(one, earlier, elapsed_s, now.at_ms, _buried(one.name, lengths)) for one in now.streams]
-    return sorted(made, key=lambda row: (-(row.lag or 0), -row.pending, row.stream))
+    lengths = {stats.name: stats.length for stats in now.streams if stats.name.endswith(".dlq")}
+    rows = [
+        _row(stats, earlier, elapsed_s, now.at_ms, _count_dead_letters(stats.name, lengths)) for stats in now.streams
+    ]
+    return sorted(rows, key=lambda row: (-(row.lag or 0), -row.pending, row.stream))
 
 
-def _buried(stream: str, lengths: Mapping[str, int]) -> int:
+def _count_dead_letters(stream: str, lengths: Mapping[str, int]) -> int:
     if not lengths:
         return 0
     try:
-        return lengths.get(to_name(beside(stream, "dlq")), 0)
+        return lengths.get(to_name(companion_key(stream, "dlq")), 0)
     except InvalidArgument:
-        return 0  # a name with a brace in it has no companions
+        return 0  # a name with a brace has no companion keys
 
 
 def _row(
-    one: StreamSurvey, earlier: Mapping[str, StreamSurvey], elapsed_s: float, now_ms: int, dead_letters: int
-) -> Row:
-    last = earlier.get(one.name)
-    added = _added(one, last)
-    oldest = min((group.oldest_pending for group in one.groups if group.oldest_pending), default=None)
-    return Row(
-        stream=one.name,
-        length=one.length,
+    stats: StreamStats, earlier: Mapping[str, StreamStats], elapsed_s: float, now_ms: int, dead_letters: int
+) -> StreamRow:
+    added = _count_added(stats, earlier.get(stats.name))
+    assigning = [group for group in stats.groups if stats.assigns_streams(group.name)]
+    message_groups = [group for group in stats.groups if not stats.assigns_streams(group.name)]
+    oldest = min((group.oldest_pending for group in message_groups if group.oldest_pending), default=None)
+    return StreamRow(
+        stream=stats.name,
+        length=stats.length,
         added_per_s=added / elapsed_s if added is not None and elapsed_s > 0 else None,
-        groups=len(one.groups),
-        lag=max((group.lag for group in one.groups if group.lag is not None), default=None),
-        pending=sum(group.pending for group in one.groups),
+        groups=len(stats.groups),
+        lag=max((group.lag for group in stats.groups if group.lag is not None), default=None),
+        pending=sum(group.pending for group in message_groups),
         oldest_pending_ms=max(0, now_ms - oldest.ms) if oldest and oldest.ms > FIRST_TIME_MS else None,
-        memory_bytes=one.memory_bytes,
-        holds_back=held.name if (held := holding_group(one)) else None,
+        memory_bytes=stats.memory_bytes,
+        holds_back=holding.name if (holding := holding_group(stats)) else None,
         dead_letters=dead_letters,
+        assigned_streams=sum(group.pending for group in assigning),
     )
 
 
-def _added(one: StreamSurvey, last: StreamSurvey | None) -> int | None:
-    if last is None or one.entries_added is None or last.entries_added is None:
+def _count_added(stats: StreamStats, earlier: StreamStats | None) -> int | None:
+    if earlier is None or stats.entries_added is None or earlier.entries_added is None:
         return None
-    return one.entries_added - last.entries_added
+    return stats.entries_added - earlier.entries_added
 
 
-def holding_group(one: StreamSurvey) -> GroupSurvey | None:
-    """The group that safe trimming waits for: the one with the smallest id that it still needs."""
-    return min((group for group in one.groups if group.pending or group.lag), key=_needs_from, default=None)
+def holding_group(stats: StreamStats) -> GroupStats | None:
+    """The group that safe trimming waits for: the one that still needs the oldest entry."""
+    return min((group for group in stats.groups if group.pending or group.lag), key=_needs_from, default=None)
 
 
-def _needs_from(group: GroupSurvey) -> EntryId:
+def _needs_from(group: GroupStats) -> EntryId:
     return group.oldest_pending or group.last_delivered
 
 
-class StreamLook(NamedTuple):
+class StreamReading(NamedTuple):
+    """A reading of one stream for ``doctor``, with details of its groups and consumers."""
+
     at_s: float
-    info: StreamSurvey
+    info: StreamStats
     groups: Sequence[GroupInfo]
 
     def group(self, name: str) -> GroupInfo | None:
-        return next((one for one in self.groups if one.name == name), None)
+        return next((group for group in self.groups if group.name == name), None)
 
 
 def examine_stream(
@@ -159,108 +176,159 @@ def examine_stream(
     watch_s: float = WATCH_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Finding]:
-    """Raises NoSuchStream. Looks twice, ``watch_s`` apart."""
-    before = _look(broker, stream)
+    """Examine a stream. Reads it twice, ``watch_s`` apart, to see what changes. Raises NoSuchStream."""
+    before = _read_stream(broker, stream)
     sleep(watch_s)
-    now = _look(broker, stream)
-    added = "unknown how many were" if now.info.entries_added is None else f"{now.info.entries_added:,}"
+    now = _read_stream(broker, stream)
+    added = "an unknown number" if now.info.entries_added is None else f"{now.info.entries_added:,}"
     findings = [Finding(Severity.ok, "length", f"{now.info.length:,} in the stream, {added} ever added")]
+    clients = _clients(broker, stream)
     if not now.groups:
-        findings.append(examine_readers(stream, _waiting_readers(broker, stream)))
+        findings.append(examine_readers(stream, _count_blocked("xread", clients)))
     for group in now.groups:
-        findings += examine_group(stream, group, before, now)
+        findings += examine_group(stream, group, before, now, clients)
         findings += _stuck(broker, stream, group)
-    findings += examine_growth(now.info, now.groups)
+    growth = examine_growth(now.info, now.groups)
+    findings += growth or examine_policies(now.info, _policies(broker, stream))
     try:
-        buried = broker.xlen(beside(stream, "dlq"))
+        dead_letters = broker.xlen(companion_key(stream, "dlq"))
     except PermissionDenied:
-        remedy = f"Allow this user the keys beside the stream, such as {to_name(beside(stream, 'dlq'))}."
+        remedy = f"Allow this user the stream's companion keys, such as {to_name(companion_key(stream, 'dlq'))}."
         findings.append(Finding(Severity.note, "dead letters", "not readable", remedy))
         return findings
-    if buried:
-        remedy = f"See why: millstream dlq errors {shlex.quote(stream)}"
-        told = "1 message is buried" if buried == 1 else f"{buried:,} messages are buried"
-        findings.append(Finding(Severity.warning, "dead letters", told, remedy))
+    if dead_letters:
+        remedy = f"List the errors: millstream dlq errors {shlex.quote(stream)}"
+        problem = "1 dead letter" if dead_letters == 1 else f"{dead_letters:,} dead letters"
+        findings.append(Finding(Severity.warning, "dead letters", problem, remedy))
     return findings
 
 
-def _look(broker: BlockingBroker, stream: str) -> StreamLook:
-    # A survey of one, not XINFO STREAM by itself: that carries two entries along, of whatever size.
-    found = broker.run(survey, [stream])
-    groups = broker.group_info(stream)  # raises where there is no stream, or something else
-    if not found:
-        raise NoSuchStream(f"stream {stream!r} was removed while it was looked at")
-    return StreamLook(time.monotonic(), found[0], groups)
-
-
-def _waiting_readers(broker: BlockingBroker, stream: str) -> int | None:
-    """How many clients wait in XREAD at the server, for this stream or another; None where it does not say."""
+def _policies(broker: BlockingBroker, stream: str) -> Sequence[str] | None:
+    """The retention policies that live workers declare, without repetition; None if they cannot be read."""
     try:
-        return sum(command.lower() == "xread" for command in broker.run(blocked_commands, stream))
+        return sorted(set(broker.run(retention.policies, stream).values()))
     except MillstreamError:
         return None
 
 
+def _read_stream(broker: BlockingBroker, stream: str) -> StreamReading:
+    # XINFO STREAM would also return the first and last entry, which may be large. read_stream_stats does not.
+    streams = broker.run(read_stream_stats, [stream])
+    groups = broker.group_info(stream)  # raises if the key is missing or no stream
+    if not streams:
+        raise NoSuchStream(f"stream {stream!r} was removed while it was examined")
+    return StreamReading(time.monotonic(), streams[0], groups)
+
+
+def _clients(broker: BlockingBroker, stream: str) -> list[ClientStatus] | None:
+    """The other clients of the stream's server; None if this user may not list clients."""
+    try:
+        return broker.run(connected_clients, stream)
+    except MillstreamError:
+        return None
+
+
+def _count_blocked(command: str, clients: Sequence[ClientStatus] | None) -> int | None:
+    """The number of clients that are blocked in a command, on this stream or another; None if unknown."""
+    return None if clients is None else sum(client.blocked and client.command == command for client in clients)
+
+
 def examine_readers(stream: str, waiting: int | None) -> Finding:
-    """A stream without groups: a broadcast, where every reader gets everything, or one that nobody reads."""
+    """Examine a stream without groups: either a broadcast, where every reader receives all entries, or unread."""
     make = f"millstream groups create {shlex.quote(stream)} GROUP --start 0"
     if waiting == 0:
-        told = "no group, and nobody reads it: nothing is processed"
-        remedy = f"Start a worker; it makes its group. By hand: {make}. A broadcast needs none: start a reader."
-        return Finding(Severity.warning, "groups", told, remedy)
-    readers = "readers are unknown" if waiting is None else f"readers that wait in XREAD: {waiting:,}"
-    return Finding(Severity.note, "groups", f"none ({readers}): right for a broadcast", f"To share work: {make}")
+        problem = "no group and no reader: entries are not processed"
+        remedy = f"Start a worker; it creates its group. By hand: {make}. For a broadcast, start a reader instead."
+        return Finding(Severity.warning, "groups", problem, remedy)
+    readers = "number of readers unknown" if waiting is None else f"readers blocked in XREAD: {waiting:,}"
+    return Finding(Severity.note, "groups", f"none ({readers}): correct for a broadcast", f"To share work: {make}")
 
 
-def examine_group(stream: str, group: GroupInfo, before: StreamLook, now: StreamLook) -> list[Finding]:
-    """Who reads, who has gone silent, and whether the group keeps up."""
-    what = f"group {group.name}"
+def examine_group(
+    stream: str,
+    group: GroupInfo,
+    before: StreamReading,
+    now: StreamReading,
+    clients: Sequence[ClientStatus] | None = None,
+) -> list[Finding]:
+    """Examine a group: its live and silent consumers, and its lag. ``clients``: see ``examine_consumers``."""
+    subject = f"group {group.name}"
     elapsed_s = now.at_s - before.at_s
-    silent = silent_consumers(group, before.group(group.name), elapsed_s)
-    living = len(group.consumers) - len(silent)
+    silent, living = examine_consumers(group, before.group(group.name), elapsed_s, clients)
     behind = "lag unknown" if group.lag is None else f"lag {group.lag:,}"
     if not group.consumers:
-        return [Finding(Severity.warning, what, f"no consumer reads it ({behind})", "Start a worker with this group.")]
+        return [Finding(Severity.warning, subject, f"no consumer ({behind})", "Start a worker with this group.")]
+    pending = f"{group.pending:,} pending"
+    if now.info.assigns_streams(group.name):
+        pending = f"{group.pending:,} streams assigned to members"
     if living:
-        told = f"living consumers: {living}, {behind}, {group.pending:,} pending"
-        found = [Finding(Severity.ok, what, told)]
+        findings = [Finding(Severity.ok, subject, f"live consumers: {living}, {behind}, {pending}")]
         if (growing := examine_lag(group, before, now)) is not None:
-            found.append(growing)
+            findings.append(growing)
     elif group.lag == 0 and not group.pending:
-        longest = min(one.idle_ms for one in silent) // 1000
-        told = f"all done, but no consumer has asked for {longest:,} s"
-        found = [Finding(Severity.note, what, told, "Fine for a worker that is started when needed; else start it.")]
+        idle_s = min(consumer.idle_ms for consumer in silent) // 1000
+        problem = (
+            f"all entries are acknowledged, but no consumer waits for more; the last one was active {idle_s:,} s ago"
+        )
+        remedy = "Correct for a worker that runs on demand; otherwise start it."
+        findings = [Finding(Severity.note, subject, problem, remedy)]
     else:
-        told = f"no living consumer ({behind}, {group.pending:,} pending): {_named(silent)}"
-        return [Finding(Severity.problem, what, told, "Start a worker: it also takes over what the others hold.")]
-    holding = [one for one in silent if one.pending]
-    if holding:
+        problem = f"no live consumer ({behind}, {pending}): {_describe(silent)}"
+        return [Finding(Severity.problem, subject, problem, "Start a worker: it also claims the pending entries.")]
+    with_pending = [consumer for consumer in silent if consumer.pending]
+    if with_pending:
         remedy = (
-            "A running subscriber takes them over by itself; by hand: "
+            "A running subscriber claims their entries by itself; by hand: "
             f"millstream consumers reap {shlex.quote(stream)} {shlex.quote(group.name)} --idle 60 --to CONSUMER"
         )
-        told = f"killed or stuck, with entries in hand: {_named(holding)}"
-        found.append(Finding(Severity.warning, what, told, remedy))
-    return found
+        problem = f"dead or stuck consumers with pending entries: {_describe(with_pending)}"
+        findings.append(Finding(Severity.warning, subject, problem, remedy))
+    return findings
 
 
-def silent_consumers(group: GroupInfo, before: GroupInfo | None, elapsed_s: float) -> list[ConsumerInfo]:
-    """Those that have not asked for longer than a living one would. One that asked between the looks is alive."""
-    earlier = {one.name: one.idle_ms for one in before.consumers} if before is not None else {}
-    return [
-        one
-        for one in group.consumers
-        if one.idle_ms >= SILENT_AFTER_MS and one.idle_ms >= earlier.get(one.name, 0) + elapsed_s * 500
+def examine_consumers(
+    group: GroupInfo,
+    before: GroupInfo | None,
+    elapsed_s: float,
+    clients: Sequence[ClientStatus] | None = None,
+) -> tuple[list[ConsumerInfo], int]:
+    """Return the consumers that are certainly dead, and the largest number of consumers that can be alive.
+
+    A consumer that interacted with the group between the two readings is alive. Of the others, a consumer with pending
+    entries is dead if its heartbeats stopped. A live consumer without pending entries waits in XREADGROUP, which
+    Redis records in the group only since 7.2. So at most as many of these are alive as clients wait in XREADGROUP.
+    ``clients``: the other clients of the server, if known. If there are none, no consumer is alive.
+    """
+    earlier = {consumer.name: consumer.idle_ms for consumer in before.consumers} if before is not None else {}
+    waiting = _count_blocked("xreadgroup", clients)
+    silent: list[ConsumerInfo] = []
+    untraced = 0
+    for consumer in group.consumers:
+        if clients is not None and not clients:
+            silent.append(consumer)
+        elif consumer.idle_ms < earlier.get(consumer.name, 0) + elapsed_s * 500:
+            continue  # it interacted between the readings
+        elif consumer.pending or consumer.inactive_ms is not None or waiting is None:
+            if consumer.idle_ms >= SILENT_AFTER_MS:
+                silent.append(consumer)
+        elif waiting == 0:
+            silent.append(consumer)
+        else:
+            untraced += 1
+    unaccounted = max(0, untraced - waiting) if waiting is not None else 0
+    return silent, len(group.consumers) - len(silent) - unaccounted
+
+
+def _describe(consumers: Sequence[ConsumerInfo]) -> str:
+    listed = [
+        f"{consumer.name} (silent for {consumer.idle_ms // 1000:,} s, {consumer.pending:,} pending)"
+        for consumer in consumers[:5]
     ]
+    return ", ".join(listed) + (f", and {len(consumers) - 5:,} more" if len(consumers) > 5 else "")
 
 
-def _named(consumers: Sequence[ConsumerInfo]) -> str:
-    told = [f"{one.name} (silent for {one.idle_ms // 1000:,} s, holds {one.pending:,})" for one in consumers[:5]]
-    return ", ".join(told) + (f", and {len(consumers) - 5:,} more" if len(consumers) > 5 else "")
-
-
-def examine_lag(group: GroupInfo, before: StreamLook, now: StreamLook) -> Finding | None:
-    """A lag that was there, and has grown by more than came in during the looks would explain at rest."""
+def examine_lag(group: GroupInfo, before: StreamReading, now: StreamReading) -> Finding | None:
+    """Report a lag that grows or shrinks. A lag only counts as growing if it grew by more than the entries added."""
     earlier = before.group(group.name)
     elapsed_s = now.at_s - before.at_s
     if earlier is None or not earlier.lag or group.lag is None or elapsed_s <= 0:
@@ -269,37 +337,37 @@ def examine_lag(group: GroupInfo, before: StreamLook, now: StreamLook) -> Findin
         return None
     arrived = now.info.entries_added - before.info.entries_added
     taken = arrived - (group.lag - earlier.lag)
-    rates = f"{arrived / elapsed_s:,.0f}/s arrive, {max(0, taken) / elapsed_s:,.0f}/s are taken"
+    rates = f"{arrived / elapsed_s:,.0f}/s added, {max(0, taken) / elapsed_s:,.0f}/s delivered"
     if group.lag > earlier.lag and group.lag > arrived:
         remedy = "Start more workers (millstream run ... --processes N), or make the handler faster."
-        told = f"its lag grows, from {earlier.lag:,} to {group.lag:,} in {elapsed_s:.1f} s: {rates}"
-        return Finding(Severity.warning, f"group {group.name}", told, remedy)
+        problem = f"its lag grows, from {earlier.lag:,} to {group.lag:,} in {elapsed_s:.1f} s: {rates}"
+        return Finding(Severity.warning, f"group {group.name}", problem, remedy)
     if group.lag < earlier.lag:
-        return Finding(Severity.ok, f"group {group.name}", f"its lag of {group.lag:,} is being worked off: {rates}")
+        return Finding(Severity.ok, f"group {group.name}", f"its lag of {group.lag:,} shrinks: {rates}")
     return None
 
 
 def _stuck(broker: BlockingBroker, stream: str, group: GroupInfo) -> list[Finding]:
     if not group.pending:
         return []
-    oldest = broker.xpending_range(stream, group.name, count=1, min_idle_ms=STUCK_AFTER_MS)
-    if not oldest:
+    stuck = broker.xpending_range(stream, group.name, count=1, min_idle_ms=STUCK_AFTER_MS)
+    if not stuck:
         return []
-    one = oldest[0]
+    oldest = stuck[0]
     return [
         Finding(
             Severity.warning,
             f"group {group.name}",
-            f"{one.id} has been pending for {one.idle_ms // 1000:,} s with {one.consumer}, "
-            f"delivered {one.times_delivered} times",
+            f"{oldest.id} has been pending for {oldest.idle_ms // 1000:,} s with {oldest.consumer}, "
+            f"delivered {oldest.times_delivered} times",
             f"millstream pending ls {shlex.quote(stream)} {shlex.quote(group.name)} --idle {STUCK_AFTER_MS // 1000}",
         )
     ]
 
 
-def examine_growth(info: StreamSurvey, groups: Sequence[GroupInfo]) -> list[Finding]:
-    """A long stream from which nothing was ever removed has nobody who trims it; or somebody holds trimming back."""
-    if info.length < LONG:
+def examine_growth(info: StreamStats, groups: Sequence[GroupInfo]) -> list[Finding]:
+    """Examine whether a long stream is ever trimmed, and whether a group prevents trimming."""
+    if info.length < LONG_STREAM_ENTRIES:
         return []
     slowest = max((group for group in groups if group.lag), key=lambda group: group.lag or 0, default=None)
     if slowest is not None and (slowest.lag or 0) > info.length // 2:
@@ -308,5 +376,44 @@ def examine_growth(info: StreamSurvey, groups: Sequence[GroupInfo]) -> list[Find
         return [Finding(Severity.warning, "growth", text, remedy)]
     if info.entries_added == info.length:
         remedy = f"millstream retention run, with a policy for {shlex.quote(info.name)}"
-        return [Finding(Severity.warning, "growth", f"{info.length:,} entries, and nothing ever trims it", remedy)]
+        return [Finding(Severity.warning, "growth", f"{info.length:,} entries, and it was never trimmed", remedy)]
     return []
+
+
+def examine_policies(info: StreamStats, policies: Sequence[str] | None) -> list[Finding]:
+    """Examine the retention policies that workers declare, or that a large stream has none."""
+    if policies is None:
+        return []
+    if len(policies) > 1:
+        problem = f"workers declare different policies: {'; '.join(policies)}. Nothing is deleted until they agree"
+        return [Finding(Severity.warning, "retention", problem, "Give all handlers of the stream the same keep=.")]
+    if policies:
+        return [Finding(Severity.ok, "retention", f"workers apply {policies[0]}")]
+    return examine_size(StreamSize(info.name, info.length, info.memory_bytes or 0))
+
+
+def examine_size(size: StreamSize) -> list[Finding]:
+    """Examine the size of a stream for which no worker declares a retention policy."""
+    if size.length < LARGE_STREAM_ENTRIES and size.memory_bytes < LARGE_STREAM_BYTES:
+        return []
+    problem = f"{size.length:,} entries, {size.memory_bytes:,} bytes, and no worker declares a retention policy"
+    remedy = "Pass keep= or delete_acked=True to its handler, or run millstream retention run."
+    return [Finding(Severity.warning, f"stream {size.stream}", problem, remedy)]
+
+
+STREAMS_PER_CALL = 100
+MAX_EXAMINED_STREAMS = 10_000
+
+
+def examine_sizes(broker: BlockingBroker) -> list[Finding]:
+    """Examine the sizes of all streams, at most 10,000, that have no retention policy. Excludes dead letters."""
+    try:
+        names = [name for name in broker.list_streams() if not name.endswith(DEAD_LETTERS)][:MAX_EXAMINED_STREAMS]
+        names = [name for name in names if can_have_companions(to_bytes(name))]
+        findings: list[Finding] = []
+        for start in range(0, len(names), STREAMS_PER_CALL):
+            for size in broker.run(retention.sizes_without_policy, names[start : start + STREAMS_PER_CALL]):
+                findings += examine_size(size)
+    except PermissionDenied:
+        return [Finding(Severity.note, "streams", "not readable", "Allow this user SCAN, EXISTS, XLEN, MEMORY USAGE.")]
+    return findings

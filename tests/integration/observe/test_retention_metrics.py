@@ -1,4 +1,4 @@
-"""``millstream retention run --metrics-port``: what the janitor does, as a scraper sees it."""
+"""``millstream retention run --metrics-port``: the metrics of the janitor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def metrics(port: int) -> str:
         return ""
 
 
-def test_a_janitor_shows_what_it_trims_and_ends_when_told(redis_url: str) -> None:
+def test_janitor_exposes_what_it_trims_and_ends_on_sigterm(redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.create_group("orders", "slow", start="0")
         broker.xadd_many("orders", [{"n": n} for n in range(50)])
@@ -30,8 +30,8 @@ def test_a_janitor_shows_what_it_trims_and_ends_when_told(redis_url: str) -> Non
     janitor = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         dropped = 'millstream_retention_dropped_total{stream="events"} 40.0'
-        held = 'millstream_retention_held_back_entries{group="slow",stream="orders"} 40.0'
-        wait_until(lambda: dropped in metrics(port) and held in metrics(port), what="both figures", timeout_s=60)
+        held_back = 'millstream_retention_held_back_entries{group="slow",stream="orders"} 40.0'
+        wait_until(lambda: dropped in metrics(port) and held_back in metrics(port), what="both figures", timeout_s=60)
         assert httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30).json()["status"] == "ready"
         janitor.send_signal(signal.SIGTERM)
         assert janitor.wait(60) == 0

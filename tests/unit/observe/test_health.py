@@ -1,4 +1,4 @@
-"""Ready is asked, failed is told; whatever is asked, the answer comes in time and holds no secret."""
+"""Readiness is checked with a time limit, failures come from events, and no status contains the text of an error."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Thing:
         return all(self.readiness.values())
 
 
-async def test_what_is_not_ready_names_its_parts() -> None:
-    found = await health_of("router", Thing(orders=True, refunds=False))
-    assert found.shown() == {"name": "router", "ready": False, "not_ready": ["refunds"]}
+async def test_status_names_the_parts_that_are_not_ready() -> None:
+    status = await health_of("router", Thing(orders=True, refunds=False))
+    assert status.as_json() == {"name": "router", "ready": False, "not_ready": ["refunds"]}
     assert (await health_of("router", Thing(orders=True))).ready
 
 
@@ -38,21 +38,21 @@ async def test_functions_of_the_service_may_be_async_and_may_fail() -> None:
         raise RuntimeError("password=s3cret")
 
     assert (await health_of("cache", warm)).ready
-    found = await health_of("cache", broken)
-    assert found.shown() == {"name": "cache", "ready": False, "error": "RuntimeError"}
+    status = await health_of("cache", broken)
+    assert status.as_json() == {"name": "cache", "ready": False, "error": "RuntimeError"}
 
 
-async def test_nobody_waits_for_an_answer_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PATIENCE_S", 0.01)
+async def test_health_check_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 0.01)
 
     async def hangs() -> bool:
         await asyncio.Event().wait()
         return True
 
-    assert (await health_of("x", hangs)).shown() == {"name": "x", "ready": False, "error": "TimeoutError"}
+    assert (await health_of("x", hangs)).as_json() == {"name": "x", "ready": False, "error": "TimeoutError"}
 
 
-async def test_a_task_that_ended_by_an_error_has_failed() -> None:
+async def test_task_that_ended_with_an_error_has_failed() -> None:
     async def ends(error: Exception | None) -> None:
         if error is not None:
             raise error
@@ -61,12 +61,12 @@ async def test_a_task_that_ended_by_an_error_has_failed() -> None:
     running = asyncio.create_task(asyncio.Event().wait())
     await asyncio.wait([fine, ill])
     assert (await health_of("t", running)).ready
-    assert (await health_of("t", fine)).shown() == {"name": "t", "ready": False}
-    assert (await health_of("t", ill)).shown() == {"name": "t", "ready": False, "failed": True, "error": "ValueError"}
+    assert (await health_of("t", fine)).as_json() == {"name": "t", "ready": False}
+    assert (await health_of("t", ill)).as_json() == {"name": "t", "ready": False, "failed": True, "error": "ValueError"}
     running.cancel()
 
 
-async def test_everything_that_a_service_runs_can_be_watched_by_a_name_that_stays() -> None:
+async def test_watched_objects_have_names_that_survive_a_restart() -> None:
     async with open_broker("local://health") as broker:
         subscriber = Subscriber(broker, group="billing", group_start="0")
         publisher = Publisher(broker)
@@ -78,22 +78,22 @@ async def test_everything_that_a_service_runs_can_be_watched_by_a_name_that_stay
         assert publisher.readiness == {"orders": True}
         await publisher.close()
         assert not (await health_of("publisher", publisher)).ready
-    found = await health_of("broker", broker)
-    assert found.shown() == {"name": "broker", "ready": False, "error": "BrokerClosed"}
+    status = await health_of("broker", broker)
+    assert status.as_json() == {"name": "broker", "ready": False, "error": "BrokerClosed"}
 
 
-def test_a_member_can_be_watched_before_the_loop_runs_and_nonsense_cannot() -> None:
+def test_member_can_be_watched_before_the_loop_runs_and_a_number_cannot() -> None:
     check_watched(AssignmentClient(open_broker("local://"), "s"))
     with pytest.raises(InvalidArgument, match="Subscriber, Router"):
         check_watched(7)
 
 
-def test_a_subscription_that_failed_is_forgiven_when_it_begins_again() -> None:
+def test_failed_subscription_is_removed_when_it_is_joined_again() -> None:
     failures = Failures()
     subscription = {"topic": "a\x1bb", "group": "billing", "consumer": "c"}
     failures("messaging.subscription_failed", error="s3cret", error_type="PermissionDenied", **subscription)
-    (found,) = failures.statuses()
-    assert found.shown() == {
+    (status,) = failures.statuses()
+    assert status.as_json() == {
         "name": r"subscription a\x1bb of group billing",
         "ready": False,
         "failed": True,
@@ -102,6 +102,17 @@ def test_a_subscription_that_failed_is_forgiven_when_it_begins_again() -> None:
     failures("messaging.subscribed", topic="other", group="billing", consumer="c")
     assert failures.statuses()
     failures("messaging.subscribed", **subscription)
+    assert not failures.statuses()
+
+
+def test_stream_owned_by_another_member_has_not_failed() -> None:
+    failures = Failures()
+    subscription = {"topic": "s1", "group": "g", "consumer": "a"}
+    failures("messaging.subscription_failed", error="...", error_type="StaleOwner", **subscription)
+    assert not failures.statuses()
+    failures("messaging.subscription_failed", error="...", error_type="PermissionDenied", **subscription)
+    assert failures.statuses()
+    failures("assignment.unsubscribed", service="s", member="a", **subscription)
     assert not failures.statuses()
 
 

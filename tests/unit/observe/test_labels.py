@@ -1,4 +1,4 @@
-"""Names become labels that no scraper and no terminal trips over, and there is an end to their number."""
+"""Labels: control characters are escaped, long names are cut, and the number of series is bounded."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def test_plain_names_stay_as_they_are() -> None:
     assert label(None) == ""
 
 
-def test_escape_sequences_newlines_and_foreign_bytes_are_shown_not_sent() -> None:
+def test_control_characters_and_invalid_utf8_are_escaped() -> None:
     assert label("a\x1b[31mred\nb") == r"a\x1b[31mred\x0ab"
     assert label(to_name(b"caf\xe9")) == r"caf\xe9"
     assert label("a\u202eb") == r"a\u202eb"
 
 
 def test_long_names_are_cut_and_stay_different() -> None:
-    one, other = label("x" * 5000 + "1"), label("x" * 5000 + "2")
-    assert len(one) == len(other) == MAX_LABEL
-    assert one != other
-    assert one == label("x" * 5000 + "1")
+    first, second = label("x" * 5000 + "1"), label("x" * 5000 + "2")
+    assert len(first) == len(second) == MAX_LABEL
+    assert first != second
+    assert first == label("x" * 5000 + "1")
 
 
 @given(st.binary(max_size=300))
@@ -40,7 +40,7 @@ def test_any_name_survives_the_exposition(raw: bytes) -> None:
     assert sample.labels == {"topic": label(to_name(raw))}
 
 
-def test_beyond_the_maximum_everything_is_counted_together_and_remembered_nowhere() -> None:
+def test_series_beyond_the_maximum_are_counted_together_and_not_stored() -> None:
     registry = CollectorRegistry()
     names = ["topic", "group"]
     series = Series(Counter("seen_total", "Seen.", names, registry=registry), names, max_series=3)
@@ -57,7 +57,7 @@ def test_beyond_the_maximum_everything_is_counted_together_and_remembered_nowher
     assert len(series._children) == 3
 
 
-def test_a_label_that_the_fact_does_not_have_is_empty() -> None:
+def test_label_without_a_field_in_the_event_is_empty() -> None:
     registry = CollectorRegistry()
     names = ["topic", "group"]
     Series(Counter("seen_total", "Seen.", names, registry=registry), names).of({"topic": "t"}).inc()

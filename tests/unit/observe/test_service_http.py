@@ -1,4 +1,4 @@
-"""Who may see what, and what the answers look like, without a socket."""
+"""What the HTTP port shows with and without the access token, tested without a socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def client(*, token: str | None = None, well: bool = True) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://service")
 
 
-async def test_without_a_token_everything_is_shown() -> None:
+async def test_without_a_token_all_details_are_shown() -> None:
     async with client() as http:
         metrics = await http.get("/metrics")
         assert (metrics.status_code, metrics.text) == (200, "a_total 1\n")
@@ -50,7 +50,7 @@ async def test_without_a_token_everything_is_shown() -> None:
         "Basic " + base64.b64encode(b"u:no").decode(),
     ],
 )
-async def test_with_a_token_strangers_get_the_status_alone(header: str) -> None:
+async def test_probe_without_the_token_shows_only_the_status(header: str) -> None:
     async with client(token="s3cret", well=False) as http:
         refused = await http.get("/metrics", headers={"authorization": header})
         assert refused.status_code == 401
@@ -61,7 +61,7 @@ async def test_with_a_token_strangers_get_the_status_alone(header: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["s3cret", "s3crét", "with : and spaces"])
-async def test_the_token_opens_as_bearer_and_as_password(token: str) -> None:
+async def test_token_is_accepted_as_bearer_and_as_password(token: str) -> None:
     basic = base64.b64encode(f"prometheus:{token}".encode()).decode()
     async with client(token=token) as http:
         for header in (f"Bearer {token}", f"bearer {token}", f"Basic {basic}"):
@@ -76,7 +76,7 @@ async def test_errors_are_a_code_and_a_message() -> None:
         assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
 
 
-async def test_a_fault_of_ours_shows_its_class_alone() -> None:
+async def test_internal_error_shows_only_its_class() -> None:
     async def breaks() -> Any:
         raise RuntimeError("s3cret")
 
@@ -88,7 +88,7 @@ async def test_a_fault_of_ours_shows_its_class_alone() -> None:
     assert "s3cret" not in answered.text
 
 
-def test_nobody_listens_to_strangers_without_a_token() -> None:
+def test_listening_off_loopback_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", ""):
         with pytest.raises(CannotListen, match="token"):
             ServiceMonitor(host=host, port=0)

@@ -1,4 +1,4 @@
-"""What the room shows to the outside, and that looking at it costs nothing."""
+"""The public names of the package, and what importing it costs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from millstream import observe
 
 
-def test_the_public_names() -> None:
-    assert {"ServiceMetrics", "ServiceMonitor", "StreamSurveyor"} <= set(observe.__all__)
+def test_public_names_are_documented_ones() -> None:
+    assert {"ServiceMetrics", "ServiceMonitor", "StreamStatsCollector"} <= set(observe.__all__)
     assert [name for name in observe.__all__ if getattr(observe, name).__name__ != name] == []
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         observe.Nothing  # noqa: B018  # asking is the test
 
 
-def test_the_room_needs_no_http_server_until_one_is_asked_for() -> None:
+def test_package_imports_no_http_server_until_it_is_used() -> None:
     code = "import sys, millstream.observe, millstream.observe.streams; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"starlette", "uvicorn", "prometheus_client"} & set(loaded)

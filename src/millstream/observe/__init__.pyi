@@ -1,0 +1,12 @@
+from millstream.observe.diagnose import Finding as Finding
+from millstream.observe.diagnose import Severity as Severity
+from millstream.observe.diagnose import examine_server as examine_server
+from millstream.observe.metrics import StreamStatsCollector as StreamStatsCollector
+from millstream.observe.pipelines import PipelineMetrics as PipelineMetrics
+from millstream.observe.service import ServiceMonitor as ServiceMonitor
+from millstream.observe.service_metrics import ServiceMetrics as ServiceMetrics
+from millstream.observe.streams import examine_stream as examine_stream
+from millstream.observe.tracing import disable_tracing as disable_tracing
+from millstream.observe.tracing import enable_tracing as enable_tracing
+from millstream.observe.tracing import message_context as message_context
+from millstream.observe.tracing import pipeline_spans as pipeline_spans
