@@ -1,6 +1,6 @@
-"""What people type. Each command parses, calls a room, and shows the result; decisions live in the rooms.
+"""The command line. Each command parses its arguments, calls the library and prints the result.
 
-A command's module is imported when it is chosen, so that ``millstream --help`` stays quick.
+A command's module is imported only when the command is used, so that ``millstream --help`` stays fast.
 """
 
 from millstream.cli.main import main

@@ -15,18 +15,21 @@ from millstream.cli.pipeline_status import token_in
 from millstream.cli.show import DEFAULT_URL, Url
 
 PORT = 8090
-PIPELINES, RIGHTS = "Pipelines", "Who may do what"
-"""Headings of the help: in one list, long names would leave no room for what they mean."""
+PIPELINES, ACCESS = "Pipelines", "Access control"
+"""Headings of the help. In a single list, long option names would leave little width for the descriptions."""
 
-Beside = Annotated[bool, typer.Option("--dashboard", help="Bring the dashboard along, on loopback.")]
-BesidePort = Annotated[
-    int, typer.Option("--dashboard-port", help="Its port; 0 takes a free one.", min=0, max=65535, metavar="<port>")
+WithDashboard = Annotated[bool, typer.Option("--dashboard", help="Also start the dashboard, on loopback.")]
+DashboardPort = Annotated[
+    int,
+    typer.Option(
+        "--dashboard-port", help="Port of the dashboard; 0 takes a free one.", min=0, max=65535, metavar="<port>"
+    ),
 ]
 Pipelines = Annotated[
     list[str] | None,
     typer.Option(
         "--pipelines",
-        help="Where pipelines run, such as http://127.0.0.1:9000; may be given several times.",
+        help="Address of a process that runs pipelines, such as http://127.0.0.1:9000; repeatable.",
         rich_help_panel=PIPELINES,
     ),
 ]
@@ -34,9 +37,9 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        help="A file with the token that everybody must bring; or set MILLSTREAM_HTTP_TOKEN.",
+        help="A file with the required access token; or set MILLSTREAM_HTTP_TOKEN.",
         show_default=False,
-        rich_help_panel=RIGHTS,
+        rich_help_panel=ACCESS,
     ),
 ]
 
@@ -48,12 +51,14 @@ def command(
         Path | None,
         typer.Option(
             "--pipelines-token-file",
-            help="A file with the token of those pipelines.",
+            help="A file with the access token of those processes.",
             show_default=False,
             rich_help_panel=PIPELINES,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. Off loopback a token is a must.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other addresses than loopback require a token.")
+    ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535, metavar="<port>")
     ] = PORT,
@@ -61,19 +66,21 @@ def command(
     read_only: Annotated[
         bool | None,
         typer.Option(
-            "--read-only/--no-read-only", help="Show, and do nothing; the default off loopback.", rich_help_panel=RIGHTS
+            "--read-only/--no-read-only", help="Disable actions; the default off loopback.", rich_help_panel=ACCESS
         ),
     ] = None,
     names: Annotated[
         list[str] | None,
         typer.Option(
-            "--name", help="Another name under which browsers ask for it, such as a proxy's.", rich_help_panel=RIGHTS
+            "--name",
+            help="A further host name of the dashboard, such as a proxy's; repeatable.",
+            rich_help_panel=ACCESS,
         ),
     ] = None,
 ) -> None:
     token = token_in(token_file, "--token-file")
     secret = token_in(pipelines_token_file, "--pipelines-token-file") if pipelines_token_file else None
-    with shown(
+    with run_dashboard(
         url, pipelines or (), secret, host=host, port=port, token=token, read_only=read_only, names=names or ()
     ) as at:
         typer.echo(f"millstream: the dashboard is at {at}")
@@ -84,7 +91,7 @@ def command(
 
 
 @contextmanager
-def shown(
+def run_dashboard(
     url: str,
     pipelines: list[str] | tuple[str, ...] = (),
     pipelines_token: str | None = None,
@@ -95,13 +102,13 @@ def shown(
     read_only: bool | None = None,
     names: list[str] | tuple[str, ...] = (),
 ) -> Iterator[str]:
-    """A dashboard on a port, on a thread of its own, while the block lasts; its address."""
+    """Run a dashboard in a thread of its own while the block lasts, and yield its URL."""
     import asyncio
 
     from millstream.dashboard import Dashboard
-    from millstream.observe import HttpServer, refuse_strangers
+    from millstream.observe.http import HttpServer, refuse_open_address
 
-    refuse_strangers(host, port, token, what="streams", option="--token-file")
+    refuse_open_address(host, port, token, resource="streams", option="--token-file")
     made = Dashboard(
         url,
         pipelines=pipelines,

@@ -1,4 +1,4 @@
-"""``millstream demo``: the whole product at work, and a ledger that says what became of every message."""
+"""``millstream demo``: a broker, a pipeline and workers, and a ledger that accounts for every message."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ class DemoSource(StrEnum):
 
 def command(
     url: Annotated[
-        str | None, typer.Option("--url", help="Run on this Redis; by default on an embedded broker of its own.")
+        str | None, typer.Option("--url", help="Use this Redis; by default the demo starts an embedded broker.")
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1000, help="How many changes the pipeline makes up.")] = 3_000,
+    rows: Annotated[int, typer.Option("--rows", min=1000, help="How many changes the pipeline generates.")] = 3_000,
     source: Annotated[
-        DemoSource, typer.Option("--source", help="Made-up changes, or a real PostgreSQL's.")
+        DemoSource, typer.Option("--source", help="Generated changes, or those of a real PostgreSQL.")
     ] = DemoSource.generator,
-    data: Annotated[Path | None, typer.Option("--data", help="Where to keep everything.")] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Go on with orders after the ledger, to look at, until Ctrl-C.")
-    ] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Directory for all files of the demo.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Continue with orders after the ledger, until Ctrl-C.")] = False,
 ) -> None:
     from millstream.cli.pipeline_status import need_spark
 
@@ -39,7 +37,7 @@ def command(
     directory = data or Path("demo-data") / datetime.now().strftime("%Y%m%d-%H%M%S")
     ledger = run_demo(url, directory, rows, console(), source=source, keep=keep)
     typer.echo()
-    typer.echo(f"Everything is kept in {directory}")
+    typer.echo(f"All files are in {directory}")
     typer.echo(ledger.line())
-    if ledger.lost or ledger.duplicates or ledger.buried != 1:
+    if ledger.lost or ledger.duplicates or ledger.dead_letters != 1:
         raise typer.Exit(FAILED)

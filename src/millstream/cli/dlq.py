@@ -1,4 +1,4 @@
-"""``millstream dlq``: dead letters as a workbench."""
+"""``millstream dlq``: list, inspect, replay and purge dead letters."""
 
 from __future__ import annotations
 
@@ -8,107 +8,80 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from millstream.broker import beside, open_broker
+from millstream.broker import companion_key, open_broker
 from millstream.cli import show
 from millstream.cli.lookup import (
     DEADLINE_MS,
     NoSuchEntry,
+    command_text,
     no_entry,
     no_stream,
-    old_spelling,
-    something_to_look_at,
-    typed,
+    refuse_memory_broker,
 )
 from millstream.cli.main import FAILED
-from millstream.cli.show import DEFAULT_URL, Output, OutputKind, ShownColumn, Url, Yes, ago, ident, name, number, text
-from millstream.messaging import (
-    DeadLetter,
-    DeadLetters,
-    Replayed,
-    Selection,
-    dead_letter_streams,
-)
+from millstream.cli.show import DEFAULT_URL, Column, Output, OutputKind, Url, Yes, ago, ident, name, number, text
+from millstream.messaging import DeadLetter, DeadLetters
+from millstream.messaging.dead_letters import Replayed, Selection, dead_letter_streams
 from millstream.model import EntryId
-from millstream.observe import count_of, made_at, named, printable
+from millstream.observe.format import count_of, made_at, named, printable
 
 R = TypeVar("R")
 
 app = typer.Typer()
 
-Stream = Annotated[str, typer.Argument(help="The stream whose dead letters they are.")]
-Dlq = Annotated[str | None, typer.Option("--dlq", help="The dead-letter stream, where it is not the one beside.")]
-Ids = Annotated[list[str] | None, typer.Option("--id", help="One dead letter; may be given several times.")]
+Stream = Annotated[str, typer.Argument(help="The stream to which the dead letters belong.")]
+Dlq = Annotated[
+    str | None, typer.Option("--dlq", help="The dead-letter stream, if it is not the default one of the stream.")
+]
+Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of a dead letter; repeatable.")]
 ErrorType = Annotated[str | None, typer.Option("--error-type", help="The error's type, in full or its last part.")]
-Contains = Annotated[str | None, typer.Option("--contains", help="A text in the error's message.")]
-Group = Annotated[str | None, typer.Option("--group", help="The group that buried them.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
+Contains = Annotated[str | None, typer.Option("--contains", help="A text that the error message contains.")]
+Group = Annotated[str | None, typer.Option("--group", help="The group that dead-lettered them.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]
 
 
 @app.command("ls")
 def list_letters(
     stream: Annotated[
-        str | None, typer.Argument(help="The stream whose dead letters they are; by default all that have some.")
+        str | None, typer.Argument(help="The stream; by default, all dead-letter streams are listed.")
     ] = None,
     error_type: ErrorType = None,
     contains: Contains = None,
     group: Group = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number.")] = 50,
     dlq: Dlq = None,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """The dead letters of a stream, the newest first; without a stream, where there are dead letters at all."""
+    """List the dead letters of a stream, newest first; without a stream, list the streams with dead letters."""
     if stream is None and dlq is None:
         _list_streams(url, output)
         return
-    chosen = _selection(None, error_type, contains, group)
-    found = _with_letters(url, stream or str(dlq), dlq, lambda letters: letters.list(chosen, limit=limit))
+    selection = _selection(None, error_type, contains, group)
+    letters = _with_letters(url, stream or str(dlq), dlq, lambda letters: letters.list(selection, limit=limit))
     now_ms = _with_broker(url, lambda broker: broker.server_time_ms())
-    columns = [ident("id"), ago("buried_at", now_ms, "buried", spare=True)]
-    if any(letter.failure for letter in found):  # a pipeline's: nobody tried them in a group
+    columns = [ident("id"), ago("dead_lettered_at", now_ms, "dead-lettered", spare=True)]
+    if any(letter.failure for letter in letters):  # those of a pipeline have no group and no delivery count
         columns += [name("pipeline"), name("stage")]
     else:
-        columns += [name("group"), number("deliveries", "tries"), name("error_type")]
-    show.rows(output, [*columns, text("error")], [_row(letter) for letter in found])
+        columns += [name("group"), number("deliveries"), name("error_type")]
+    show.rows(output, [*columns, text("error")], [_row(letter) for letter in letters])
 
 
 def _list_streams(url: str, output: OutputKind) -> None:
     async def work(broker: Any) -> list[dict[str, Any]]:
         items = []
-        for found in await dead_letter_streams(broker):
-            letters = DeadLetters(broker, found, dlq=found)
+        for stream in await dead_letter_streams(broker):
+            letters = DeadLetters(broker, stream, dlq=stream)
             if count := await letters.count():
-                first = (await letters.by_error())[0]
-                most = {"error_type": first.error_type, "error": first.error, "error_count": first.count}
-                items.append({"dead_letters": found, "count": count, **most})
+                largest = (await letters.by_error())[0]
+                error = {"error_type": largest.error_type, "error": largest.error, "error_count": largest.count}
+                items.append({"dead_letters": stream, "count": count, **error})
         return items
 
     columns = [name("dead_letters"), number("count"), name("error_type", "most frequent"), text("error")]
     show.rows(output, columns, _with_broker(url, work))
-
-
-@app.command("list", hidden=True)
-def list_as_before(
-    stream: Stream,
-    error_type: ErrorType = None,
-    contains: Contains = None,
-    group: Group = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
-    dlq: Dlq = None,
-    url: Url = DEFAULT_URL,
-    output: Output = OutputKind.table,
-) -> None:
-    """The spelling of 0.1; it goes with the next release."""
-    old_spelling("dlq list STREAM", "dlq ls STREAM")
-    list_letters(stream, error_type, contains, group, limit, dlq, url, output)
-
-
-@app.command("streams", hidden=True)
-def list_streams_as_before(url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
-    """The spelling of 0.1; it goes with the next release."""
-    old_spelling("dlq streams", "dlq ls")
-    _list_streams(url, output)
 
 
 @app.command("show")
@@ -119,42 +92,42 @@ def show_letter(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """One dead letter in full: its fields, and what happened."""
+    """Show one dead letter with its fields and its error."""
     letter = _with_letters(url, stream, dlq, lambda letters: letters.show(id))
     row = _row(letter)
     if output is OutputKind.json:
-        trace = letter.burial.traceback if letter.burial is not None else None
+        trace = letter.details.traceback if letter.details is not None else None
         show.as_json({**row, "traceback": trace, "fields": letter.fields})
         return
-    show.facts([_fact(key) for key, value in row.items() if value is not None], row)
-    typer.secho("\nThe entry as it was", italic=True)
+    show.facts([_column(key) for key, value in row.items() if value is not None], row)
+    typer.secho("\nOriginal entry", italic=True)
     fields = {printable(field): value for field, value in letter.fields.items()}
     if fields:
-        show.facts([ShownColumn(field, field) for field in fields], fields)
-    if letter.burial is not None and letter.burial.traceback:
-        typer.echo("\n" + "\n".join(printable(line) for line in letter.burial.traceback.splitlines()))
+        show.facts([Column(field, field) for field in fields], fields)
+    if letter.details is not None and letter.details.traceback:
+        typer.echo("\n" + "\n".join(printable(line) for line in letter.details.traceback.splitlines()))
 
 
 @app.command("errors")
 def group_by_error(
     stream: Stream, group: Group = None, dlq: Dlq = None, url: Url = DEFAULT_URL, output: Output = OutputKind.table
 ) -> None:
-    """Dead letters that failed alike, counted: the most frequent first."""
-    chosen = _selection(None, None, None, group)
-    found = _with_letters(url, stream, dlq, lambda letters: letters.by_error(chosen))
+    """Group dead letters by error, the most frequent first."""
+    selection = _selection(None, None, None, group)
+    letters = _with_letters(url, stream, dlq, lambda letters: letters.by_error(selection))
     items = [
         {
-            "count": each.count,
-            "error_type": each.error_type,
-            "error": each.error,
-            "groups": sorted(each.groups),
-            "first_id": each.first,
-            "last_id": each.last,
-            "example": each.example,
+            "count": error.count,
+            "error_type": error.error_type,
+            "error": error.error,
+            "groups": sorted(error.groups),
+            "first_id": error.first,
+            "last_id": error.last,
+            "example": error.example,
         }
-        for each in found
+        for error in letters
     ]
-    columns = [number("count"), name("error_type"), text("error"), text("groups", shown=_joined)]
+    columns = [number("count"), name("error_type"), text("error"), text("groups", render=_joined)]
     show.rows(output, [*columns, ident("first_id", spare=True), ident("last_id", spare=True)], items)
 
 
@@ -165,59 +138,60 @@ def replay(
     error_type: ErrorType = None,
     contains: Contains = None,
     group: Group = None,
-    to: Annotated[str | None, typer.Option("--to", help="Another stream than the one they came from.")] = None,
-    rate: Annotated[float | None, typer.Option("--rate", min=1e-6, max=1e9, help="At most so many a second.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Replay to this stream instead of the original one.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", min=1e-6, max=1e9, help="Maximum per second.")] = None,
     limit: Limit = None,
     every_group: Annotated[
-        bool, typer.Option("--every-group", help="Let all groups handle them again, not only the one that failed.")
+        bool, typer.Option("--every-group", help="Deliver them to all groups, not only to the one that failed.")
     ] = False,
     for_group: Annotated[
-        str | None, typer.Option("--for-group", help="The group to handle them, such as the failed one's new name.")
+        str | None,
+        typer.Option("--for-group", help="Deliver them to this group, such as the new name of the one that failed."),
     ] = None,
     dry_run: DryRun = False,
     dlq: Dlq = None,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Send dead letters round again: all of them, or those that the options select. Safe to run again.
+    """Replay dead letters: all of them, or those that the options select. Safe to repeat.
 
-    Where they came from the group that failed handles them; with --to another stream, every group there.
+    In the original stream, only the group that failed receives them; with --to another stream, every group there.
 
-    What nobody would handle stays, and the exit code is 1.
+    Dead letters that no group would receive are kept, and the exit code is 1.
     """
-    chosen = _selection(ids, error_type, contains, group)
+    selection = _selection(ids, error_type, contains, group)
 
     async def work(letters: DeadLetters) -> Replayed:
-        who: dict[str, Any] = {"to": to, "every_group": every_group, "for_group": for_group}
-        return await letters.replay(chosen, rate=rate, limit=limit, dry_run=dry_run, **who)
+        target: dict[str, Any] = {"to": to, "every_group": every_group, "for_group": for_group}
+        return await letters.replay(selection, rate=rate, limit=limit, dry_run=dry_run, **target)
 
     done = _with_letters(url, stream, dlq, work)
     if ids and not (done.added or done.already or done.left or done.without_handler):
         raise _no_letters(stream, ids)
     if output is OutputKind.json:
-        stay = [{"stream": at, "group": who, "count": n} for (at, who), n in done.without_handler.items()]
-        facts = {"added": done.added, "already": done.already, "left": done.left, "without_handler": stay}
-        show.as_json({**facts, "streams": done.streams, "dry_run": dry_run})
+        kept = [{"stream": at, "group": group, "count": n} for (at, group), n in done.without_handler.items()]
+        counts = {"added": done.added, "already": done.already, "left": done.left, "without_handler": kept}
+        show.as_json({**counts, "streams": done.streams, "dry_run": dry_run})
     else:
-        _tell_replayed(done)
+        _print_replayed(done)
     if done.left or done.without_handler:
         raise typer.Exit(FAILED)
 
 
-def _tell_replayed(done: Replayed) -> None:
+def _print_replayed(done: Replayed) -> None:
     targets = ", ".join(f"{count:,} to {printable(name)}" for name, count in done.streams.items()) or "nothing"
     typer.echo(f"{'would replay' if done.dry_run else 'replayed'} {targets}")
     if done.already:
-        typer.echo(f"{done.already:,} of them had been sent by a replay that was interrupted")
+        typer.echo(f"{done.already:,} of them had been replayed by an interrupted replay")
     if done.left:
-        typer.echo(f"{done.left:,} do not say where they came from, and stay: pass --to")
+        typer.echo(f"{done.left:,} were kept, because they do not name their stream: pass --to")
     for (stream, group), count in done.without_handler.items():
         if group:
-            why = f"no group {named(group)}: pass --for-group with its new name, or --every-group"
+            reason = f"no group {named(group)}: pass --for-group with its new name, or --every-group"
         else:
-            create = typed("groups", "create", stream, "NAME", "--start", "0")
-            why = f"no group that would read them: make one first, {create}"
-        typer.echo(f"{count:,} stay: {named(stream)} has {why}")
+            create = command_text("groups", "create", stream, "NAME", "--start", "0")
+            reason = f"no group that would read them: create one first: {create}"
+        typer.echo(f"{count:,} were kept: {named(stream)} has {reason}")
 
 
 @app.command()
@@ -234,48 +208,48 @@ def purge(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Throw dead letters away: all of them, or those that the options select."""
-    chosen = _selection(ids, error_type, contains, group)
+    """Delete dead letters permanently: all of them, or those that the options select."""
+    selection = _selection(ids, error_type, contains, group)
 
-    count = _with_letters(url, stream, dlq, lambda letters: letters.purge(chosen, limit=limit, dry_run=True))
+    count = _with_letters(url, stream, dlq, lambda letters: letters.purge(selection, limit=limit, dry_run=True))
     if ids and not count:
         raise _no_letters(stream, ids)
     if dry_run or not count:
-        sentence = f"would purge {count:,}" if count else "there is nothing to purge"
-        show.outcome(output, sentence, stream=stream, would_purge=count, dry_run=dry_run)
+        message = f"would purge {count:,}" if count else "there is nothing to purge"
+        show.outcome(output, message, stream=stream, would_purge=count, dry_run=dry_run)
         return
     letters = count_of(count, "dead letter", "dead letters")
-    show.confirm(f"Throw {letters} of {named(stream)} away for good?", yes=yes)
-    gone = _with_letters(url, stream, dlq, lambda letters: letters.purge(chosen, limit=limit))
-    show.outcome(output, f"purged {gone:,}", stream=stream, purged=gone, dry_run=False)
+    show.confirm(f"Delete {letters} of {named(stream)} permanently?", yes=yes)
+    purged = _with_letters(url, stream, dlq, lambda letters: letters.purge(selection, limit=limit))
+    show.outcome(output, f"purged {purged:,}", stream=stream, purged=purged, dry_run=False)
 
 
 def _selection(ids: list[str] | None, error_type: str | None, contains: str | None, group: str | None) -> Selection:
-    wanted = frozenset(EntryId.parse(id, argument="--id") for id in ids or ())
-    return Selection(ids=wanted, error_type=error_type, contains=contains, group=group)
+    selected = frozenset(EntryId.parse(id, argument="--id") for id in ids or ())
+    return Selection(ids=selected, error_type=error_type, contains=contains, group=group)
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
-    """The same keys whoever wrote it; what a letter does not tell is None."""
-    burial, failure = letter.burial, letter.failure
+    """Return the values of a dead letter; the keys are always the same, and unknown values are None."""
+    details, failure = letter.details, letter.failure
     return {
         "id": letter.id,
-        "buried_at": made_at(letter.id),
-        "stream": burial.stream if burial else None,
-        "original_id": burial.original_id if burial else failure.event if failure else None,
-        "group": burial.group if burial else None,
-        "consumer": burial.consumer if burial else None,
-        "deliveries": burial.deliveries if burial else None,
+        "dead_lettered_at": made_at(letter.id),
+        "stream": details.stream if details else None,
+        "original_id": details.original_id if details else failure.event if failure else None,
+        "group": details.group if details else None,
+        "consumer": details.consumer if details else None,
+        "deliveries": details.deliveries if details else None,
         "pipeline": failure.pipeline if failure else None,
         "stage": failure.stage if failure else None,
-        "error_type": letter.error_type if burial else None,
-        "error": letter.error if burial or failure else "not written by millstream",
+        "error_type": letter.error_type if details else None,
+        "error": letter.error if details or failure else "not written by millstream",
     }
 
 
-def _fact(key: str) -> ShownColumn:
-    if key == "buried_at":
-        return text(key, shown=show.plain)
+def _column(key: str) -> Column:
+    if key == "dead_lettered_at":
+        return text(key, render=show.plain)
     return ident(key) if key.endswith("id") else number(key) if key == "deliveries" else name(key)
 
 
@@ -284,14 +258,14 @@ def _joined(names: list[str]) -> str:
 
 
 def _no_letters(stream: str, ids: list[str]) -> NoSuchEntry:
-    return no_entry(stream, ids, f" among its dead letters; {typed('dlq', 'ls', stream)} lists them")
+    return no_entry(stream, ids, f" among its dead letters; {command_text('dlq', 'ls', stream)} lists them")
 
 
 def _with_letters(url: str, stream: str, dlq: str | None, work: Callable[[DeadLetters], Awaitable[R]]) -> R:
-    """The stream's dead letters. That there are none is an answer; that the stream was never there is not."""
+    """Call ``work`` with the stream's dead letters. Raises NoSuchStream if neither stream exists."""
 
     async def run(broker: Any) -> R:
-        letters = DeadLetters(broker, stream, dlq=dlq or await _other_place(broker, stream))
+        letters = DeadLetters(broker, stream, dlq=dlq or await _other_dlq(broker, stream))
         if not await broker.exists(stream) and not await broker.exists(letters.name):
             raise await broker.run(no_stream, stream)
         return await work(letters)
@@ -299,19 +273,19 @@ def _with_letters(url: str, stream: str, dlq: str | None, work: Callable[[DeadLe
     return _with_broker(url, run)
 
 
-async def _other_place(broker: Any, stream: str) -> str | None:
-    """A dead-letter stream may be named itself, and a pipeline's is called after the pipeline, not beside a stream."""
-    if await broker.exists(beside(stream, "dlq")):
+async def _other_dlq(broker: Any, stream: str) -> str | None:
+    """Return the dead-letter stream if it is not the stream's companion: the name itself, or that of a pipeline."""
+    if await broker.exists(companion_key(stream, "dlq")):
         return None
-    for place in (stream if stream.endswith(".dlq") else None, f"{stream}.dlq"):
-        if place is not None and await broker.exists(place):
-            return place
+    for candidate in (stream if stream.endswith(".dlq") else None, f"{stream}.dlq"):
+        if candidate is not None and await broker.exists(candidate):
+            return candidate
     return None
 
 
 def _with_broker(url: str, work: Callable[[Any], Awaitable[R]]) -> R:
     async def run() -> R:
-        something_to_look_at(url)
+        refuse_memory_broker(url)
         async with open_broker(url, deadline_ms=DEADLINE_MS) as broker:
             return await work(broker)
 

@@ -1,6 +1,7 @@
-"""``millstream groups``, ``consumers`` and ``pending``: look at consumer groups, make, move and remove them; look at
-their consumers, and remove dead ones without losing their work; see what was handed out and not acknowledged, and claim
-or acknowledge it.
+"""``millstream groups``, ``consumers`` and ``pending``.
+
+List, create, move and remove consumer groups; list consumers, and remove dead ones without losing their pending
+entries; list, claim and acknowledge pending entries.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream.broker import BlockingBroker, survey
+from millstream.broker import BlockingBroker
+from millstream.broker.operations.info import read_stream_stats
 from millstream.cli import show
 from millstream.cli.lookup import need_consumer, need_group, need_stream, no_entry, opened, streams_found
 from millstream.cli.show import (
     DEFAULT_URL,
-    MOST_SECONDS,
     Output,
     OutputKind,
     Url,
@@ -29,8 +30,8 @@ from millstream.cli.show import (
     text,
 )
 from millstream.errors import InvalidArgument
-from millstream.model import ConsumerInfo, EntryId
-from millstream.observe import count_of, duration, entries, made_at, named, printable
+from millstream.model import ConsumerInfo, EntryId, parse_duration_ms
+from millstream.observe.format import count_of, duration, entries, made_at, named, printable
 
 app = typer.Typer()
 
@@ -47,9 +48,9 @@ def list_groups(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """All groups with their lag and what is pending."""
+    """List groups with their lag and pending entries."""
     with opened(url) as broker:
-        found = broker.run(survey, streams_found(broker, pattern), memory=False)
+        streams = broker.run(read_stream_stats, streams_found(broker, pattern), memory=False)
         now_ms = broker.server_time_ms()
     items = [
         {
@@ -62,7 +63,7 @@ def list_groups(
             "oldest_pending_at": made_at(group.oldest_pending),
             "last_delivered_id": group.last_delivered,
         }
-        for stream in found
+        for stream in streams
         for group in stream.groups
     ]
     columns = [name("stream"), name("group"), number("consumers"), number("lag"), number("pending")]
@@ -72,18 +73,18 @@ def list_groups(
 
 @app.command()
 def describe(stream: Stream, group: Group, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
-    """One group: its position, and each consumer."""
+    """Show one group with its position and its consumers."""
     with opened(url) as broker:
-        found = need_group(broker, stream, group)
+        info = need_group(broker, stream, group)
     facts = {
         "stream": stream,
-        "group": found.name,
-        "last_delivered_id": found.last_delivered,
-        "entries_read": found.entries_read,
-        "lag": found.lag,
-        "pending": found.pending,
+        "group": info.name,
+        "last_delivered_id": info.last_delivered,
+        "entries_read": info.entries_read,
+        "lag": info.lag,
+        "pending": info.pending,
     }
-    members = [{"consumer": one.name, "pending": one.pending, "idle_ms": one.idle_ms} for one in found.consumers]
+    members = [_consumer_values(consumer) for consumer in info.consumers]
     if output is OutputKind.json:
         show.as_json({**facts, "consumers": members})
         return
@@ -97,15 +98,15 @@ def describe(stream: Stream, group: Group, url: Url = DEFAULT_URL, output: Outpu
 def create(
     stream: Stream,
     group: Group,
-    start: Annotated[str, typer.Option("--start", help="0 for everything, $ for what is new, or an id.")],
+    start: Annotated[str, typer.Option("--start", help="0 for all entries, $ for new entries, or an id.")],
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Make a group, and the stream where it is absent. Where it starts must be said."""
+    """Create a group, and the stream if it does not exist. --start is required."""
     with opened(url) as broker:
-        made = broker.create_group(stream, group, start=start)
-    sentence = "created" if made else "it was there already; nothing was changed"
-    show.outcome(output, sentence, stream=stream, group=group, created=made)
+        created = broker.create_group(stream, group, start=start)
+    message = "created" if created else "the group already exists; nothing was changed"
+    show.outcome(output, message, stream=stream, group=group, created=created)
 
 
 @app.command()
@@ -114,11 +115,11 @@ def rm(
 ) -> None:
     """Remove a group, its position and its pending list."""
     with opened(url) as broker:
-        found = need_group(broker, stream, group)
+        info = need_group(broker, stream, group)
         show.confirm(
             f"Remove group {named(group)} of {named(stream)}: "
-            f"{count_of(len(found.consumers), 'consumer', 'consumers')}, "
-            f"{count_of(found.pending, 'pending entry', 'pending entries')} that will not be delivered again?",
+            f"{count_of(len(info.consumers), 'consumer', 'consumers')}, "
+            f"{count_of(info.pending, 'pending entry', 'pending entries')} that will not be delivered again?",
             yes=yes,
         )
         broker.delete_group(stream, group)
@@ -130,23 +131,25 @@ def reset(
     stream: Stream,
     group: Group,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Deliver everything again.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Skip what has not been delivered.")] = False,
-    to_id: Annotated[str | None, typer.Option("--to-id", help="Go on after this id.")] = None,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="Skip all entries that were not delivered yet.")
+    ] = False,
+    to_id: Annotated[str | None, typer.Option("--to-id", help="Continue after this id.")] = None,
     to_datetime: Annotated[
-        datetime | None, typer.Option("--to-datetime", help="Deliver what came at this time or later (UTC).")
+        datetime | None, typer.Option("--to-datetime", help="Deliver entries from this time on (UTC).")
     ] = None,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Move a group's position. What is pending stays pending."""
-    chosen = [bool(to_earliest), bool(to_latest), to_id is not None, to_datetime is not None]
-    if sum(chosen) != 1:
+    """Move a group's position. Pending entries stay pending."""
+    options = [bool(to_earliest), bool(to_latest), to_id is not None, to_datetime is not None]
+    if sum(options) != 1:
         raise InvalidArgument(
-            "reset", f"{sum(chosen)} positions", "exactly one of --to-earliest, --to-latest, --to-id, --to-datetime"
+            "reset", f"{sum(options)} positions", "exactly one of --to-earliest, --to-latest, --to-id, --to-datetime"
         )
     with opened(url) as broker:
-        found = need_group(broker, stream, group)
+        current = need_group(broker, stream, group)
         info = broker.stream_info(stream)
         if to_earliest:
             position = EntryId(0, 0)
@@ -159,10 +162,10 @@ def reset(
             at = to_datetime if to_datetime.tzinfo else to_datetime.replace(tzinfo=UTC)
             position = EntryId(max(0, int(at.timestamp() * 1000)), 0)
             position = position.previous() if position.ms else position
-        again, skipped = _moved(broker, stream, found.last_delivered, position)
+        redelivered, skipped = _count_between(broker, stream, current.last_delivered, position)
         show.confirm(
-            f"Group {named(group)} is at {found.last_delivered}. Move it to {position}? "
-            f"({again} delivered again, {skipped} skipped; {found.pending:,} pending stay as they are)",
+            f"Group {named(group)} is at {current.last_delivered}. Move it to {position}? "
+            f"({redelivered} delivered again, {skipped} skipped; {current.pending:,} stay pending)",
             yes=yes,
         )
         read = 0 if to_earliest else info.entries_added if to_latest else None
@@ -170,15 +173,22 @@ def reset(
     show.outcome(output, f"moved to {position}", stream=stream, group=group, position_id=position)
 
 
-def _moved(broker: BlockingBroker, stream: str, old: EntryId, new: EntryId, most: int = 10_000) -> tuple[str, str]:
-    """How many entries lie between the two positions, counted up to a bound."""
+def _count_between(
+    broker: BlockingBroker, stream: str, old: EntryId, new: EntryId, limit: int = 10_000
+) -> tuple[str, str]:
+    """Count the entries that a move would deliver again and skip, up to ``limit``."""
     low, high = sorted((old, new))
-    count = len(broker.xrange(stream, f"({low}", high, count=most)) if low != high else 0
-    text = f"{count:,} or more entries" if count == most else entries(count)
+    count = len(broker.xrange(stream, f"({low}", high, count=limit)) if low != high else 0
+    text = f"{count:,} or more entries" if count == limit else entries(count)
     return (text, "none") if new < old else ("none", text)
 
 
 consumers = typer.Typer()
+
+
+def _consumer_values(info: ConsumerInfo) -> dict[str, Any]:
+    return {"consumer": info.name, "pending": info.pending, "idle_ms": info.idle_ms}
+
 
 _CONSUMER = (name("consumer"), number("pending"), span("idle_ms", "silent for"))
 
@@ -186,24 +196,15 @@ _CONSUMER = (name("consumer"), number("pending"), span("idle_ms", "silent for"))
 @consumers.command("ls")
 def list_consumers(
     stream: Stream,
-    group: Annotated[str | None, typer.Argument(help="One group; all of them by default.")] = None,
+    group: Annotated[str | None, typer.Argument(help="A group; by default all groups.")] = None,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """The consumers of a stream's groups, with what they hold and how long they have been silent."""
+    """List the consumers of a stream's groups with their pending entries and idle time."""
     with opened(url) as broker:
         need_stream(broker, stream)
-        found = broker.group_info(stream) if group is None else [need_group(broker, stream, group)]
-    items = [
-        {
-            "group": one.name,
-            "consumer": consumer.name,
-            "pending": consumer.pending,
-            "idle_ms": consumer.idle_ms,
-        }
-        for one in found
-        for consumer in one.consumers
-    ]
+        groups = broker.group_info(stream) if group is None else [need_group(broker, stream, group)]
+    items = [{"group": info.name, **_consumer_values(consumer)} for info in groups for consumer in info.consumers]
     show.rows(output, [name("group"), *_CONSUMER], items)
 
 
@@ -211,100 +212,106 @@ def list_consumers(
 def reap(
     stream: Stream,
     group: Group,
-    idle_s: Annotated[
-        float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Dead after this many seconds of silence.")
-    ] = 600,
-    to: Annotated[str | None, typer.Option("--to", help="Who gets what the dead ones hold.")] = None,
+    idle: Annotated[
+        str, typer.Option("--idle", help="Remove consumers that were silent for this long, such as 30s.")
+    ] = "600s",
+    to: Annotated[str | None, typer.Option("--to", help="The consumer that receives their pending entries.")] = None,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Throw away what the dead ones hold: nobody will handle it.")
+        bool, typer.Option("--discard", help="Drop their pending entries, which are then never handled.")
     ] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Remove consumers that have been silent for long. Those that still hold entries need --to, or --discard."""
+    """Remove consumers that have been silent for long. If they have pending entries, pass --to or --discard."""
     if discard and to is not None:
         raise InvalidArgument("--to, --discard", "both", "one of them at most")
+    idle_ms = _idle_ms(idle)
     with opened(url) as broker:
         members = need_group(broker, stream, group).consumers
-        dead = [one for one in members if one.idle_ms >= idle_s * 1000 and one.name != to]
+        dead = [info for info in members if info.idle_ms >= idle_ms and info.name != to]
         if dead:
             if output is OutputKind.table:
                 show.table(
                     _CONSUMER,
-                    [{"consumer": one.name, "pending": one.pending, "idle_ms": one.idle_ms} for one in dead],
+                    [_consumer_values(info) for info in dead],
                 )
             show.confirm(
-                f"Remove {count_of(len(dead), 'consumer', 'consumers')}{_heir(to, members, dead, discard)}?", yes=yes
+                f"Remove {count_of(len(dead), 'consumer', 'consumers')}{_effect(to, members, dead, discard)}?", yes=yes
             )
         removed = []
         for consumer in dead:
-            held = broker.delete_consumer(stream, group, consumer.name, to=to, discard=discard)
-            handed, thrown = (0, held) if discard else (held, 0)
-            removed.append({"consumer": consumer.name, "handed_over": handed, "discarded": thrown})
+            count = broker.delete_consumer(stream, group, consumer.name, to=to, discard=discard)
+            moved, dropped = (0, count) if discard else (count, 0)
+            removed.append({"consumer": consumer.name, "handed_over": moved, "discarded": dropped})
             if output is OutputKind.table:
-                became = "thrown away" if discard else "handed over"
-                typer.echo(f"removed {printable(consumer.name)}; {entries(held)} {became}")
+                effect = "dropped" if discard else "moved"
+                typer.echo(f"removed {printable(consumer.name)}; {entries(count)} {effect}")
     if output is OutputKind.json:
         show.as_json(removed)
     elif not dead:
-        typer.echo(f"no consumer has been silent for {duration(idle_s * 1000)}")
+        typer.echo(f"no consumer has been silent for {duration(idle_ms)}")
 
 
-def _heir(to: str | None, members: Sequence[ConsumerInfo], dead: Sequence[ConsumerInfo], discard: bool) -> str:
+def _idle_ms(written: str) -> int:
+    """A number without a unit is in seconds."""
+    is_bare = written.replace(".", "", 1).isdecimal()
+    return parse_duration_ms(f"{written}s" if is_bare else written, "--idle")
+
+
+def _effect(to: str | None, members: Sequence[ConsumerInfo], dead: Sequence[ConsumerInfo], discard: bool) -> str:
     if discard:
-        return f", and throw away {entries(sum(one.pending for one in dead))} that nobody will handle"
+        return f", and drop {entries(sum(info.pending for info in dead))} without handling them"
     if to is None:
         return ""
-    known = any(one.name == to for one in members)
-    return f", handing their entries to {named(to)}{'' if known else ', whom the group does not know yet'}"
+    is_known = any(info.name == to for info in members)
+    return f", and move their entries to {named(to)}{'' if is_known else ', a new consumer'}"
 
 
 @pending.command("ls")
 def list_pending(
     stream: Stream,
-    group: Annotated[str | None, typer.Argument(help="One group; all of them by default.")] = None,
-    consumer: Annotated[str | None, typer.Option("--consumer", help="Only this consumer's.")] = None,
-    idle_s: Annotated[
-        float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Idle for at least this many seconds.")
-    ] = 0,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="At most this many.")] = 100,
+    group: Annotated[str | None, typer.Argument(help="A group; by default all groups.")] = None,
+    consumer: Annotated[str | None, typer.Option("--consumer", help="Only pending entries of this consumer.")] = None,
+    idle: Annotated[str, typer.Option("--idle", help="Idle for at least this long, such as 30s.")] = "0s",
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number.")] = 100,
     with_entries: Annotated[bool, typer.Option("--entries", help="Show the entries' fields too.")] = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Pending entries, oldest first: who holds them, for how long, delivered how often."""
+    """List pending entries, oldest first, with consumer, idle time and number of deliveries."""
+    idle_ms = _idle_ms(idle)
     with opened(url) as broker:
         if group is None:
             need_stream(broker, stream)
-            groups = [one.name for one in broker.group_info(stream)]
+            groups = [info.name for info in broker.group_info(stream)]
         elif consumer is None:
             groups = [need_group(broker, stream, group).name]
         else:
             need_consumer(broker, stream, group, consumer)
             groups = [group]
-        found = [
-            (one, entry)
-            for one in groups
+        pending_entries = [
+            (member_of, entry)
+            for member_of in groups
             for entry in broker.xpending_range(
                 stream,
-                one,
+                member_of,
                 count=count,
                 consumer=consumer,
-                min_idle_ms=int(idle_s * 1000) or None,
+                min_idle_ms=idle_ms or None,
                 with_entries=with_entries,
             )
         ]
     items: list[dict[str, Any]] = [
         {
             "group": in_group,
-            "id": one.id,
-            "consumer": one.consumer,
-            "idle_ms": one.idle_ms,
-            "deliveries": one.times_delivered,
-            **({"fields": one.fields} if with_entries else {}),
+            "id": entry.id,
+            "consumer": entry.consumer,
+            "idle_ms": entry.idle_ms,
+            "deliveries": entry.times_delivered,
+            **({"fields": entry.fields} if with_entries else {}),
         }
-        for in_group, one in sorted(found, key=lambda each: each[1].id)[:count]
+        for in_group, entry in sorted(pending_entries, key=lambda pair: pair[1].id)[:count]
     ]
     columns = [ident("id"), name("consumer"), span("idle_ms", "idle for"), number("deliveries")]
     if group is None:
@@ -312,12 +319,12 @@ def list_pending(
     if with_entries:
         columns.append(text("fields"))
         if output is OutputKind.table:
-            items = [{**item, "fields": _told(item["fields"])} for item in items]
+            items = [{**item, "fields": _format_fields(item["fields"])} for item in items]
     show.rows(output, columns, items)
 
 
-def _told(fields: Mapping[bytes, bytes] | None) -> str:
-    """For people; an entry may have been deleted while it was pending."""
+def _format_fields(fields: Mapping[bytes, bytes] | None) -> str:
+    """Format fields as one line. An entry that was deleted while pending has none."""
     if fields is None:
         return "(deleted)"
     return "  ".join(f"{printable(field)}={printable(value)}" for field, value in fields.items())
@@ -327,22 +334,23 @@ def _told(fields: Mapping[bytes, bytes] | None) -> str:
 def claim(
     stream: Stream,
     group: Group,
-    consumer: Annotated[str, typer.Argument(help="Who gets them.")],
+    consumer: Annotated[str, typer.Argument(help="The consumer that receives them.")],
     ids: Ids,
-    idle_s: Annotated[
-        float, typer.Option("--idle", min=0, max=MOST_SECONDS, help="Only what was idle for so many seconds.")
-    ] = 60,
+    idle: Annotated[
+        str, typer.Option("--idle", help="Only entries that were idle for at least this long, such as 1h.")
+    ] = "60s",
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Hand pending entries to another consumer."""
+    """Claim pending entries for another consumer."""
+    idle_ms = _idle_ms(idle)
     with opened(url) as broker:
         need_group(broker, stream, group)
-        moved = broker.xclaim_ids(stream, group, consumer, ids, min_idle_ms=int(idle_s * 1000))
+        moved = broker.xclaim_ids(stream, group, consumer, ids, min_idle_ms=idle_ms)
     if not moved:
-        why = f" in what group {named(group)} was handed out and has left alone for {duration(idle_s * 1000)}"
-        raise no_entry(stream, ids, why)
-    show.rows(output, [ident("id")], [{"id": one} for one in moved])
+        where = f" that is pending in group {named(group)} and was idle for {duration(idle_ms)}"
+        raise no_entry(stream, ids, where)
+    show.rows(output, [ident("id")], [{"id": id} for id in moved])
 
 
 @pending.command()
@@ -354,11 +362,11 @@ def ack(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Acknowledge entries by hand: they will not be delivered again."""
+    """Acknowledge pending entries without handling them: they are not delivered again."""
     with opened(url) as broker:
         need_group(broker, stream, group)
-        show.confirm(f"Acknowledge {entries(len(ids))} that no handler has finished?", yes=yes)
+        show.confirm(f"Acknowledge {entries(len(ids))} without handling them?", yes=yes)
         done = broker.xack(stream, group, ids)
     if not done:
-        raise no_entry(stream, ids, f" in what group {named(group)} was handed out and has not acknowledged")
+        raise no_entry(stream, ids, f" that is pending in group {named(group)}")
     show.outcome(output, f"acknowledged {done:,}", stream=stream, group=group, acknowledged=done)

@@ -1,7 +1,7 @@
-"""What ``-o json`` prints, command by command: the keys, and of which kind their values are.
+"""The JSON output of each command (``-o json``): its keys and the kinds of their values.
 
-``docs/reference/json.md`` is made from this, and a test holds every command to it. A key that stands here stays; new
-ones may be added.
+``docs/reference/json.md`` is generated from this, and a test checks every command against it. Keys are stable; new ones
+may be added.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 KINDS: Final = {
-    "name": "text: a name as it is; bytes that are no text are escaped",
+    "name": "text: a name; invalid UTF-8 is escaped",
     "text": "text for people",
     "id": "text: an entry's id, `1700000000000-0`",
     "time": "text: ISO 8601 in UTC with milliseconds, `2026-01-31T12:00:00.000Z`",
@@ -18,16 +18,16 @@ KINDS: Final = {
     "ms": "a whole number of milliseconds",
     "bytes": "a whole number of bytes",
     "flag": "true or false",
-    "fields": "an object: field to value, both texts",
-    "object": "an object that somebody else wrote",
+    "fields": "an object: field to value, both text",
+    "object": "an object; its members depend on the spec, or are on the page of the command",
     "names": "a list of names",
-    "any": "whatever the source of a pipeline says of itself",
+    "any": "depends on the source of the pipeline",
 }
-"""``?`` behind a kind: it may be null."""
+"""A kind followed by ``?`` may be null."""
 
 
 class Answer(NamedTuple):
-    """``list``: a list of such objects. ``object``: one. ``lines``: one a line."""
+    """``list``: a list of such objects. ``object``: one object. ``lines``: one object per line."""
 
     shape: str
     keys: dict[str, Any]
@@ -37,7 +37,7 @@ _GROUP: Final = {"stream": "name", "group": "name"}
 _CONSUMER: Final = {"consumer": "name", "pending": "count", "idle_ms": "ms"}
 _LETTER: Final = {
     "id": "id",
-    "buried_at": "time?",
+    "dead_lettered_at": "time?",
     "stream": "name?",
     "original_id": "name?",
     "group": "name?",
@@ -213,6 +213,7 @@ ANSWERS: Final[dict[str, Answer]] = {
             "lag": "count?",
             "source": "name?",
             "sinks": "names",
+            "holder": "object?",
             "file": "name",
         },
     ),
@@ -234,14 +235,16 @@ ANSWERS: Final[dict[str, Answer]] = {
             "sinks": "object",
             "waiting": "object",
             "progress": "object",
+            "holder": "object?",
         },
     ),
     "pipeline checkpoints": Answer(
         "list", {"batch": "count", "planned_at": "time?", "committed_at": "time?", "offsets": "any"}
     ),
+    "pipeline prepare": Answer("object", {"archive": "name", "created": "flag"}),
     "pipeline reset": Answer("object", {"pipeline": "name", "checkpoint": "name", "removed": "flag"}),
     "pipeline replay-dead-letters": Answer(
-        "object", {"pipeline": "name", "delivered": "count", "failed_again": "count"}
+        "object", {"pipeline": "name", "delivered": "count", "failed_again": "count", "kept": "count"}
     ),
     "run --check": Answer("list", {"handler": "name", "topic": "name", "group": "name?", "place": "name"}),
     "migrate": Answer(
@@ -271,25 +274,9 @@ ANSWERS: Final[dict[str, Answer]] = {
             "memory_bytes": "bytes?",
             "holds_back": "name?",
             "dead_letters": "count",
+            "assigned_streams": "count",
         },
     ),
     "doctor": Answer("list", {"level": "text", "what": "text", "found": "text", "remedy": "text"}),
     "verify": Answer("list", {"chapter": "text", "test": "text", "failure": "text?", "skipped": "text?"}),
-    "bench": Answer(
-        "object",
-        {
-            "machine": "object",
-            "results": [
-                {
-                    "name": "name",
-                    "value": "number",
-                    "unit": "text",
-                    "peer": "name?",
-                    "peer_value": "number?",
-                    "ratio": "number?",
-                    "goal": "text",
-                }
-            ],
-        },
-    ),
 }

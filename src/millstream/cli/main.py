@@ -21,7 +21,7 @@ from millstream.errors import (
     NoSuchStream,
     PermissionDenied,
 )
-from millstream.observe import harmless
+from millstream.observe.format import harmless
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -30,6 +30,7 @@ DENIED: Final = 4
 NOT_FOUND: Final = 5
 DECLINED: Final = 6
 FINDINGS: Final = 7
+TAKEN: Final = 8
 
 LEGEND: Final = {
     0: "done",
@@ -40,11 +41,14 @@ LEGEND: Final = {
     NOT_FOUND: "there is no such stream, group, consumer, entry or checkpoint",
     DECLINED: "nothing was changed: the question was answered with no, or --yes was missing",
     FINDINGS: "doctor found something that needs attention",
+    TAKEN: "another process runs this pipeline, or took it over from this one",
 }
 
 _ALSO_NOT_FOUND: Final = frozenset({"NoSuchConsumer", "NoSuchEntry", "NoSuchDeadLetter", "NoSuchCheckpoint"})
 _ALSO_USAGE: Final = frozenset({"TargetRefused"})
 _ALSO_UNREACHABLE: Final = frozenset({"TargetLost"})
+_ALSO_DENIED: Final = frozenset({"AccessRefused"})
+_TAKEN: Final = frozenset({"CheckpointLocked", "LeaseLost"})
 """Errors of rooms that most commands do not load: known by name, so that telling an exit code costs no import."""
 
 
@@ -57,10 +61,11 @@ class Chapter(NamedTuple):
 
 
 CHAPTERS = {
+    "init": Chapter("init:command", "Create a service with a handler, a test, a Dockerfile and a Makefile.", False),
     "streams": Chapter("streams:app", "Look at streams, add to them, trim and remove them."),
     "groups": Chapter("groups:app", "Look at consumer groups, make, move and remove them."),
     "consumers": Chapter("groups:consumers", "Look at consumers, and remove dead ones without losing their work."),
-    "pending": Chapter("groups:pending", "See what was handed out and not acknowledged; claim or acknowledge it."),
+    "pending": Chapter("groups:pending", "List pending entries; claim or acknowledge them."),
     "dlq": Chapter("dlq:app", "Work on dead letters: list, group by error, replay, purge."),
     "retention": Chapter("retention:app", "Keep streams short without dropping what a group still needs."),
     "assignments": Chapter("assignments:app", "See who owns which stream; announce and release streams."),
@@ -68,6 +73,7 @@ CHAPTERS = {
     "run": Chapter(
         "run:command", "Run a router, a bus or assigned subscribers, in as many processes as you like.", False
     ),
+    "observe": Chapter("observe:app", "Write alert rules and a dashboard for Prometheus and Grafana."),
     "serve": Chapter("serve:command", "Serve an embedded broker to other processes, over Redis's protocol.", False),
     "migrate": Chapter("serve:migrate", "Move an embedded broker's data to Redis.", False),
     "top": Chapter("top:command", "Watch streams, rates, lag, pending entries and memory, live.", False),
@@ -78,7 +84,6 @@ CHAPTERS = {
     "verify": Chapter(
         "doctor:verify", "Ask a server all that the contract promises, and tell what does not hold.", False
     ),
-    "bench": Chapter("bench:command", "Measure this installation, beside peers, in the same run.", False),
     "demo": Chapter("demo:command", "See the whole product at work in under two minutes.", False),
 }
 
@@ -113,8 +118,8 @@ def build(words: list[str]) -> typer.Typer:
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, chapter in CHAPTERS.items():
         if completing or name == chosen:
-            module, _, found = chapter.at.partition(":")
-            part = getattr(importlib.import_module(f"millstream.cli.{module}"), found)
+            module, _, attribute = chapter.at.partition(":")
+            part = getattr(importlib.import_module(f"millstream.cli.{module}"), attribute)
             if chapter.is_group:
                 app.add_typer(part, name=name, help=chapter.help, no_args_is_help=True)
             else:
@@ -152,14 +157,33 @@ def _not_loaded() -> None:
     """Stands in the list of commands for a chapter that this call did not choose."""
 
 
+def _replace_closed_streams() -> None:
+    """A standard stream that was closed before the start becomes /dev/null: Python has None in its place.
+
+    Its number must not be given to the next socket or file that is opened, either.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number, which is this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
+
+
 def main() -> None:
+    _replace_closed_streams()
     words = behind_the_command(sys.argv[1:])
     try:
         build(words)(words)
     except MillstreamError as error:
         from millstream.cli import show
 
-        show.error(f"error: {sentence(error)}")
+        show.error(f"error: {sentence(error, takes_url='pipeline' not in words[:1])}")
         sys.exit(exit_code(error))
     except OSError as error:  # a full disk, a file that may not be read: the system's own words, without our insides
         from millstream.cli import show
@@ -175,31 +199,41 @@ def exit_code(error: MillstreamError) -> int:
         return USAGE
     if isinstance(error, BrokerUnavailable) or type(error).__name__ in _ALSO_UNREACHABLE:
         return UNREACHABLE
-    if isinstance(error, (AuthenticationFailed, PermissionDenied)):
+    if isinstance(error, (AuthenticationFailed, PermissionDenied)) or type(error).__name__ in _ALSO_DENIED:
         return DENIED
     if isinstance(error, (NoSuchStream, NoSuchGroup)) or type(error).__name__ in _ALSO_NOT_FOUND:
         return NOT_FOUND
-    return FAILED
+    return TAKEN if type(error).__name__ in _TAKEN else FAILED
 
 
-_TYPE_INSTEAD: Final = (
+_ON_THE_COMMAND_LINE: Final = (
     (
         "Check that it runs and that the URL is right.",
         "Start one (redis-server, or millstream serve), or name another with --url or MILLSTREAM_URL.",
     ),
+    ("Put the password into the URL.", "Put the password into --url or into MILLSTREAM_URL."),
+)
+_IN_THE_FILE: Final = (
+    ("Check that it runs and that the URL is right.", "Check that it runs and that the pipeline's file names it."),
+    ("Put the password into the URL.", "Put the password into the uri, or into the file that password_file names."),
+)
+_TYPE_INSTEAD: Final = (
     (
         "Create it with create_group(stream, group, start=...).",
         "`millstream groups ls` lists groups; `millstream groups create STREAM GROUP --start 0` makes one.",
     ),
     ("Add an entry or create a group first.", "`millstream streams ls` lists those that exist."),
     ("Use it as it is, or pass exist_ok=True.", "Use it as it is."),
-    ("Pass to=<other consumer> to hand them over first.", "Pass --to CONSUMER to hand them over first."),
-    ("Put the password into the URL or into MILLSTREAM_URL.", "Put the password into --url or into MILLSTREAM_URL."),
+    (
+        "Pass to=<other consumer> to move them to that consumer, or discard=True to drop them.",
+        "Pass --to CONSUMER to move them to that consumer first.",
+    ),
 )
 
 
-def sentence(error: MillstreamError) -> str:
+def sentence(error: MillstreamError, *, takes_url: bool = True) -> str:
+    """The error in terms of the command line. A command that does not take ``--url`` has its addresses in a file."""
     text = str(error)
-    for python, typed in _TYPE_INSTEAD:
+    for python, typed in (*_TYPE_INSTEAD, *(_ON_THE_COMMAND_LINE if takes_url else _IN_THE_FILE)):
         text = text.replace(python, typed)
     return harmless(text)

@@ -1,5 +1,6 @@
-"""``millstream pipeline ls``, ``status`` and ``checkpoints``: how pipelines stand; live where they run. And what all
-commands of ``millstream pipeline`` take: files with one pipeline each, and the token of their port.
+"""``millstream pipeline ls``, ``status`` and ``checkpoints``, and the arguments that all pipeline commands share.
+
+The state of a running pipeline is read from its process; otherwise from its checkpoint.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli import show
-from millstream.cli.show import Output, OutputKind, ShownColumn, ident, name, number, text
+from millstream.cli.show import Column, Output, OutputKind, ident, name, number, text
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.observe import duration, moment, named, printable
+from millstream.observe.format import duration, moment, named, printable
 
 if TYPE_CHECKING:
     from millstream.pipelines import PipelinePlan
@@ -27,29 +28,30 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--http-token-file",
-        help="A file with the token that every request must bring; or set MILLSTREAM_HTTP_TOKEN.",
+        help="A file with the required access token; or set MILLSTREAM_HTTP_TOKEN.",
         show_default=False,
     ),
 ]
 
 
 def plans_of(files: list[Path]) -> list[PipelinePlan]:
-    from millstream.pipelines import load_pipelines, make_plan
+    from millstream.pipelines import load_pipelines
+    from millstream.pipelines.plan import make_plan
 
     return [make_plan(pipeline) for pipeline in load_pipelines(files)]
 
 
 class SparkMissing(MillstreamError):
-    """Pipelines run on Spark, and it is not installed."""
+    """Spark, or something that it needs, is not installed."""
 
 
-def missing_parts(plans: Sequence[PipelinePlan] = ()) -> Iterator[str]:
-    """What pipelines would miss on this machine, and how to get it. Imports nothing of it."""
-    from millstream.pipelines import java_problem
+def missing_parts(plans: Sequence[PipelinePlan] = (), *, trust_release_file: bool = False) -> Iterator[str]:
+    """Yield what is missing on this machine to run the pipelines, and how to install it. Does not import Spark."""
+    from millstream.pipelines.session import java_problem
 
     if find_spec("pyspark") is None:
-        yield "Spark is not installed, and pipelines run on it. Install it: pip install 'millstream[spark]'"
-    if (problem := java_problem()) is not None:
+        yield "Pipelines need Spark, which is not installed. Install it: pip install 'millstream[spark]'"
+    if (problem := java_problem(trust_release_file=trust_release_file)) is not None:
         yield problem
     sources = {made.pipeline.spec.source.type for made in plans}
     for source, module, package in (
@@ -57,83 +59,98 @@ def missing_parts(plans: Sequence[PipelinePlan] = ()) -> Iterator[str]:
         ("mariadb", "pymysqlreplication", "mysql-replication"),
     ):
         if source in sources and find_spec(module) is None:
-            mend = "Install it: pip install 'millstream[cdc]'"
-            yield f"The source {source} needs {package}, which is not installed. {mend}"
+            remedy = "Install it: pip install 'millstream[cdc]'"
+            yield f"The source {source} needs {package}, which is not installed. {remedy}"
 
 
 def need_spark(plans: Sequence[PipelinePlan] = ()) -> None:
     """Raises SparkMissing with the command that installs what is missing."""
-    for missing in missing_parts(plans):
+    for missing in missing_parts(plans, trust_release_file=True):
         raise SparkMissing(missing)
 
 
 def token_in(file: Path | None, option: str = "--http-token-file") -> str | None:
-    """Never on the command line, where everybody on the machine could read it."""
+    """Read an access token from a file or the environment; command lines are visible to all users of the machine."""
     if file is None:
         return os.environ.get("MILLSTREAM_HTTP_TOKEN") or None
     try:
         token = file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as problem:
-        raise InvalidArgument(option, str(file), f"a file that can be read ({problem})") from problem
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(option, str(file), f"a file that can be read ({error})") from error
     if not token:
-        raise InvalidArgument(option, str(file), "a file that holds a token")
+        raise InvalidArgument(option, str(file), "a file that contains a token")
     return token
 
 
 def list_pipelines(
-    places: Annotated[
-        list[Path] | None,
-        typer.Argument(help="YAML files, or directories of them; by default this one.", show_default=False),
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="YAML files, or directories with them; by default the current directory.", show_default=False
+        ),
     ] = None,
     token_file: TokenFile = None,
     output: Output = OutputKind.table,
 ) -> None:
-    """Pipelines whose files lie here, and how each stands; other YAML files are passed over."""
-    items = [_status_of(file, token_in(token_file)) for file in _pipeline_files(places or [Path()])]
+    """List the pipelines of a directory with their state; other YAML files are ignored."""
+    items = [_status_of(file, token_in(token_file)) for file in _pipeline_files(paths or ["."])]
     columns = [
         name("pipeline"),
-        ShownColumn("state", "state", "not"),
+        Column("state", "state", "not"),
         number("batch"),
         number("rows_per_second", "rows/s"),
     ]
-    columns += [number("lag"), name("source"), text("sinks", shown=_joined), name("file", spare=True)]
+    columns += [number("lag"), name("source", spare=True), text("sinks", spare=True, render=_joined)]
+    columns += [text("holder", "run by", render=_run_by), name("file")]
     show.rows(output, columns, items)
 
 
 def _status_of(file: Path, token: str | None) -> dict[str, Any]:
     from millstream.pipelines import CheckpointRefused, SpecRefused
 
-    item: dict[str, Any] = dict.fromkeys(("pipeline", "state", "batch", "rows_per_second", "lag", "source"))
+    item: dict[str, Any] = dict.fromkeys(("pipeline", "state", "batch", "rows_per_second", "lag", "source", "holder"))
     item |= {"sinks": [], "file": str(file)}
     try:
         [made] = plans_of([file])
         item |= {"pipeline": made.pipeline.name, "source": made.pipeline.spec.source.type}
         item["sinks"] = [sink.config.id for sink in made.pipeline.spec.sinks]
-        found = _record(made, None, token)
+        record = _record(made, None, token)
     except SpecRefused:
         return item | {"state": "not valid"}
     except CheckpointRefused:
         return item | {"state": "does not fit its checkpoint"}
-    progress = found["progress"]
-    item |= {"state": found["state"], "batch": found["batch"], "lag": progress.get("lag")}
+    progress = record["progress"]
+    item |= {
+        "state": record["state"],
+        "batch": record["batch"],
+        "lag": progress.get("lag"),
+        "holder": record.get("holder"),
+    }
     return item | {"rows_per_second": progress.get("processed_rows_per_second")}
 
 
-def _pipeline_files(places: list[Path]) -> list[Path]:
-    found: list[Path] = []
-    for place in places:
-        if place.is_dir():
-            found += [file for file in sorted(place.glob("*.y*ml")) if b"kind: Pipeline" in _opening(file)]
-        elif place.is_file():
-            found.append(place)
+def _pipeline_files(paths: list[str]) -> list[Path]:
+    files: list[Path] = []
+    for raw in paths:
+        path = Path(raw)
+        if path.is_dir():
+            files += [file for file in sorted(path.glob("*.y*ml")) if b"kind: Pipeline" in _read_start(file)]
+        elif path.is_file():
+            files.append(path)
         else:
-            raise InvalidArgument("files", str(place), "a file or a directory that is there")
-    return found
+            from millstream.broker.transport.targets import redacted
+
+            raise InvalidArgument("files", redacted(raw), "an existing file or directory")
+    return files
 
 
-def _opening(file: Path, most: int = 65_536) -> bytes:
+def _read_start(file: Path, limit: int = 65_536) -> bytes:
     with file.open("rb") as opened:
-        return opened.read(most)
+        return opened.read(limit)
+
+
+def _run_by(holder: dict[str, Any] | None) -> str:
+    return "" if not holder else printable(f"process {holder['process']} on {holder['host']} since {holder['since']}")
 
 
 def _joined(names: list[str]) -> str:
@@ -143,17 +160,18 @@ def _joined(names: list[str]) -> str:
 def _record(made: PipelinePlan, http_port: int | None, token: str | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from millstream.pipelines import Checkpoint, at_rest
+    from millstream.pipelines import Checkpoint
+    from millstream.pipelines.status import at_rest
 
-    checkpoint = Checkpoint(made.pipeline.checkpoint_path)
+    checkpoint = Checkpoint.of(made.pipeline)
     url = f"http://127.0.0.1:{http_port}" if http_port is not None else checkpoint.answers_at()
     live = _live(made.pipeline.name, url, token) if url else None
     if live is not None:
         return live
     if (process := checkpoint.run_by()) is not None:
-        silent = f"which did not answer at {url}" if url else "which answers nowhere (--http-port 0)"
+        reason = f"which did not answer at {url}" if url else "which has no HTTP port (--http-port 0)"
         show.warning(
-            f"{named(made.pipeline.name)} runs in process {process}, {silent}. What its checkpoint tells is shown."
+            f"{named(made.pipeline.name)} runs in process {process}, {reason}. The state is read from its checkpoint."
         )
     return asdict(at_rest(made, checkpoint))
 
@@ -161,48 +179,49 @@ def _record(made: PipelinePlan, http_port: int | None, token: str | None) -> dic
 def status(
     file: File,
     http_port: Annotated[
-        int | None, typer.Option("--http-port", help="Where it answers, where its checkpoint does not say.")
+        int | None, typer.Option("--http-port", help="Port of its process, if the checkpoint does not record it.")
     ] = None,
     token_file: TokenFile = None,
     output: Output = OutputKind.table,
 ) -> None:
-    """How the pipeline stands: live where it runs, on whatever port; else from its checkpoint."""
+    """Show the state of a pipeline: from its process if it runs, else from its checkpoint."""
     [made] = plans_of([file])
-    found = _record(made, http_port, token_in(token_file))
-    if found["source"] == "unknown":  # nobody answered for it
-        found["progress"] |= _slot_at_rest(made)
+    record = _record(made, http_port, token_in(token_file))
+    if record["source"] == "unknown":  # the process was not reached
+        record["progress"] |= _slot_at_rest(made)
     if output is OutputKind.json:
-        show.as_json(found)
+        show.as_json(record)
         return
-    lines = _in_words(found)
-    show.facts([_fact(what, value) for what, value in lines.items()], lines)
+    lines = _labelled(record)
+    show.facts([_column(label, value) for label, value in lines.items()], lines)
 
 
-def _fact(what: str, value: Any) -> ShownColumn:
-    numeric = isinstance(value, (int, float)) and "batch" not in what
-    return number(what, what) if numeric else text(what, what)
+def _column(label: str, value: Any) -> Column:
+    numeric = isinstance(value, (int, float)) and "batch" not in label
+    return number(label, label) if numeric else text(label, label)
 
 
-def _in_words(found: dict[str, Any]) -> dict[str, Any]:
-    """The record for people. Its source may not know how far it is behind."""
-    progress = found["progress"]
+def _labelled(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with labels for people. Values that the source does not know are left out."""
+    progress = record["progress"]
     numbers = {"rows": "rows", "rows/s": "processed_rows_per_second", "lag": "lag", "batch ms": "batch_ms"}
     return {
-        "pipeline": found["name"],
-        "state": found["state"],
-        **({"error": found["error"]} if found["error"] else {}),
-        "last committed batch": found["batch"],
-        "batch to be replayed": found["in_flight"],
-        "checkpoint": found["checkpoint"],
-        **({"source": found["source"]} if found["source"] != "unknown" else {}),
+        "pipeline": record["name"],
+        "state": record["state"],
+        **({"error": record["error"]} if record["error"] else {}),
+        "last committed batch": record["batch"],
+        "batch to be replayed": record["in_flight"],
+        "checkpoint": record["checkpoint"],
+        **({"run by": _run_by(record["holder"])} if record.get("holder") else {}),
+        **({"source": record["source"]} if record["source"] != "unknown" else {}),
         **{label: progress[name] for label, name in numbers.items() if progress.get(name) is not None},
-        **_slot_in_words(progress.get("slot")),
-        **{f"sink {name}": state for name, state in found["sinks"].items() if state != "unknown"},
-        **{f"batches waiting for {name}": count for name, count in found["waiting"].items() if count},
+        **_labelled_slot(progress.get("slot")),
+        **{f"sink {name}": state for name, state in record["sinks"].items() if state != "unknown"},
+        **{f"batches waiting for {name}": count for name, count in record["waiting"].items() if count},
     }
 
 
-def _slot_in_words(slot: dict[str, Any] | None) -> dict[str, str]:
+def _labelled_slot(slot: dict[str, Any] | None) -> dict[str, str]:
     if not slot:
         return {}
     since = slot["unacknowledged_s"]
@@ -211,29 +230,29 @@ def _slot_in_words(slot: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _slot_at_rest(made: PipelinePlan) -> dict[str, Any]:
-    """The database keeps log for a pipeline that does not run, too: all the more a reason to say so."""
+    """Read the replication slot of a stopped pipeline, for which the database also retains its log."""
     from millstream.errors import MillstreamError
-    from millstream.pipelines import slot_facts
+    from millstream.pipelines.status import slot_facts
 
     source = made.pipeline.spec.source
     try:
-        found = source.slot_status(made.pipeline.name) if source.has_slot else None
-    except MillstreamError as problem:
-        show.warning(printable(str(problem)))
-        found = None
-    return {} if found is None else {"slot": slot_facts(found)}
+        slot = source.slot_status(made.pipeline.name) if source.has_slot else None
+    except MillstreamError as error:
+        show.warning(printable(str(error)))
+        slot = None
+    return {} if slot is None else {"slot": slot_facts(slot)}
 
 
 def _live(name: str, url: str, token: str | None) -> dict[str, Any] | None:
-    """What the process says that runs the pipeline; None where none answers, or another program does."""
-    from millstream.observe import PipelineClient, PipelineRefused, PipelinesUnreachable
+    """Read the status from the process that runs the pipeline; None if no such process answers."""
+    from millstream.observe.pipeline_client import PipelineClient, PipelineRefused, PipelinesUnreachable
 
     try:
         return PipelineClient(url, token=token).status(name)
-    except PipelineRefused as problem:
-        show.warning(printable(str(problem)))
+    except PipelineRefused as error:
+        show.warning(printable(str(error)))
     except PipelinesUnreachable:
-        pass  # the checkpoint tells
+        pass  # the checkpoint is used instead
     return None
 
 
@@ -242,23 +261,23 @@ def checkpoints(
     last: Annotated[int, typer.Option(help="How many batches.", min=1)] = 20,
     output: Output = OutputKind.table,
 ) -> None:
-    """The last batches, as Spark's logs have them: when planned, when committed, up to where."""
+    """List the last batches of the checkpoint with their times and offsets."""
     from millstream.pipelines import Checkpoint
 
     [made] = plans_of([file])
-    checkpoint = Checkpoint(made.pipeline.checkpoint_path)
+    checkpoint = Checkpoint.of(made.pipeline)
     batches = checkpoint.batches(last) if checkpoint.owned(made) else []
     items = [
         {
-            "batch": one.id,
-            "planned_at": moment(one.planned_ms),
-            "committed_at": moment(one.committed_ms),
-            "offsets": list(one.offsets),
+            "batch": batch.id,
+            "planned_at": moment(batch.planned_ms),
+            "committed_at": moment(batch.committed_ms),
+            "offsets": list(batch.offsets),
         }
-        for one in batches
+        for batch in batches
     ]
-    columns = [ident("batch"), ShownColumn("planned_at", "planned", "not", shown=show.plain)]
-    columns += [ShownColumn("committed_at", "committed", "not", shown=show.plain), text("offsets", shown=_offsets)]
+    columns = [ident("batch"), Column("planned_at", "planned", "not", render=show.plain)]
+    columns += [Column("committed_at", "committed", "not", render=show.plain), text("offsets", render=_offsets)]
     show.rows(output, columns, items)
 
 

@@ -1,4 +1,4 @@
-"""``millstream retention``: apply policies once or for good, and see what holds entries back."""
+"""``millstream retention``: apply retention policies once or repeatedly, and show what delays trimming."""
 
 from __future__ import annotations
 
@@ -10,35 +10,45 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream.broker import BlockingBroker, Broker, StreamSurvey, open_broker, retention, survey
+from millstream.broker import BlockingBroker, Broker, open_broker
+from millstream.broker.operations.info import StreamStats, read_stream_stats
+from millstream.broker.scripts import retention
 from millstream.cli import show
-from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream, opened, something_to_look_at, streams_found
+from millstream.cli.lookup import DEADLINE_MS, is_glob, no_stream, opened, refuse_memory_broker, streams_found
 from millstream.cli.main import FAILED
 from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url, ago, memory, name, number, text
 from millstream.errors import InvalidArgument
-from millstream.messaging import Janitor, RetentionPolicy, StreamReport, run_until_signalled
+from millstream.messaging import Janitor, RetentionPolicy, run_until_signalled
+from millstream.messaging.retention import StreamReport
 from millstream.model import parse_duration_ms
-from millstream.observe import duration, holding_group, made_at, printable
+from millstream.observe.format import duration, made_at, printable
+from millstream.observe.streams import holding_group
 
 app = typer.Typer()
 
 MAX_CONFIG_BYTES = 1 << 20
 
 Streams = Annotated[list[str] | None, typer.Argument(help="Streams, or globs such as 'events.*'.")]
-MaxAge = Annotated[str | None, typer.Option("--max-age", help="Drop what is older, such as 7d.")]
-MaxLen = Annotated[int | None, typer.Option("--max-len", min=0, help="Keep at most so many entries.")]
-MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most so much memory, such as 1gb.")]
+MaxAge = Annotated[str | None, typer.Option("--max-age", help="Remove entries older than this, such as 7d.")]
+MaxLen = Annotated[int | None, typer.Option("--max-len", min=0, help="Keep at most this many entries.")]
+MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="Keep at most this much memory, such as 1gb.")]
 KeepAcked = Annotated[
-    str | None, typer.Option("--keep-acked", help="Drop what every group acknowledged so long ago, such as 1h.")
+    str | None,
+    typer.Option("--keep-acked", help="Remove entries that all groups acknowledged this long ago, such as 1h."),
 ]
 HardMaxLen = Annotated[
-    int | None, typer.Option("--hard-max-len", min=0, help="Never more entries, even if a group still needs them.")
+    int | None,
+    typer.Option("--hard-max-len", min=0, help="Maximum number of entries, even if a group still needs them."),
 ]
 HardMaxBytes = Annotated[
-    str | None, typer.Option("--hard-max-bytes", help="Never more memory, even if a group still needs entries.")
+    str | None, typer.Option("--hard-max-bytes", help="Maximum memory, even if a group still needs entries.")
 ]
 HardMaxAge = Annotated[
-    str | None, typer.Option("--hard-max-age", help="Nothing older, such as 30d, even if a group still needs it.")
+    str | None,
+    typer.Option("--hard-max-age", help="Maximum age, such as 30d, even if a group still needs the entries."),
+]
+DeleteAcked = Annotated[
+    bool, typer.Option("--delete-acked", help="Remove entries as soon as all groups acknowledged them.")
 ]
 Config = Annotated[
     Path | None, typer.Option("--config", help="YAML: a mapping from streams or globs to their limits.", exists=True)
@@ -50,10 +60,10 @@ MetricsPort = Annotated[
         min=1,
         max=65535,
         metavar="<port>",
-        help="Show /metrics, /health and /ready on this port of 127.0.0.1.",
+        help="Serve /metrics, /health and /ready on this port of 127.0.0.1.",
     ),
 ]
-DeadAfter = Annotated[str, typer.Option("--dead-after", help="A group that was silent for longer looks dead.")]
+DeadAfter = Annotated[str, typer.Option("--dead-after", help="Report a group as dead if it was silent for longer.")]
 
 
 @app.command("ls")
@@ -62,28 +72,28 @@ def list_streams(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """How long streams have become, and who keeps them from being trimmed; nothing is changed."""
+    """List streams with their length and the group that delays trimming; changes nothing."""
     with opened(url) as broker:
-        names = {one: None for given in streams or ["*"] for one in streams_found(broker, given)}
+        names = {name: None for pattern in streams or ["*"] for name in streams_found(broker, pattern)}
         now_ms = broker.server_time_ms()
-        items = [_status_of(broker, found) for found in broker.run(survey, list(names))]
+        items = [_status_of(broker, stats) for stats in broker.run(read_stream_stats, list(names))]
     columns = [name("stream"), number("length"), ago("oldest_entry_at", now_ms, "oldest entry")]
     columns += [memory("memory_bytes"), name("trim_waits_for"), number("lag"), number("pending")]
-    show.rows(output, [*columns, text("lost", shown=_lost)], items)
+    show.rows(output, [*columns, text("lost", render=_lost)], items)
 
 
-def _status_of(broker: BlockingBroker, found: StreamSurvey) -> dict[str, Any]:
-    first = broker.xrange(found.name, count=1)
-    holding = holding_group(found)
+def _status_of(broker: BlockingBroker, stats: StreamStats) -> dict[str, Any]:
+    first = broker.xrange(stats.name, count=1)
+    holding = holding_group(stats)
     return {
-        "stream": found.name,
-        "length": found.length,
+        "stream": stats.name,
+        "length": stats.length,
         "oldest_entry_at": made_at(first[0].id) if first else None,
-        "memory_bytes": found.memory_bytes,
+        "memory_bytes": stats.memory_bytes,
         "trim_waits_for": holding.name if holding else None,
         "lag": holding.lag if holding else None,
         "pending": holding.pending if holding else None,
-        "lost": [{"group": group, "count": count} for group, count in broker.run(retention.losses, found.name).items()],
+        "lost": [{"group": group, "count": count} for group, count in broker.run(retention.losses, stats.name).items()],
     }
 
 
@@ -97,27 +107,34 @@ def apply(
     hard_max_len: HardMaxLen = None,
     hard_max_bytes: HardMaxBytes = None,
     hard_max_age: HardMaxAge = None,
+    delete_acked: DeleteAcked = False,
     config: Config = None,
     dead_after: DeadAfter = "1h",
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Apply the policies once, and show what they did and what holds entries back."""
-    limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
+    """Apply the policies once, and show the results and the groups that delay trimming."""
+    limits: dict[str, object] = {
+        "max_age": max_age,
+        "max_len": max_len,
+        "max_bytes": max_bytes,
+        "keep_acked": keep_acked,
+    }
     limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes, "hard_max_age": hard_max_age}
+    limits |= {"delete_acked": delete_acked or None}
     policies = read_policies(streams or [], limits, config)
     silent_ms = parse_duration_ms(dead_after, "--dead-after")
 
     failed: list[str] = []
 
-    def note(name: str, /, **facts: Any) -> None:
+    def record_failure(name: str, /, **fields: Any) -> None:
         if name == "messaging.retention_failed":
-            failed.append(facts["stream"])
+            failed.append(fields["stream"])
 
-    something_to_look_at(url)
+    refuse_memory_broker(url)
 
     async def work() -> list[dict[str, Any]]:
-        async with open_broker(url, deadline_ms=DEADLINE_MS, observer=note) as broker:
+        async with open_broker(url, deadline_ms=DEADLINE_MS, observer=record_failure) as broker:
             for name in streams or ():
                 if not is_glob(name) and not await broker.exists(name):
                     raise await broker.run(no_stream, name)
@@ -125,8 +142,10 @@ def apply(
             return [await _row(broker, report) for report in reports]
 
     columns = [name("stream"), number("dropped"), number("length"), memory("memory_bytes")]
-    show.rows(output, [*columns, text("held_back_by", shown=_holding), text("lost", shown=_lost)], asyncio.run(work()))
-    if failed:  # said in a warning each; the others are done
+    show.rows(
+        output, [*columns, text("held_back_by", render=_holding), text("lost", render=_lost)], asyncio.run(work())
+    )
+    if failed:  # group was logged as a warning; the other streams are done
         raise typer.Exit(FAILED)
 
 
@@ -140,28 +159,36 @@ def run(
     hard_max_len: HardMaxLen = None,
     hard_max_bytes: HardMaxBytes = None,
     hard_max_age: HardMaxAge = None,
+    delete_acked: DeleteAcked = False,
     config: Config = None,
-    every: Annotated[str, typer.Option("--every", help="How often.")] = "60s",
+    every: Annotated[str, typer.Option("--every", help="Time between two runs.")] = "60s",
     dead_after: DeadAfter = "1h",
     metrics_port: MetricsPort = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Apply the policies again and again, until it is stopped. Several at once do no harm."""
-    limits = {"max_age": max_age, "max_len": max_len, "max_bytes": max_bytes, "keep_acked": keep_acked}
+    """Apply the policies repeatedly, until stopped. Several processes may do so at the same time."""
+    limits: dict[str, object] = {
+        "max_age": max_age,
+        "max_len": max_len,
+        "max_bytes": max_bytes,
+        "keep_acked": keep_acked,
+    }
     limits |= {"hard_max_len": hard_max_len, "hard_max_bytes": hard_max_bytes, "hard_max_age": hard_max_age}
+    limits |= {"delete_acked": delete_acked or None}
     policies = read_policies(streams or [], limits, config)
     times = {
         "interval_ms": parse_duration_ms(every, "--every"),
         "dead_after_ms": parse_duration_ms(dead_after, "--dead-after"),
     }
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the metrics' port has nothing to say
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # requests to the metrics port are not logged
 
     async def work() -> None:
-        from millstream.observe import ServiceMonitor, together
+        from millstream.observe import ServiceMonitor
+        from millstream.observe.metrics import combine_observers
 
         monitor = ServiceMonitor(port=metrics_port)
-        observer = together([monitor, _log_trims])
+        observer = combine_observers([monitor, _log_trims])
         async with open_broker(url, observer=observer) as broker, monitor.watch(broker):
             task = asyncio.ensure_future(Janitor(broker, policies, observer=observer, **times).run())
 
@@ -174,13 +201,13 @@ def run(
 
 
 def read_policies(streams: list[str], limits: Mapping[str, object], config: Path | None) -> dict[str, RetentionPolicy]:
-    """Streams on the command line share its limits and come first; a file gives each its own."""
+    """Return the policies by stream. Streams on the command line share its limits and override those of the file."""
     policies: dict[str, RetentionPolicy] = {}
     if streams:
         given = {name: value for name, value in limits.items() if value is not None}
         if not given:
             allowed = ", ".join("--" + name.replace("_", "-") for name in limits)
-            raise InvalidArgument("limits", "none at all", f"at least one of {allowed}")
+            raise InvalidArgument("limits", "none", f"at least one of {allowed}")
         policy = RetentionPolicy.parse(given)
         policies = dict.fromkeys(streams, policy)
     if config is not None:
@@ -218,27 +245,27 @@ async def _row(broker: Broker, report: StreamReport) -> dict[str, Any]:
         "length": retained.length,
         "memory_bytes": await broker.run(retention.stream_bytes, retained.stream),
         "held_back_by": [
-            {"group": each.group, "entries": each.holds_back, "idle_ms": each.idle_ms, "dead": each.dead}
-            for each in report.holding
+            {"group": group.group, "entries": group.holds_back, "idle_ms": group.idle_ms, "dead": group.dead}
+            for group in report.holding
         ],
         "lost": [{"group": group, "count": count} for group, count in lost.items()],
     }
 
 
 def _holding(groups: Sequence[Mapping[str, Any]]) -> str:
-    told = []
-    for each in groups:
-        silence = "no consumer" if each["idle_ms"] is None else f"silent for {duration(each['idle_ms'])}"
-        dead = f", dead: {silence}" if each["dead"] else ""
-        told.append(f"{printable(each['group'])} ({each['entries']:,}{dead})")
-    return "; ".join(told) or "-"
+    parts = []
+    for group in groups:
+        silence = "no consumer" if group["idle_ms"] is None else f"silent for {duration(group['idle_ms'])}"
+        dead = f", dead: {silence}" if group["dead"] else ""
+        parts.append(f"{printable(group['group'])} ({group['entries']:,}{dead})")
+    return "; ".join(parts) or "-"
 
 
 def _lost(groups: Sequence[Mapping[str, Any]]) -> str:
-    return "; ".join(f"{printable(each['group'])} ({each['count']:,})" for each in groups) or "-"
+    return "; ".join(f"{printable(group['group'])} ({group['count']:,})" for group in groups) or "-"
 
 
-def _log_trims(name: str, /, **facts: Any) -> None:
-    if name == "messaging.trimmed" and facts["dropped"]:
+def _log_trims(name: str, /, **fields: Any) -> None:
+    if name == "messaging.trimmed" and fields["dropped"]:
         message = "dropped %d entries of %r, %d are left"
-        logging.getLogger("millstream.retention").info(message, facts["dropped"], facts["stream"], facts["length"])
+        logging.getLogger("millstream.retention").info(message, fields["dropped"], fields["stream"], fields["length"])

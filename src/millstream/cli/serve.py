@@ -1,11 +1,13 @@
-"""An embedded broker for others: ``millstream serve`` lets other processes reach it, with any Redis client;
-``millstream migrate`` moves its streams, groups and pending lists to Redis, and checks them.
+"""``millstream serve``: serve an embedded broker to other processes, over the Redis protocol.
+
+``millstream migrate``: move the data of an embedded broker to Redis, and compare the result.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -18,11 +20,12 @@ from urllib.parse import quote
 import typer
 
 from millstream.cli import show
-from millstream.cli.dashboard import PORT, Beside, BesidePort, shown
+from millstream.cli.dashboard import PORT, DashboardPort, WithDashboard, run_dashboard
+from millstream.cli.pipeline_status import token_in
 from millstream.cli.show import Output, OutputKind
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import parse_size_bytes
-from millstream.observe import count_of
+from millstream.observe.format import count_of
 
 
 def command(
@@ -45,56 +48,63 @@ def command(
     enable_debug_command: Annotated[
         bool, typer.Option("--enable-debug-command", help="Allow the DEBUG command.")
     ] = False,
-    dashboard: Beside = False,
-    dashboard_port: BesidePort = PORT,
+    dashboard: WithDashboard = False,
+    dashboard_port: DashboardPort = PORT,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but warnings.")] = False,
 ) -> None:
     """Serve an embedded broker to redis-cli and any Redis client."""
     from millstream.broker import Embedded
-    from millstream.server import Server, ServerLimits, make_room_for
+    from millstream.server import Server, ServerLimits
+    from millstream.server.connections import raise_file_limit
 
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     secret = _password(password, password_file)
     embedded = Embedded(
         directory=directory,
-        appendfsync=appendfsync,  # type: ignore[arg-type]  # checked there, with an error that says what it may be
+        appendfsync=appendfsync,  # type: ignore[arg-type]  # checked there
         password=secret,
         debug_enabled=enable_debug_command,
     )
     try:
         embedded.set_maxmemory(parse_size_bytes(maxmemory, "--maxmemory"))
-        limits = ServerLimits(clients=make_room_for(maxclients))
+        limits = ServerLimits(clients=raise_file_limit(maxclients))
         server = Server(embedded, host, port, unix_socket=unixsocket, limits=limits)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.request_stop())
         if not quiet:
-            _say(_greeting(server.host, server.port, embedded, secret is not None))
-        with ExitStack() as beside:
+            _print_line(_ready_line(server.host, server.port, embedded, secret is not None))
+        with ExitStack() as stack:
             if dashboard:
-                at = beside.enter_context(shown(_own_url(server.host, server.port, secret), port=dashboard_port))
-                _say(f"millstream: the dashboard is at {at}")
+                configured = token_in(None)
+                # The dashboard has the password of the broker. Without a token, every user of this machine could read
+                # data through the dashboard without knowing that password.
+                token = configured or (secrets.token_urlsafe(24) if secret is not None else None)
+                own_url = _own_url(server.host, server.port, secret)
+                at = stack.enter_context(run_dashboard(own_url, port=dashboard_port, token=token))
+                hint = f" (log in with the token {token})" if token is not None and configured is None else ""
+                _print_line(f"millstream: the dashboard is at {at}{hint}")
             server.run()
     finally:
         embedded.close()
     if not quiet:
-        _say(
-            f"millstream: stopped, {'nothing is kept without --dir' if directory is None else 'everything is written'}"
+        _print_line(
+            f"millstream: stopped, {'data was discarded (no --dir)' if directory is None else 'all data is on disk'}"
         )
 
 
 def _own_url(host: str, port: int, secret: bytes | None) -> str:
-    """Where the dashboard finds the server that it belongs to."""
-    near = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  # compared, not bound
+    """The URL under which the dashboard in this process reaches the server."""
+    reachable = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104  # compared, not bound
     login = f":{quote(secret, safe='')}@" if secret is not None else ""
-    return f"redis://{login}[{near}]:{port}" if ":" in near else f"redis://{login}{near}:{port}"
+    return f"redis://{login}[{reachable}]:{port}" if ":" in reachable else f"redis://{login}{reachable}:{port}"
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def _greeting(host: str, port: int, embedded: object, guarded: bool) -> str:
+def _ready_line(host: str, port: int, embedded: object, has_password: bool) -> str:
     from millstream.broker import Embedded
 
     assert isinstance(embedded, Embedded)
@@ -104,8 +114,8 @@ def _greeting(host: str, port: int, embedded: object, guarded: bool) -> str:
     else:
         persistence = embedded.persistence
         data = f"data in {persistence.directory}, {keys} keys loaded in {persistence.load_seconds:.2f} s"
-    shown = f"[{host}]" if ":" in host else host
-    return f"millstream: ready on redis://{shown}:{port}{' (password required)' if guarded else ''}, {data}"
+    address = f"[{host}]" if ":" in host else host
+    return f"millstream: ready on redis://{address}:{port}{' (password required)' if has_password else ''}, {data}"
 
 
 def _password(password: str | None, password_file: Path | None) -> bytes | None:
@@ -120,31 +130,33 @@ def _password(password: str | None, password_file: Path | None) -> bytes | None:
     if password is None:
         return None
     if not password:
-        raise InvalidArgument("--password", password, "a password that is not empty")
+        raise InvalidArgument("--password", password, "a non-empty password")
     return os.fsencode(password)
 
 
 def migrate(
-    source: Annotated[str, typer.Option("--from", help="The embedded broker: local:///path. It must not be open.")],
-    target: Annotated[str, typer.Option("--to", help="The Redis: redis://host:port and its kin.")],
+    source: Annotated[
+        str, typer.Option("--from", help="The embedded broker: local:///path. No process may have it open.")
+    ],
+    target: Annotated[str, typer.Option("--to", help="The target Redis, such as redis://host:port.")],
     skip_existing: Annotated[
-        bool, typer.Option("--skip-existing", help="Pass over keys that are there already and the same.")
+        bool, typer.Option("--skip-existing", help="Skip keys that already exist with the same content.")
     ] = False,
     output: Output = OutputKind.table,
 ) -> None:
     """Move an embedded broker's data to Redis.
 
-    Keys that exist in the target are refused before anything is written. Afterwards lengths, counters, groups, pending
+    Existing keys in the target are an error, before anything is written. Afterwards, lengths, counters, groups, pending
     lists and every entry are compared.
     """
     from millstream.broker import migrate
 
     began = time.monotonic()
     try:
-        with _Bar(shown=output is OutputKind.table and sys.stderr.isatty()) as bar:
-            report = migrate(source, target, skip_existing=skip_existing, progress=bar.tell)
+        with _ProgressBar(enabled=output is OutputKind.table and sys.stderr.isatty()) as bar:
+            report = migrate(source, target, skip_existing=skip_existing, progress=bar.update)
     except KeyboardInterrupt:
-        show.error("interrupted: the keys that were moved are whole. Repeat with --skip-existing to go on.")
+        show.error("interrupted: the moved keys are complete. Repeat with --skip-existing to continue.")
         raise typer.Exit(130) from None
     seconds = time.monotonic() - began
     moved = (
@@ -154,33 +166,38 @@ def migrate(
         count_of(report.pending, "pending entry", "pending entries"),
         count_of(report.other_keys, "other key", "other keys"),
     )
-    skipped = f"; {count_of(report.skipped, 'key was', 'keys were')} there already" if report.skipped else ""
+    skipped = f"; {count_of(report.skipped, 'key', 'keys')} skipped" if report.skipped else ""
     show.outcome(
         output,
-        f"moved {', '.join(moved)}{skipped}; compared with the target, all the same ({seconds:.1f} s)",
+        f"moved {', '.join(moved)}{skipped}; compared with the target: no differences ({seconds:.1f} s)",
         **asdict(report),
         seconds=round(seconds, 3),
     )
 
 
-class _Bar:
-    """Progress for people who watch; silence for pipes."""
+class _ProgressBar:
+    """A progress bar on a terminal; without one, nothing is printed."""
 
-    def __init__(self, *, shown: bool) -> None:
+    def __init__(self, *, enabled: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._progress = Progress(
-            TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[key]}", markup=False),
-            console=Console(stderr=True), disable=not shown, transient=True,
-        )  # fmt: skip
+            TextColumn("moving"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[key]}", markup=False),
+            console=Console(stderr=True),
+            disable=not enabled,
+            transient=True,
+        )
         self._task = self._progress.add_task("moving", key="")
 
-    def tell(self, name: str, done: int, total: int) -> None:
-        shown = name.encode("ascii", "backslashreplace").decode()[:60]
-        self._progress.update(self._task, completed=done, total=total, key=shown)
+    def update(self, name: str, done: int, total: int) -> None:
+        key = name.encode("ascii", "backslashreplace").decode()[:60]
+        self._progress.update(self._task, completed=done, total=total, key=key)
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _ProgressBar:
         self._progress.start()
         return self
 

@@ -1,9 +1,8 @@
-"""How results look: tables for people, JSON for programs, and foreign text that cannot touch the terminal; and the
-options that every command shares.
+"""Output of all commands, as tables for people or JSON for programs, and the options that commands share.
 
-A command makes items of plain values once: numbers, ids, names, times. ``rows``, ``facts`` and ``outcome`` print them
-as JSON (``docs/reference/json.md`` lists the keys) or as people read them, never wider than their terminal: numbers
-and ids stay whole, names give way. A column names the key of its value in an item.
+A command builds items of plain values: numbers, ids, names, times. ``rows``, ``facts`` and ``outcome`` print them as
+JSON (``docs/reference/json.md`` lists the keys) or as text that fits the terminal. Numbers and ids are never cut; names
+are. Untrusted text is escaped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rich.console import Console
 
 from millstream.cli.main import DECLINED
 from millstream.model import EntryId
-from millstream.observe import age, duration, printable, size
+from millstream.observe.format import age, duration, printable, size
 
 
 class OutputKind(StrEnum):
@@ -34,34 +33,34 @@ class OutputKind(StrEnum):
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar="MILLSTREAM_URL", show_default=True, help="Where the streams live."),
+    typer.Option("--url", envvar="MILLSTREAM_URL", show_default=True, help="URL of the broker."),
 ]
 Output = Annotated[OutputKind, typer.Option("--output", "-o", help="A table for people, or JSON for programs.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where nobody can answer.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required without a terminal.")]
 
-MOST_SECONDS = 1e9
-"""Thirty years: infinity is no number of seconds that a server or a clock could take."""
+MAX_SECONDS = 1e9
+"""Thirty years. Servers and clocks do not accept infinity."""
 DEFAULT_URL = "redis://127.0.0.1:6379"
 
 
 GAP = 2
-ROOM_FOR_A_NAME = 12
-LEAST = 4
+MIN_NAME_WIDTH = 12
+MIN_WIDTH = 4
 
 CutAt = Literal["not", "middle", "end"]
-"""How a value makes room: a number or an id not at all, a name in its middle, a sentence at its end."""
+"""Where a value is cut: numbers and ids never, names in the middle, sentences at the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShownColumn:
-    """``spare``: left out first where there is no room, the last one first; the JSON has it still."""
+class Column:
+    """A column of a table. ``spare``: dropped first, from the right, if the terminal is narrow; JSON always has it."""
 
     key: str
     title: str
     cut_at: CutAt = "middle"
     right: bool = False
     spare: bool = False
-    shown: Callable[[Any], str] = printable
+    render: Callable[[Any], str] = printable
 
 
 def _count(value: Any) -> str:
@@ -72,45 +71,43 @@ def _yes_or_no(value: Any) -> str:
     return "yes" if value else "no"
 
 
-def name(key: str, title: str = "", *, spare: bool = False) -> ShownColumn:
-    return ShownColumn(key, title or _title(key), spare=spare)
+def name(key: str, title: str = "", *, spare: bool = False) -> Column:
+    return Column(key, title or _title(key), spare=spare)
 
 
-def text(key: str, title: str = "", *, spare: bool = False, shown: Callable[[Any], str] | None = None) -> ShownColumn:
-    return ShownColumn(
-        key, title or _title(key), "end", spare=spare, shown=shown or (lambda value: printable(str(value)))
-    )
+def text(key: str, title: str = "", *, spare: bool = False, render: Callable[[Any], str] | None = None) -> Column:
+    return Column(key, title or _title(key), "end", spare=spare, render=render or (lambda value: printable(str(value))))
 
 
-def number(key: str, title: str = "", *, spare: bool = False) -> ShownColumn:
-    return ShownColumn(key, title or _title(key), "not", True, spare, _count)
+def number(key: str, title: str = "", *, spare: bool = False) -> Column:
+    return Column(key, title or _title(key), "not", True, spare, _count)
 
 
-def ident(key: str, title: str = "", *, spare: bool = False) -> ShownColumn:
-    """An id or a token: a number that nobody adds up, so it has no thousands."""
-    return ShownColumn(key, title or _title(key), "not", False, spare, lambda value: printable(str(value)))
+def ident(key: str, title: str = "", *, spare: bool = False) -> Column:
+    """A column of ids or tokens, which are printed without thousands separators."""
+    return Column(key, title or _title(key), "not", False, spare, lambda value: printable(str(value)))
 
 
-def flag(key: str, title: str = "") -> ShownColumn:
-    return ShownColumn(key, title or _title(key), "not", shown=_yes_or_no)
+def flag(key: str, title: str = "") -> Column:
+    return Column(key, title or _title(key), "not", render=_yes_or_no)
 
 
-def span(key: str, title: str = "", *, spare: bool = False) -> ShownColumn:
-    """Milliseconds, as people say them."""
-    return ShownColumn(key, title or _title(key), "not", True, spare, duration)
+def span(key: str, title: str = "", *, spare: bool = False) -> Column:
+    """A column of milliseconds, formatted as durations."""
+    return Column(key, title or _title(key), "not", True, spare, duration)
 
 
-def memory(key: str, title: str = "memory") -> ShownColumn:
-    return ShownColumn(key, title, "not", True, False, size)
+def memory(key: str, title: str = "memory") -> Column:
+    return Column(key, title, "not", True, False, size)
 
 
-def ago(key: str, now_ms: int, title: str = "", *, spare: bool = False) -> ShownColumn:
-    """A time, as how long ago it was by the server's clock."""
+def ago(key: str, now_ms: int, title: str = "", *, spare: bool = False) -> Column:
+    """A column of times, formatted as ages by the server's clock."""
 
-    def shown(value: datetime) -> str:
+    def render(value: datetime) -> str:
         return age(now_ms, EntryId(round(value.timestamp() * 1000), 0))
 
-    return ShownColumn(key, title or _title(key), "not", True, spare, shown)
+    return Column(key, title or _title(key), "not", True, spare, render)
 
 
 def _title(key: str) -> str:
@@ -118,12 +115,12 @@ def _title(key: str) -> str:
 
 
 class Layout(NamedTuple):
-    """What fits: the columns that are shown, their widths, their cells, and those that there was no room for."""
+    """A table that fits the terminal: its columns, widths and cells, and the columns that were dropped."""
 
-    columns: Sequence[ShownColumn]
+    columns: Sequence[Column]
     widths: Sequence[int]
     cells: Sequence[Sequence[str]]
-    left_out: Sequence[ShownColumn]
+    left_out: Sequence[Column]
 
     def line(self, cells: Sequence[str]) -> str:
         return (" " * GAP).join(map(self.padded, range(len(cells)), cells)).rstrip()
@@ -133,62 +130,66 @@ class Layout(NamedTuple):
         return space + cell if self.columns[at].right else cell + space
 
     def header(self) -> str:
-        return self.line([cut(one.title, width, "end") for one, width in zip(self.columns, self.widths, strict=True)])
+        return self.line(
+            [cut(column.title, width, "end") for column, width in zip(self.columns, self.widths, strict=True)]
+        )
 
     def lines(self) -> list[str]:
         return [self.line(row) for row in self.cells]
 
 
-def lay_out(columns: Sequence[ShownColumn], items: Sequence[Mapping[str, Any]], width: int | None) -> Layout:
-    """``width`` None: as wide as it likes to be, for a pipe."""
-    cells = {one.key: [_cell(one, item.get(one.key)) for item in items] for one in columns}
-    natural = {one.key: max(map(cell_len, [one.title, *cells[one.key]])) for one in columns}
-    chosen, left_out = list(columns), []
+def lay_out(columns: Sequence[Column], items: Sequence[Mapping[str, Any]], width: int | None) -> Layout:
+    """Fit a table into ``width``; None: unlimited, for a pipe."""
+    cells = {column.key: [_cell(column, item.get(column.key)) for item in items] for column in columns}
+    natural = {column.key: max(map(cell_len, [column.title, *cells[column.key]])) for column in columns}
+    visible, left_out = list(columns), []
     if width is not None:
-        while len(chosen) > 1 and _needed(chosen, natural, ROOM_FOR_A_NAME) > width:
-            spare = next((one for one in reversed(chosen) if one.spare), None)
+        while len(visible) > 1 and _needed(visible, natural, MIN_NAME_WIDTH) > width:
+            spare = next((column for column in reversed(visible) if column.spare), None)
             if spare is None:
                 break
-            chosen.remove(spare)
+            visible.remove(spare)
             left_out.append(spare)
-        while len(chosen) > 1 and _needed(chosen, natural, LEAST) > width:
-            left_out.append(chosen.pop())
-    widths = _shrunk(chosen, natural, width)
-    shown = [
-        [cut(cells[one.key][at], room, one.cut_at) for one, room in zip(chosen, widths, strict=True)]
+        while len(visible) > 1 and _needed(visible, natural, MIN_WIDTH) > width:
+            left_out.append(visible.pop())
+    widths = _shrunk(visible, natural, width)
+    rows = [
+        [cut(cells[column.key][at], limit, column.cut_at) for column, limit in zip(visible, widths, strict=True)]
         for at in range(len(items))
     ]
-    return Layout(chosen, widths, shown, left_out)
+    return Layout(visible, widths, rows, left_out)
 
 
-def _cell(column: ShownColumn, value: Any) -> str:
-    return "-" if value is None else column.shown(value)
+def _cell(column: Column, value: Any) -> str:
+    return "-" if value is None else column.render(value)
 
 
-def _needed(columns: Sequence[ShownColumn], natural: Mapping[str, int], room: int) -> int:
-    least = [natural[one.key] if one.cut_at == "not" else min(natural[one.key], room) for one in columns]
-    return sum(least) + GAP * (len(columns) - 1)
+def _needed(columns: Sequence[Column], natural: Mapping[str, int], min_width: int) -> int:
+    widths = [
+        natural[column.key] if column.cut_at == "not" else min(natural[column.key], min_width) for column in columns
+    ]
+    return sum(widths) + GAP * (len(columns) - 1)
 
 
-def _shrunk(columns: Sequence[ShownColumn], natural: Mapping[str, int], width: int | None) -> list[int]:
-    widths = [natural[one.key] for one in columns]
+def _shrunk(columns: Sequence[Column], natural: Mapping[str, int], width: int | None) -> list[int]:
+    widths = [natural[column.key] for column in columns]
     if width is None:
         return widths
-    may_be_cut = [at for at, one in enumerate(columns) if one.cut_at != "not"]
+    can_be_cut = [at for at, column in enumerate(columns) if column.cut_at != "not"]
     over = sum(widths) + GAP * (len(widths) - 1) - width
-    while over > 0 and may_be_cut:
-        widest = max(may_be_cut, key=lambda at: widths[at])
-        if widths[widest] <= LEAST:
+    while over > 0 and can_be_cut:
+        widest = max(can_be_cut, key=lambda at: widths[at])
+        if widths[widest] <= MIN_WIDTH:
             break
         widths[widest] -= 1
         over -= 1
-    if over > 0:  # one column of numbers that is wider than the screen
+    if over > 0:  # a single column of numbers is wider than the screen
         widths[-1] = max(1, widths[-1] - over)
     return widths
 
 
 def cut(text: str, width: int, cut_at: CutAt) -> str:
-    """The text in at most ``width`` cells: a name keeps its beginning and its end, a sentence its beginning."""
+    """Cut a text to ``width`` cells: a name keeps its beginning and end, a sentence its beginning."""
     if cell_len(text) <= width:
         return text
     if width <= 1:
@@ -204,26 +205,26 @@ def _fitting(text: str, width: int) -> str:
 
 
 def screen_width(to: TextIO | None = None) -> int | None:
-    """The terminal's columns; None where no terminal reads, and nothing may be cut."""
+    """The width of the terminal; None without a terminal, where nothing is cut."""
     return shutil.get_terminal_size().columns if (to or sys.stdout).isatty() else None
 
 
-def table(columns: Sequence[ShownColumn], items: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
-    """Plain lines: a thousand of them must not be felt."""
-    laid = lay_out(columns, items, screen_width())
+def table(columns: Sequence[Column], items: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
+    """Print a table. Uses plain lines, because rich tables are slow with thousands of rows."""
+    layout = lay_out(columns, items, screen_width())
     if title:
         typer.secho(printable(title), italic=True)
-    typer.secho(laid.header(), bold=True)
-    typer.echo("\n".join(laid.lines()))
-    if laid.left_out:
-        names = ", ".join(column.title for column in laid.left_out)
-        typer.secho(f"(no room for: {names}; a wider terminal or -o json has them)", dim=True, err=True)
+    typer.secho(layout.header(), bold=True)
+    typer.echo("\n".join(layout.lines()))
+    if layout.left_out:
+        names = ", ".join(column.title for column in layout.left_out)
+        typer.secho(f"(hidden columns: {names}; use a wider terminal or -o json)", dim=True, err=True)
 
 
 def rows(
-    output: OutputKind, columns: Sequence[ShownColumn], items: Sequence[Mapping[str, Any]], *, title: str | None = None
+    output: OutputKind, columns: Sequence[Column], items: Sequence[Mapping[str, Any]], *, title: str | None = None
 ) -> None:
-    """The same items as a table or as JSON."""
+    """Print items as a table or as JSON."""
     if output is OutputKind.json:
         as_json(items)
     elif not items:
@@ -232,55 +233,55 @@ def rows(
         table(columns, items, title=title)
 
 
-def facts(columns: Sequence[ShownColumn], item: Mapping[str, Any]) -> None:
-    """One thing, a line for each of its facts; a long one goes on under itself."""
+def facts(columns: Sequence[Column], item: Mapping[str, Any]) -> None:
+    """Print one item, a line for each value; a long value continues with an indent."""
     widest = max(cell_len(column.title) for column in columns)
     for column in columns:
         value = item.get(column.key)
-        line = "-" if value is None else column.shown(value)
+        line = "-" if value is None else column.render(value)
         label = column.title + " " * (widest - cell_len(column.title) + GAP)
         typer.echo("\n".join(hanging(label, line)))
 
 
 def hanging(label: str, line: str) -> list[str]:
-    """The line behind its label, broken between words where the screen ends, each further one under the first."""
+    """Wrap a line after its label at word boundaries; further lines are indented to the width of the label."""
     width, indent = screen_width(), cell_len(label)
     if width is None or indent + cell_len(line) <= width:
         return [(label + line).rstrip()]
     broken = textwrap.wrap(line, max(20, width - indent), break_on_hyphens=False) or [""]
-    return [label + broken[0], *(" " * indent + more for more in broken[1:])]
+    return [label + broken[0], *(" " * indent + part for part in broken[1:])]
 
 
 def error(text: str) -> None:
-    """What went wrong, in red. On a terminal its lines are broken between words, and what goes on is indented."""
-    _tell(text, "red")
+    """Print an error to stderr in red. On a terminal, long lines are wrapped at word boundaries."""
+    _print_wrapped(text, "red")
 
 
 def warning(text: str) -> None:
-    """What is worth knowing, in yellow, broken as an error is."""
-    _tell(text, "yellow")
+    """Print a warning to stderr in yellow, wrapped like an error."""
+    _print_wrapped(text, "yellow")
 
 
-def _tell(text: str, color: str) -> None:
+def _print_wrapped(text: str, color: str) -> None:
     width, lines = screen_width(sys.stderr), text.split("\n")
     if width is not None:
-        lines = [part for line in lines for part in _broken(line, width)]
+        lines = [part for line in lines for part in _wrap(line, width)]
     typer.secho("\n".join(lines), fg=color, err=True)
 
 
-def _broken(line: str, width: int) -> list[str]:
-    under = " " * (len(line) - len(line.lstrip(" ")) + 2)
-    # A word that is longer than the screen is left to the terminal, from which it can be copied whole.
-    parts = textwrap.wrap(line, width, subsequent_indent=under, break_on_hyphens=False, break_long_words=False)
+def _wrap(line: str, width: int) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip(" ")) + 2)
+    # Words longer than the screen are not broken, so that they can be copied from the terminal.
+    parts = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
     return parts or [""]
 
 
-def outcome(output: OutputKind, sentence: str, **known: Any) -> None:
-    """What a command did: a sentence for people, the facts in it for programs."""
+def outcome(output: OutputKind, message: str, **values: Any) -> None:
+    """Print what a command did: a message for people, or its values as JSON."""
     if output is OutputKind.json:
-        as_json(known)
+        as_json(values)
     else:
-        typer.echo("\n".join(hanging("", sentence)))
+        typer.echo("\n".join(hanging("", message)))
 
 
 def as_json(value: Any) -> None:
@@ -288,12 +289,12 @@ def as_json(value: Any) -> None:
 
 
 def json_line(value: Any) -> None:
-    """One object a line, for output that goes on."""
+    """Print one object per line, for continuous output."""
     typer.echo(json.dumps(plain(value), ensure_ascii=True))
 
 
 def plain(value: Any) -> Any:
-    """What JSON has: ids and names as texts, times as ISO 8601 in UTC, numbers as they are."""
+    """Convert a value for JSON: ids and names to text, times to ISO 8601 in UTC."""
     if isinstance(value, EntryId):
         return str(value)
     if isinstance(value, datetime):
@@ -301,9 +302,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return printable(value)
     if isinstance(value, Mapping):
-        return {str(plain(key)): plain(each) for key, each in value.items()}
+        return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
@@ -312,7 +313,7 @@ def console() -> Console:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Goes on after a yes. Without a terminal to ask on, ``--yes`` is needed."""
+    """Ask for confirmation, and exit if the answer is no. Without a terminal, ``--yes`` is required."""
     if yes:
         return
     if not sys.stdin.isatty():

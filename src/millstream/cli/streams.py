@@ -1,19 +1,22 @@
-"""``millstream streams``: look at streams, add to them, trim and remove them."""
+"""``millstream streams``: list, read, write, trim and remove streams."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
-from millstream.broker import entries_at, survey
+from millstream.broker.operations.info import read_stream_stats
+from millstream.broker.operations.plain_keys import companion_counts
+from millstream.broker.operations.streams import entries_at
 from millstream.cli import show
 from millstream.cli.lookup import need_stream, no_entry, no_stream, opened, streams_found
 from millstream.cli.show import DEFAULT_URL, Output, OutputKind, Url, Yes, ago, ident, memory, name, number, span
 from millstream.errors import InvalidArgument, NoSuchStream
 from millstream.model import Entry, EntryId, TrimPolicy
-from millstream.observe import entries as entry_count
-from millstream.observe import made_at, named, printable
+from millstream.observe.format import count_of, made_at, named, printable
+from millstream.observe.format import entries as entry_count
 
 app = typer.Typer()
 
@@ -23,21 +26,21 @@ Pattern = Annotated[str, typer.Argument(help="A glob, such as 'orders*'.")]
 
 @app.command("ls")
 def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
-    """All streams with their length, groups, lag, pending entries and memory."""
+    """List streams with their length, groups, lag, pending entries and memory."""
     with opened(url) as broker:
-        found = broker.run(survey, streams_found(broker, pattern))
+        streams = broker.run(read_stream_stats, streams_found(broker, pattern))
         now_ms = broker.server_time_ms()
     items = [
         {
-            "stream": one.name,
-            "length": one.length,
-            "groups": len(one.groups),
-            "lag": max((group.lag for group in one.groups if group.lag is not None), default=None),
-            "pending": sum(group.pending for group in one.groups),
-            "last_entry_at": made_at(one.last_generated) if one.entries_added and one.last_generated else None,
-            "memory_bytes": one.memory_bytes,
+            "stream": stats.name,
+            "length": stats.length,
+            "groups": len(stats.groups),
+            "lag": max((group.lag for group in stats.groups if group.lag is not None), default=None),
+            "pending": sum(group.pending for group in stats.groups),
+            "last_entry_at": made_at(stats.last_generated) if stats.entries_added and stats.last_generated else None,
+            "memory_bytes": stats.memory_bytes,
         }
-        for one in found
+        for stats in streams
     ]
     columns = [name("stream"), number("length"), number("groups"), number("lag"), number("pending")]
     columns += [ago("last_entry_at", now_ms, "last entry"), memory("memory_bytes")]
@@ -46,7 +49,7 @@ def list_streams(pattern: Pattern = "*", url: Url = DEFAULT_URL, output: Output 
 
 @app.command()
 def describe(stream: Stream, url: Url = DEFAULT_URL, output: Output = OutputKind.table) -> None:
-    """Everything about one stream: ids, counts, groups and their consumers."""
+    """Show one stream: its ids, counts, groups and consumers."""
     with opened(url) as broker:
         need_stream(broker, stream)
         info, groups, now_ms = broker.stream_info(stream), broker.group_info(stream), broker.server_time_ms()
@@ -66,7 +69,7 @@ def describe(stream: Stream, url: Url = DEFAULT_URL, output: Output = OutputKind
             "pending": group.pending,
             "last_delivered_id": group.last_delivered,
             "consumers": [
-                {"consumer": one.name, "pending": one.pending, "idle_ms": one.idle_ms} for one in group.consumers
+                {"consumer": info.name, "pending": info.pending, "idle_ms": info.idle_ms} for info in group.consumers
             ],
         }
         for group in groups
@@ -78,28 +81,30 @@ def describe(stream: Stream, url: Url = DEFAULT_URL, output: Output = OutputKind
     show.facts([*columns, ident("first_id"), ident("last_id"), ago("last_entry_at", now_ms, "last entry")], facts)
     typer.echo()
     show.rows(output, [name("group"), number("lag"), number("pending"), ident("last_delivered_id")], members)
-    held = [{"group": group["group"], **one} for group in members for one in group["consumers"]]
-    if held:
+    consumers = [{"group": group["group"], **consumer} for group in members for consumer in group["consumers"]]
+    if consumers:
         typer.echo()
-        show.rows(output, [name("group"), name("consumer"), number("pending"), span("idle_ms", "silent for")], held)
+        show.rows(
+            output, [name("group"), name("consumer"), number("pending"), span("idle_ms", "silent for")], consumers
+        )
 
 
 @app.command()
 def tail(
     stream: Stream,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many of the last entries.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new entries until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new entries until Ctrl-C.")] = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """The last entries of a stream, oldest first."""
+    """Print the last entries of a stream, oldest first."""
     with opened(url) as broker:
         try:
             need_stream(broker, stream)
         except NoSuchStream as missing:
             if not follow:
                 raise
-            show.warning(f"waiting for its first entry: {missing}")
+            show.warning(f"waiting for the first entry: {missing}")
         entries = broker.xrevrange(stream, count=count)[::-1]
         for entry in entries:
             _print_entry(entry, output)
@@ -115,8 +120,8 @@ def _print_entry(entry: Entry, output: OutputKind) -> None:
     if output is OutputKind.json:
         show.json_line({"id": str(entry.id), "fields": fields})
     else:
-        told = "  ".join(f"{field}={value}" for field, value in fields.items())
-        typer.echo("\n".join(show.hanging(f"{entry.id}  ", told)))
+        line = "  ".join(f"{field}={value}" for field, value in fields.items())
+        typer.echo("\n".join(show.hanging(f"{entry.id}  ", line)))
 
 
 @app.command()
@@ -127,7 +132,7 @@ def add(
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Append one entry; prints its id."""
+    """Add one entry, and print its id."""
     pairs = [field.partition("=") for field in fields]
     if bad := [name for name, sign, _ in pairs if not sign or not name]:
         raise InvalidArgument("fields", bad[0], "name=value, such as type=email")
@@ -147,15 +152,15 @@ def delete(
     """Delete entries by id, whether or not a group still needs them."""
     with opened(url) as broker:
         need_stream(broker, stream)
-        found = [one for one in broker.run(entries_at, stream, ids) if one is not None]
-        if not found:
+        existing = [entry for entry in broker.run(entries_at, stream, ids) if entry is not None]
+        if not existing:
             raise no_entry(stream, ids, "")
         if output is OutputKind.table:
-            for entry in found:
+            for entry in existing:
                 _print_entry(entry, output)
-        show.confirm(f"Delete {entry_count(len(found))} of {named(stream)}?", yes=yes)
-        gone = broker.xdel(stream, ids)
-    show.outcome(output, f"deleted {gone}", stream=stream, deleted=gone)
+        show.confirm(f"Delete {entry_count(len(existing))} of {named(stream)}?", yes=yes)
+        deleted = broker.xdel(stream, ids)
+    show.outcome(output, f"deleted {deleted}", stream=stream, deleted=deleted)
 
 
 @app.command()
@@ -163,12 +168,12 @@ def trim(
     stream: Stream,
     max_len: Annotated[int | None, typer.Option("--max-len", min=0, help="Keep this many entries.")] = None,
     min_id: Annotated[str | None, typer.Option("--min-id", help="Drop entries with smaller ids.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also drop what a group still needs.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also drop entries that a group still needs.")] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
-    """Cut a stream from its old end; never what a group still needs, unless forced."""
+    """Remove the oldest entries of a stream. Entries that a group still needs are kept, unless --force is given."""
     if (max_len is None) == (min_id is None):
         given = "both" if max_len is not None else "neither"
         raise InvalidArgument("--max-len, --min-id", given, "exactly one of them")
@@ -176,15 +181,22 @@ def trim(
     with opened(url) as broker:
         need_stream(broker, stream)
         length = broker.xlen(stream)
-        what = f"to {entry_count(max_len)}" if max_len is not None else f"before {smallest}"
-        kept = "what groups still need goes too" if force else "what a group still needs is kept"
-        show.confirm(f"{named(stream)} has {entry_count(length)}. Trim it {what}? ({kept})", yes=yes)
+        target = f"to {entry_count(max_len)}" if max_len is not None else f"before {smallest}"
+        kept = "including entries that groups still need" if force else "entries that a group still needs are kept"
+        show.confirm(f"{named(stream)} has {entry_count(length)}. Trim it {target}? ({kept})", yes=yes)
         if force:
-            gone = broker.xtrim(stream, TrimPolicy(max_len=max_len, min_id=smallest))
+            trimmed = broker.xtrim(stream, TrimPolicy(max_len=max_len, min_id=smallest))
         else:
-            gone = broker.trim_safely(stream, max_len=max_len, min_id=smallest)
+            trimmed = broker.trim_safely(stream, max_len=max_len, min_id=smallest)
         left = broker.xlen(stream)
-    show.outcome(output, f"trimmed {entry_count(gone)}; {left:,} left", stream=stream, trimmed=gone, left=left)
+        if max_len is not None:
+            is_held_back = left > max_len
+        else:
+            assert smallest is not None
+            is_held_back = bool(broker.xrange(stream, "-", f"({smallest}", count=1))
+    reason = ", because a group still needs them (`millstream groups ls`; --force drops them)" if is_held_back else ""
+    text = f"trimmed {entry_count(trimmed)}; {left:,} remain{reason}"
+    show.outcome(output, text, stream=stream, trimmed=trimmed, left=left)
 
 
 @app.command()
@@ -192,14 +204,25 @@ def rm(stream: Stream, yes: Yes = False, url: Url = DEFAULT_URL, output: Output 
     """Remove a stream with its groups, pending lists and companion keys."""
     with opened(url) as broker:
         need_stream(broker, stream)
-        found = broker.run(survey, [stream])
-        if not found:
+        streams = broker.run(read_stream_stats, [stream])
+        if not streams:
             raise broker.run(no_stream, stream)
-        groups = ", ".join(printable(group.name) for group in found[0].groups) or "none"
-        pending = sum(group.pending for group in found[0].groups)
+        stats = streams[0]
+        groups = ", ".join(printable(group.name) for group in stats.groups) or "none"
+        pending = sum(group.pending for group in stats.groups)
+        companions = broker.run(companion_counts, stream)
+        lost = "".join(f", {what}" for what in _describe_companions(companions.dead_letters, companions.delayed))
         show.confirm(
-            f"Remove {named(stream)}: {entry_count(found[0].length)}, groups: {groups}, {pending:,} pending?",
+            f"Remove {named(stream)}: {entry_count(stats.length)}, groups: {groups}, {pending:,} pending{lost}?",
             yes=yes,
         )
         broker.delete_stream(stream, companions=True)
     show.outcome(output, "removed", stream=stream, removed=True)
+
+
+def _describe_companions(dead_letters: int, delayed: int) -> Iterator[str]:
+    """Describe the data in companion keys that is removed together with a stream."""
+    if dead_letters:
+        yield count_of(dead_letters, "dead letter", "dead letters")
+    if delayed:
+        yield count_of(delayed, "message", "messages") + " that are delayed"

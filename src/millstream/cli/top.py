@@ -1,5 +1,5 @@
-"""``millstream top``: streams, rates, lag, oldest pending, memory, and who holds back trimming, live; until Ctrl-C or
-a key.
+"""``millstream top``: live table of streams with rates, lag, pending entries, memory, and the group that delays
+trimming. It runs until q or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from millstream.cli.lookup import opened
 from millstream.cli.show import (
     DEFAULT_URL,
     GAP,
-    MOST_SECONDS,
+    MAX_SECONDS,
+    Column,
     Output,
     OutputKind,
-    ShownColumn,
     Url,
     cut,
     lay_out,
@@ -38,55 +38,57 @@ from millstream.cli.show import (
     span,
 )
 from millstream.errors import MillstreamError
-from millstream.observe import Look, Row, count_of, harmless, look, rows, size
+from millstream.observe.format import count_of, harmless, size
+from millstream.observe.streams import StatsReading, StreamRow, read_all_streams, stream_rows
 
-LATE_MS = 60_000
+OLD_PENDING_MS = 60_000
 COLUMNS = (
     name("stream"),
     number("length"),
-    ShownColumn("added_per_s", "in/s", "not", True, False, lambda value: f"{value:,.0f}"),
+    Column("added_per_s", "in/s", "not", True, False, lambda value: f"{value:,.0f}"),
     number("lag"),
     number("pending"),
     span("oldest_pending_ms", "oldest"),
     memory("memory_bytes"),
     name("holds_back", "held back by", spare=True),
     number("groups", spare=True),
+    number("assigned_streams", "assigned", spare=True),
 )
 
 
 def command(
     pattern: Annotated[str, typer.Argument(help="A glob, such as 'orders*'.")] = "*",
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.2, max=MOST_SECONDS, help="Seconds between two looks.")
+        float, typer.Option("--interval", min=0.2, max=MAX_SECONDS, help="Seconds between two readings.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, print, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Read twice, print, and end.")] = False,
     url: Url = DEFAULT_URL,
     output: Output = OutputKind.table,
 ) -> None:
     with opened(url) as broker:
-        now = broker.run(look, pattern)
-        if not once and output is OutputKind.table:
+        now = broker.run(read_all_streams, pattern)
+        if not once and output is OutputKind.table and sys.stdout.isatty():
             _live(broker, pattern, interval_s, now)
             return
         time.sleep(interval_s)
-        before, now = now, broker.run(look, pattern)
+        before, now = now, broker.run(read_all_streams, pattern)
         if output is OutputKind.json:
-            show.as_json([row._asdict() for row in rows(now, before)])
+            show.as_json([row._asdict() for row in stream_rows(now, before)])
         else:
             show.console().print(picture(now, before, show.screen_width(), None))
 
 
-def _live(broker: BlockingBroker, pattern: str, interval_s: float, now: Look) -> None:
-    """Until q or Ctrl-C. A server that goes away is waited for: what it showed last stays, and a line says so."""
+def _live(broker: BlockingBroker, pattern: str, interval_s: float, now: StatsReading) -> None:
+    """Update the screen until q or Ctrl-C. If the server is unreachable, the last values stay, with a message."""
     console = show.console()
-    before: Look | None = None
+    before: StatsReading | None = None
     away: str | None = None
     first = picture(now, before, console.width, console.height)
     screen = Live(first, console=console, screen=True, auto_refresh=False)
-    with screen as live, Keys() as keys, UntilInterrupted() as going:
-        while going and "q" not in keys.wait(interval_s).lower():
+    with screen as live, Keys() as keys, UntilInterrupted() as running:
+        while running and "q" not in keys.wait(interval_s).lower():
             try:
-                before, now = now, broker.run(look, pattern)
+                before, now = now, broker.run(read_all_streams, pattern)
                 away = None
             except MillstreamError as error:
                 if not error.retryable:
@@ -95,44 +97,48 @@ def _live(broker: BlockingBroker, pattern: str, interval_s: float, now: Look) ->
             live.update(picture(now, before, console.width, console.height, away), refresh=True)
 
 
-def picture(now: Look, before: Look | None, width: int | None, height: int | None, away: str | None = None) -> Group:
-    """Cut to a screen of ``height`` lines; without one all of it, for a look that ends."""
-    found = rows(now, before)
+def picture(
+    now: StatsReading, before: StatsReading | None, width: int | None, height: int | None, away: str | None = None
+) -> Group:
+    """Render one reading, cut to ``height`` lines; None: without a limit, for ``--once``."""
+    rows = stream_rows(now, before)
     limit = f" of {size(now.max_memory)}" if now.max_memory else ""
     waiting = count_of(now.blocked_clients, "reader", "readers")
     server = f"memory {size(now.used_memory)}{limit}   {waiting} waiting"
     if not now.used_memory:
-        server = "memory unknown (no right to INFO)"
-    head = Text.assemble(("millstream top", "bold"), f"   {count_of(len(found), 'stream', 'streams')}   {server}")
+        server = "memory unknown (this user may not run INFO)"
+    head = Text.assemble(("millstream top", "bold"), f"   {count_of(len(rows), 'stream', 'streams')}   {server}")
     if away is not None:
-        told = f"The server is away; waiting for it. These are the last figures. ({away})"
-        head.append("\n" + cut(told, width or len(told), "end"), "red")
-    shown = found if height is None else found[: max(1, height - 5 - (away is not None) * 2)]
-    more = f"… {len(found) - len(shown):,} more; q quits" if len(shown) < len(found) else "q quits"
-    table = _table(shown, width)
+        message = f"The server is unreachable; retrying. These are the last values. ({away})"
+        head.append("\n" + cut(message, width or len(message), "end"), "red")
+    visible = rows if height is None else rows[: max(1, height - 5 - (away is not None) * 2)]
+    more = f"… {len(rows) - len(visible):,} more; q quits" if len(visible) < len(rows) else "q quits"
+    table = _table(visible, width)
     return Group(head, Text(), *table, *(() if height is None else (Text(more, "dim"),)))
 
 
-def _table(shown: list[Row], width: int | None) -> list[Text]:
-    laid = lay_out(COLUMNS, [row._asdict() for row in shown], width)
-    lines = [Text(laid.header(), "bold", no_wrap=True)]
-    for row, cells in zip(shown, laid.cells, strict=True):
+def _table(rows: list[StreamRow], width: int | None) -> list[Text]:
+    layout = lay_out(COLUMNS, [row._asdict() for row in rows], width)
+    lines = [Text(layout.header(), "bold", no_wrap=True)]
+    for row, cells in zip(rows, layout.cells, strict=True):
         styles = {
             "lag": "yellow" if row.lag else "",
-            "oldest_pending_ms": "red" if row.oldest_pending_ms is not None and row.oldest_pending_ms > LATE_MS else "",
+            "oldest_pending_ms": "red"
+            if row.oldest_pending_ms is not None and row.oldest_pending_ms > OLD_PENDING_MS
+            else "",
         }
         line = Text(no_wrap=True)
-        for at, (column, cell) in enumerate(zip(laid.columns, cells, strict=True)):
+        for at, (column, cell) in enumerate(zip(layout.columns, cells, strict=True)):
             line.append(" " * GAP * (at > 0))
-            line.append(laid.padded(at, cell), styles.get(column.key, ""))
+            line.append(layout.padded(at, cell), styles.get(column.key, ""))
         lines.append(line)
     return lines
 
 
 class UntilInterrupted:
-    """``with UntilInterrupted() as going: while going: ...`` ends at Ctrl-C, at once and without an error.
+    """``with UntilInterrupted() as running: while running: ...`` ends at Ctrl-C, at once and without an error.
 
-    The interrupt is remembered as well as raised: Python drops what is raised while it tidies an object away.
+    The interrupt is stored as well as raised, because Python drops an exception that is raised in a destructor.
     """
 
     def __init__(self) -> None:
@@ -155,24 +161,24 @@ class UntilInterrupted:
 
 
 class Keys:
-    """``with Keys() as keys: keys.wait(2.0)`` gives a key as soon as it is pressed, or nothing when the time is over.
+    """``with Keys() as keys: keys.wait(2.0)`` returns a key as soon as it is pressed, or "" after the timeout.
 
-    Where nobody sits at the terminal it only waits. The terminal is as it was when the block ends.
+    Without a terminal it only waits. The terminal's mode is restored when the block ends.
     """
 
     def __enter__(self) -> Self:
-        self._here = sys.stdin.isatty()
-        if self._here:
+        self._is_terminal = sys.stdin.isatty()
+        if self._is_terminal:
             self._before = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._here:
+        if self._is_terminal:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def wait(self, seconds: float) -> str:
-        if not self._here:
+        if not self._is_terminal:
             time.sleep(seconds)
             return ""
         ready, _, _ = select.select([sys.stdin], [], [], seconds)

@@ -1,29 +1,16 @@
-"""Running what people wrote: routers, buses and assigned subscribers, in many processes or beside a web
-application.
+"""Runs routers, buses and assigned subscribers: in worker processes, or inside a web application.
 
-In: a target such as ``shop.app:router``. Out: processes that live until they are told to end, and say what they leave.
-Never a decision about messages: what runs here does that itself.
+Input is a target such as ``shop.app:router``. The supervisor starts worker processes, restarts those that die and ends
+them after a signal. It decides nothing about messages: the routers do.
 """
 
 from millstream.runner.supervisor import Supervisor, SupervisorSettings
-from millstream.runner.worker import (
-    REFUSED,
-    RunTarget,
-    TargetRefused,
-    handlers_of,
-    lifespan,
-    load_target,
-    log_to_stderr,
-)
+from millstream.runner.worker import TargetRefused, lifespan, load_target
 
 __all__ = [
-    "REFUSED",
-    "RunTarget",
     "Supervisor",
     "SupervisorSettings",
     "TargetRefused",
-    "handlers_of",
     "lifespan",
     "load_target",
-    "log_to_stderr",
 ]

@@ -1,12 +1,11 @@
-"""One worker process, started by the supervisor with a target's name; and what that name (``millstream run
-shop.app:router``) means: found, looked at, and brought to where it can run.
+"""A worker process of ``millstream run``, and the loading of its target (``shop.app:router``).
 
 A target is a router, a bus, an assigned subscriber, several of them, or a function that makes them. A router without a
-broker, and a function with a parameter ``broker``, get the one behind ``--url``.
+broker, and a function with a parameter ``broker``, get the broker of ``--url``.
 
-A worker ends when it is told to (SIGTERM, or its parent is gone: then its standard input ends), drains within its
-bound, and tells the supervisor over its standard output, a line of JSON each: that it is ready, what it leaves behind,
-why it could not go on.
+A worker ends after SIGTERM, or when its standard input ends because the supervisor was killed. It drains within its
+time limit. It reports to the supervisor over its standard output, one line of JSON per report: its consumer names, that
+it is ready, how many messages it returned, the error that ended it.
 """
 
 from __future__ import annotations
@@ -19,35 +18,55 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeGuard, runtime_checkable
 
 from millstream.broker import Broker, open_broker
 from millstream.errors import MillstreamError
-from millstream.messaging import Route, Router, place_of, run_until_signalled, text_of, traceback_of, type_of
+from millstream.messaging import Middleware, Router, run_until_signalled
+from millstream.messaging.failure import place_of, text_of, traceback_of, type_of
+from millstream.messaging.route import Route
 from millstream.model import Observer, milliseconds, quiet
+from millstream.runner.hand_over import ConsumerReports, WorkerConsumer
+from millstream.runner.logs import configure_logging, log_context, logs_json
+
+if TYPE_CHECKING:
+    from millstream.runner.status import StatusReporter
 
 CLOSE_TIMEOUT_S = 30.0
 log = logging.getLogger("millstream.run")
 
 REFUSED: Final = 78
-"""The exit code for what trying again cannot mend: no such module, a wrong option, a wrong password."""
+"""The exit code for an error that a restart does not cure: no such module, a wrong option, a wrong password."""
+TRACING_VARIABLE: Final = "MILLSTREAM_TRACING"
+"""Set to 1 in the environment of a worker that records traces."""
+ORPHAN_GRACE_S: Final = 5.0
+"""Added to the drain time limit. Then a worker without a supervisor exits by force."""
 _SETTLED: Final = {"messaging.acked", "messaging.retried", "messaging.lost", "messaging.entries_gone"}
 
 
 class Runs(Protocol):
-    """A router, a bus, an assigned subscriber, or whatever else runs until it is closed."""
+    """A router, a bus, an assigned subscriber, or another object that runs until it is closed."""
 
     async def run(self) -> None: ...
 
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class TakesMiddleware(Protocol):
+    """A router or a bus."""
+
+    def use(self, *middleware: Middleware) -> None: ...
+
+
 class TargetRefused(MillstreamError):
-    """What was named cannot be run; the message says what is there instead."""
+    """The target cannot be run; the message names what it is instead."""
 
     def __init__(self, target: str, why: str) -> None:
         self.target = target
@@ -56,16 +75,16 @@ class TargetRefused(MillstreamError):
 
 @dataclass(frozen=True, slots=True)
 class RunTarget:
-    """What was found under the name, before it was called or given a broker."""
+    """The object that the target's name refers to, before it is called or receives a broker."""
 
     name: str
-    found: Any
+    value: Any
 
     @asynccontextmanager
     async def opened(
         self, url: str | None, *, close_timeout: float = CLOSE_TIMEOUT_S, observer: Observer = quiet
     ) -> AsyncIterator[list[Runs]]:
-        """What there is to run, with its broker, for as long as the block lasts."""
+        """The parts to run, with their broker open while the block lasts."""
         async with AsyncExitStack() as stack:
             shared: list[Broker] = []
 
@@ -76,25 +95,25 @@ class RunTarget:
                     shared.append(await stack.enter_async_context(open_broker(url, observer=observer)))
                 return shared[0]
 
-            made = self.found
-            if _is_maker(made):
-                given = {"broker": await broker()} if "broker" in inspect.signature(made).parameters else {}
-                made = made(**given)
-                if inspect.isawaitable(made):
-                    made = await made
-                elif isinstance(made, AbstractAsyncContextManager) and not _runs(made):
-                    made = await stack.enter_async_context(made)
-            parts = list(made) if isinstance(made, Sequence) else [made]
-            if not parts or not all(_runs(part) for part in parts):
-                raise TargetRefused(self.name, f"it is {_called(made)}. {EXPECTED}")
+            value = self.value
+            if _is_factory(value):
+                arguments = {"broker": await broker()} if "broker" in inspect.signature(value).parameters else {}
+                value = value(**arguments)
+                if inspect.isawaitable(value):
+                    value = await value
+                elif isinstance(value, AbstractAsyncContextManager) and not _can_run(value):
+                    value = await stack.enter_async_context(value)
+            parts = list(value) if isinstance(value, Sequence) else [value]
+            if not parts or not all(_can_run(part) for part in parts):
+                raise TargetRefused(self.name, f"it is {_type_name(value)}. {EXPECTED}")
             yield [await self._with_broker(part, broker, close_timeout) for part in parts]
 
     async def _with_broker(self, part: Runs, broker: Callable[[], Any], close_timeout: float) -> Runs:
         if not isinstance(part, Router) or part.broker is not None:
             return part
-        whole = Router(await broker(), close_timeout_ms=round(close_timeout * 1000))
-        whole.include(part)
-        return whole
+        router = Router(await broker(), close_timeout_ms=round(close_timeout * 1000))
+        router.include(part)
+        return router
 
 
 EXPECTED = (
@@ -104,16 +123,17 @@ EXPECTED = (
 
 
 def load_target(text: str, *, directory: str = ".") -> RunTarget:
-    """Imports ``package.module:name``, from ``directory`` as from anywhere else.
+    """Imports ``package.module:name`` from ``directory`` or from the Python path.
 
-    What is wrong with the program's text (its syntax, its imports) is refused; what else its import raises passes.
+    Raises TargetRefused for an error of the program's text (syntax, imports). Other errors of the import are raised
+    unchanged.
     """
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
         raise TargetRefused(text, "write it as package.module:name, such as shop.app:router.")
-    place = str(Path(directory).resolve())
-    if place not in sys.path:
-        sys.path.insert(0, place)
+    resolved_directory = str(Path(directory).resolve())
+    if resolved_directory not in sys.path:
+        sys.path.insert(0, resolved_directory)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -122,57 +142,57 @@ def load_target(text: str, *, directory: str = ".") -> RunTarget:
         raise TargetRefused(text, f"there is no module {error.name!r} here. Run it from your project.") from None
     except (ImportError, SyntaxError) as error:
         raise TargetRefused(text, _in_the_program(error)) from error
-    found: Any = module
-    for step in name.split("."):
-        if not hasattr(found, step):
-            raise TargetRefused(text, f"{module_name} has no {step!r}{_did_you_mean(step, module)}")
-        found = getattr(found, step)
-    if not (_runs(found) or _is_maker(found) or isinstance(found, list | tuple)):
-        raise TargetRefused(text, f"it is {_called(found)}. {EXPECTED}")
-    return RunTarget(text, found)
+    value: Any = module
+    for attribute in name.split("."):
+        if not hasattr(value, attribute):
+            raise TargetRefused(text, f"{module_name} has no {attribute!r}{_did_you_mean(attribute, module)}")
+        value = getattr(value, attribute)
+    if not (_can_run(value) or _is_factory(value) or isinstance(value, list | tuple)):
+        raise TargetRefused(text, f"it is {_type_name(value)}. {EXPECTED}")
+    return RunTarget(text, value)
 
 
 def _in_the_program(error: ImportError | SyntaxError) -> str:
-    said = error.msg if isinstance(error, SyntaxError) else text_of(error)
-    return f"{type_of(error)}: {said} ({place_of(error)})."
+    description = error.msg if isinstance(error, SyntaxError) else text_of(error)
+    return f"{type_of(error)}: {description} ({place_of(error)})."
 
 
 def _did_you_mean(name: str, module: object) -> str:
-    runnable = [each for each, value in vars(module).items() if _runs(value)]
+    runnable = [each for each, value in vars(module).items() if _can_run(value)]
     close = difflib.get_close_matches(name, runnable, n=1, cutoff=0.5) or runnable[:1]
     return f"; did you mean {close[0]!r}?" if close else "."
 
 
-def _runs(thing: object) -> TypeGuard[Runs]:
+def _can_run(thing: object) -> TypeGuard[Runs]:
     if inspect.isclass(thing):
         return False
     return callable(getattr(thing, "run", None)) and callable(getattr(thing, "close", None))
 
 
-def _is_maker(thing: object) -> TypeGuard[Callable[..., Any]]:
-    return callable(thing) and not _runs(thing)
+def _is_factory(thing: object) -> TypeGuard[Callable[..., Any]]:
+    return callable(thing) and not _can_run(thing)
 
 
-def _called(thing: object) -> str:
+def _type_name(thing: object) -> str:
     return "empty" if isinstance(thing, Sequence) and not thing else f"of the type {type(thing).__name__}"
 
 
 def lifespan(
-    *parts: Any, url: str | None = None, close_timeout_ms: int | None = None, close_timeout: float | None = None
+    *parts: Any, url: str | None = None, close_timeout_ms: int | None = None
 ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """What ``lifespan=`` of a Starlette or FastAPI application takes. ``parts`` are what ``millstream run`` takes.
+    """The ``lifespan=`` argument of a Starlette or FastAPI application. ``parts`` are what ``millstream run`` takes.
 
-    The application starts to serve when every topic is being read, and ends after what is in flight was handled, up to
-    ``close_timeout_ms`` (30,000). A part that ends with an error while the application runs raises it when the
-    application ends.
+    The application starts to serve when every topic is being read. It ends after messages in flight were handled, for
+    ``close_timeout_ms`` (30,000) at most. If a part ends with an error while the application runs, the error is raised
+    when the application ends.
     """
 
-    patience_s = milliseconds("close_timeout", close_timeout_ms, round(CLOSE_TIMEOUT_S * 1000), close_timeout) / 1000
+    timeout_s = milliseconds("close_timeout", close_timeout_ms, round(CLOSE_TIMEOUT_S * 1000)) / 1000
 
     @asynccontextmanager
     async def up_and_down(app: Any) -> AsyncIterator[None]:
-        found = parts[0] if len(parts) == 1 else list(parts)
-        async with RunTarget("lifespan", found).opened(url, close_timeout=patience_s) as running:
+        value = parts[0] if len(parts) == 1 else list(parts)
+        async with RunTarget("lifespan", value).opened(url, close_timeout=timeout_s) as running:
             tasks = [asyncio.create_task(part.run(**_own_signals(part))) for part in running]
             try:
                 while not all(getattr(part, "ready", True) for part in running):
@@ -191,23 +211,23 @@ def lifespan(
 
 
 def _own_signals(part: object) -> dict[str, bool]:
-    """Signals belong to the web server here."""
+    """Options for ``run``: the web server handles the signals."""
     return {"handle_signals": False} if isinstance(part, Router) else {}
 
 
-class InHand:
-    """Counts what was read and not yet settled: at the end, that is what was handed back."""
+class UnsettledCount:
+    """Observer that counts entries that were received and are not settled: the drain returns these to the group."""
 
     def __init__(self) -> None:
         self.received = 0
         self.settled = 0
 
-    def __call__(self, name: str, /, **facts: Any) -> None:
+    def __call__(self, name: str, /, **values: Any) -> None:
         if name == "messaging.received":
-            self.received += facts.get("entries", 1)
+            self.received += values.get("entries", 1)
         elif name in _SETTLED:
-            self.settled += facts.get("entries", 1)
-        elif name == "messaging.buried":
+            self.settled += values.get("entries", 1)
+        elif name == "messaging.dead_lettered":
             self.settled += 1
 
     @property
@@ -216,28 +236,61 @@ class InHand:
 
 
 def handlers_of(parts: Sequence[object]) -> list[Route]:
-    return [route for part in parts if callable(getattr(part, "routes", None)) for route in part.routes()]  # type: ignore[attr-defined]  # asked for in the same line
+    return [route for part in parts if callable(getattr(part, "routes", None)) for route in part.routes()]  # type: ignore[attr-defined]  # checked in the same line
 
 
-async def serve(target: RunTarget, url: str | None, drain_s: float, told: TextIO) -> None:
-    """Runs until it is signalled, or its parent is gone."""
-    in_hand = InHand()
-    async with target.opened(url, close_timeout=drain_s, observer=in_hand) as parts:
+def chosen_consumers(routes: Sequence[Route]) -> list[WorkerConsumer]:
+    """Consumer names that the program chose. No two processes may read under the same name."""
+    return [
+        WorkerConsumer(route.topic, route.group, str(route.options["consumer"]))
+        for route in routes
+        if route.group is not None and route.options.get("consumer") is not None
+    ]
+
+
+async def serve(
+    target: RunTarget,
+    url: str | None,
+    drain_s: float,
+    report_to: TextIO,
+    status: StatusReporter | None = None,
+    watch: OrphanWatch | None = None,
+) -> None:
+    """Runs the target until a signal arrives or the supervisor is gone."""
+    unsettled = UnsettledCount()
+    consumers = ConsumerReports(lambda consumer: _report(report_to, consumer=consumer))
+
+    def observe(name: str, /, **values: Any) -> None:
+        unsettled(name, **values)
+        consumers(name, **values)
+        if status is not None:
+            status(name, **values)
+
+    async with target.opened(url, close_timeout=drain_s, observer=observe) as parts:
+        if names := chosen_consumers(handlers_of(parts)):
+            _report(report_to, chosen_consumers=names)
+        for part in parts:
+            if logs_json() and isinstance(part, TakesMiddleware):
+                part.use(log_context())
+        if status is not None:
+            await status.start(parts)
         close_all = _closer(parts)
-        watching = asyncio.create_task(_tell_ready(parts, told))
-        unwatch = _close_when_orphaned(close_all)
+        reporting = asyncio.create_task(_report_ready(parts, report_to))
+        if watch is not None:
+            watch.close_with(_from_another_thread(close_all))
         try:
             await run_until_signalled(_run_all(parts), close_all)
         finally:
-            watching.cancel()
-            unwatch()
-    _tell(told, stopped=True, received=in_hand.received, handed_back=in_hand.left)
+            reporting.cancel()
+            if status is not None:
+                await status.close()
+    _report(report_to, stopped=True, received=unsettled.received, handed_back=unsettled.left)
 
 
 async def _run_all(parts: Sequence[Runs]) -> None:
     async with asyncio.TaskGroup() as group:
         for part in parts:
-            group.create_task(part.run(handle_signals=False) if _takes_signals(part) else part.run())  # type: ignore[call-arg]  # asked for in the same line
+            group.create_task(part.run(handle_signals=False) if _takes_signals(part) else part.run())  # type: ignore[call-arg]  # checked in the same line
 
 
 def _takes_signals(part: Runs) -> bool:
@@ -251,55 +304,119 @@ def _closer(parts: Sequence[Runs]) -> Callable[[], Awaitable[None]]:
     return close_all
 
 
-async def _tell_ready(parts: Sequence[Runs], told: TextIO) -> None:
+def _from_another_thread(close: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    loop = asyncio.get_running_loop()
+    closing: list[asyncio.Future[None]] = []
+
+    def begin() -> None:
+        try:
+            loop.call_soon_threadsafe(lambda: closing.append(asyncio.ensure_future(close())))
+        except RuntimeError:
+            pass  # the loop has ended, and the process is about to
+
+    return begin
+
+
+async def _report_ready(parts: Sequence[Runs], report_to: TextIO) -> None:
     while not all(getattr(part, "ready", True) for part in parts):  # noqa: ASYNC110 (there is no event for being ready)
         await asyncio.sleep(0.05)
-    _tell(told, ready=True)
+    _report(report_to, ready=True)
 
 
-def _close_when_orphaned(close: Callable[[], Awaitable[None]]) -> Callable[[], object]:
-    """Closes when standard input ends: a supervisor that was killed cannot say so. Returns what ends the watch."""
-    loop = asyncio.get_running_loop()
+class OrphanWatch:
+    """Ends this process after its supervisor was killed, which it detects by the end of its standard input.
 
-    def heard() -> None:
-        if not os.read(0, 1024):
-            loop.remove_reader(0)
-            log.warning("the supervisor is gone: closing")
-            closing.append(asyncio.ensure_future(close()))
+    It is a thread and not a callback of the event loop: a handler may block the loop, and the loop does not run yet
+    while the target is imported and opened.
+    """
 
-    closing: list[asyncio.Future[None]] = []
-    loop.add_reader(0, heard)
-    return lambda: loop.remove_reader(0)
+    def __init__(self, drain_s: float) -> None:
+        self._limit_s = drain_s + ORPHAN_GRACE_S
+        self._lock = threading.Lock()
+        self._close: Callable[[], object] | None = None
+        self._is_orphaned = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="millstream-orphan-watch", daemon=True).start()
+
+    def close_with(self, close: Callable[[], object]) -> None:
+        """From now on a drain is possible: ``close`` starts it, called from another thread."""
+        with self._lock:
+            self._close = close
+            if self._is_orphaned:
+                close()
+
+    def _run(self) -> None:
+        try:
+            while os.read(0, 1024):
+                pass
+        except OSError:
+            pass  # standard input was closed, which means the same as its end
+        with self._lock:
+            self._is_orphaned = True
+            if self._close is None:
+                log.warning("the supervisor is gone; this process has not started to read and exits")
+                os._exit(1)
+            log.warning("the supervisor is gone; draining for up to %g s", self._limit_s)
+            self._close()
+        time.sleep(self._limit_s)
+        log.error("the supervisor is gone and handlers did not end; exiting. Other consumers claim their messages.")
+        os._exit(1)
 
 
-def _tell(told: TextIO, **facts: Any) -> None:
+def _report(report_to: TextIO, **values: Any) -> None:
     try:
-        told.write(json.dumps(facts) + "\n")
-        told.flush()
+        report_to.write(json.dumps(values) + "\n")
+        report_to.flush()
     except OSError:
-        pass  # nobody listens any more
+        pass  # the supervisor is gone
 
 
-def log_to_stderr(level: str) -> None:
-    """The same lines from all processes of a run, each with its process's number."""
-    logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)s {os.getpid()} %(name)s: %(message)s")
+def log_to_stderr(level: str, log_format: str = "text") -> None:
+    """Log lines of the same form in all processes of a run, each with its process id."""
+    configure_logging(level, log_format)
 
 
 def main() -> None:
-    target, drain_s, level = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-    told = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the application prints goes where its log goes, not among our lines
-    log_to_stderr(level)
+    target, drain_s, level, log_format, status_fd = sys.argv[1], float(sys.argv[2]), *sys.argv[3:6]
+    report_to = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the application prints must not appear among the report lines
+    log_to_stderr(level, log_format)
+    watch = OrphanWatch(drain_s)
+    watch.start()
+    stop_tracing: Callable[[], None] | None = None
     try:
-        asyncio.run(serve(load_target(target), os.environ.get("MILLSTREAM_URL"), drain_s, told))
-    except Exception as raised:  # whatever it was: the supervisor tells it, once and with where it happened
+        if os.environ.get(TRACING_VARIABLE) == "1":
+            stop_tracing = _start_tracing()
+        status = _status_reporter(int(status_fd)) if status_fd else None
+        asyncio.run(serve(load_target(target), os.environ.get("MILLSTREAM_URL"), drain_s, report_to, status, watch))
+    except Exception as raised:  # of any kind: the supervisor logs it once, with the place where it happened
         error = _first(raised)
         known = isinstance(error, MillstreamError)
         where = "" if known else f" ({place_of(error)})"
         trace = "" if known else traceback_of(error)
         kind = type(error).__name__ if known else type_of(error)
-        _tell(told, error=f"{kind}: {text_of(error)}{where}", traceback=trace)
-        sys.exit(REFUSED if known and not getattr(error, "retryable", False) else 1)
+        is_retryable = known and getattr(error, "retryable", False)
+        _report(report_to, error=f"{kind}: {text_of(error)}{where}", traceback=trace, retryable=is_retryable)
+        sys.exit(REFUSED if known and not is_retryable else 1)
+    finally:
+        if stop_tracing is not None:
+            stop_tracing()
+
+
+def _start_tracing() -> Callable[[], None]:
+    """Imported only if tracing is enabled: OpenTelemetry adds to the memory and the start of every worker."""
+    from millstream.observe.tracing import start_sdk
+
+    return start_sdk()
+
+
+def _status_reporter(fd: int) -> StatusReporter:
+    """Imported only if metrics are served: prometheus_client would add to the memory of every worker."""
+    from millstream.runner.status import StatusReporter
+
+    os.set_inheritable(fd, False)
+    return StatusReporter(fd)
 
 
 def _first(group: BaseException) -> BaseException:

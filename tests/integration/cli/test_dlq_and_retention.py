@@ -20,7 +20,7 @@ from millstream.cli.retention import app as retention_app
 from millstream.cli.retention import read_policies
 from millstream.errors import InvalidArgument
 from millstream.messaging.dead_letters import NoSuchDeadLetter
-from millstream.messaging.failure import Burial, bury_with
+from millstream.messaging.failure import DeadLetterDetails, dead_letter_fields
 from millstream.messaging.retention import RetentionPolicy
 from millstream.testing import wait_until
 
@@ -50,7 +50,7 @@ def letters(redis_url: str) -> BlockingBroker:
     broker = open_blocking_broker(redis_url)
     broker.create_group("orders", "billing", start="0")
     for n in range(5):
-        burial = Burial(
+        details = DeadLetterDetails(
             stream="orders",
             original_id=f"{n}-1",
             group="billing",
@@ -61,11 +61,11 @@ def letters(redis_url: str) -> BlockingBroker:
             traceback="Traceback:\n  line\x1b[2J",
             buried_at_ms=1,
         )
-        broker.xadd("{orders}.dlq", bury_with({b"payload": b"%d" % n, b"uuid": b"u%d" % n}, burial))
+        broker.xadd("{orders}.dlq", dead_letter_fields({b"payload": b"%d" % n, b"uuid": b"u%d" % n}, details))
     return broker
 
 
-def test_dead_letters_are_shown_and_cannot_touch_the_terminal(terminal: Terminal, letters: BlockingBroker) -> None:
+def test_dead_letters_are_printed_with_control_characters_escaped(terminal: Terminal, letters: BlockingBroker) -> None:
     for output in (
         terminal.run(dlq_app, "ls"),
         terminal.run(dlq_app, "ls", "orders"),
@@ -100,30 +100,28 @@ def test_dead_letters_are_replayed_and_purged(terminal: Terminal, letters: Block
     assert terminal.json(dlq_app, "ls", "orders") == []
 
 
-def test_letters_that_nobody_would_handle_stay_and_the_command_says_what_to_do(
-    terminal: Terminal, letters: BlockingBroker
-) -> None:
-    told = terminal.run(dlq_app, "replay", "orders", "--to", "nowhere", fails_with=FAILED)
-    assert "5 stay: 'nowhere' has no group that would read them" in told
-    assert "millstream groups create nowhere NAME --start 0" in told
+def test_dead_letters_without_a_group_are_kept_with_a_remedy(terminal: Terminal, letters: BlockingBroker) -> None:
+    printed = terminal.run(dlq_app, "replay", "orders", "--to", "nowhere", fails_with=FAILED)
+    assert "5 were kept: 'nowhere' has no group that would read them" in printed
+    assert "millstream groups create nowhere NAME --start 0" in printed
     letters.delete_group("orders", "billing")
     letters.create_group("orders", "billing-v2", start="0")
-    told = terminal.run(dlq_app, "replay", "orders", fails_with=FAILED)
-    assert "5 stay: 'orders' has no group 'billing': pass --for-group" in told
+    printed = terminal.run(dlq_app, "replay", "orders", fails_with=FAILED)
+    assert "5 were kept: 'orders' has no group 'billing': pass --for-group" in printed
     assert letters.xlen("{orders}.dlq") == 5
     assert "replayed 5 to orders" in terminal.run(dlq_app, "replay", "orders", "--for-group", "billing-v2")
     assert [entry.fields[b"replay.group"] for entry in letters.xrange("orders")] == [b"billing-v2"] * 5
 
 
-def test_a_pipelines_letters_are_shown_with_their_reason(terminal: Terminal, redis_url: str) -> None:
+def test_dead_letters_of_a_pipeline_show_their_reason(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         for event in ("e1", "e2"):
             fields = {"id": event, "reason": f"no column total in {event}", "stage": "sql", "payload": "{}"}
             broker.xadd("shop.dlq", {**fields, "table": "orders", "key": "1", "pipeline": "shop", "batch": "3"})
     for name in ("shop", "shop.dlq"):  # by the pipeline's name, and by the stream's own
         newest, _ = terminal.json(dlq_app, "ls", name)
-        told = (newest["pipeline"], newest["stage"], newest["original_id"], newest["error"])
-        assert told == ("shop", "sql", "e2", "no column total in e2")
+        printed = (newest["pipeline"], newest["stage"], newest["original_id"], newest["error"])
+        assert printed == ("shop", "sql", "e2", "no column total in e2")
     assert "no column total in e1" in terminal.run(dlq_app, "ls", "shop")
     assert "no column total in e1" in terminal.run(
         dlq_app, "show", "shop", terminal.json(dlq_app, "ls", "shop")[1]["id"]
@@ -132,15 +130,8 @@ def test_a_pipelines_letters_are_shown_with_their_reason(terminal: Terminal, red
     assert (alike["count"], alike["error_type"]) == (2, "sql")
     [listed] = terminal.json(dlq_app, "ls")
     assert (listed["dead_letters"], listed["count"], listed["error_type"]) == ("shop.dlq", 2, "sql")
-    told = terminal.run(dlq_app, "replay", "shop", fails_with=FAILED)
-    assert "2 do not say where they came from, and stay" in told
-
-
-def test_old_spellings_go_on_for_a_release_with_a_warning(terminal: Terminal, letters: BlockingBroker) -> None:
-    assert "warning: `millstream dlq list STREAM` is now `millstream dlq ls STREAM`" in terminal.run(
-        dlq_app, "list", "orders"
-    )
-    assert "warning: `millstream dlq streams` is now `millstream dlq ls`" in terminal.run(dlq_app, "streams")
+    printed = terminal.run(dlq_app, "replay", "shop", fails_with=FAILED)
+    assert "2 were kept, because they do not name their stream" in printed
 
 
 def test_bad_ids_are_refused(terminal: Terminal, letters: BlockingBroker) -> None:
@@ -151,7 +142,7 @@ def test_bad_ids_are_refused(terminal: Terminal, letters: BlockingBroker) -> Non
     assert letters.xlen("{orders}.dlq") == 5
 
 
-def test_policies_are_applied_once_and_what_holds_back_is_shown(terminal: Terminal, redis_url: str) -> None:
+def test_policies_are_applied_once_and_delaying_groups_are_shown(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd_many("orders", [{"n": n} for n in range(10)])
         broker.xadd_many("logs", [{"n": n} for n in range(10)])
@@ -168,7 +159,18 @@ def test_policies_are_applied_once_and_what_holds_back_is_shown(terminal: Termin
         assert broker.xlen("orders") == 3
 
 
-def test_the_janitor_runs_until_it_is_stopped(redis_url: str, tmp_path: Path) -> None:
+def test_acknowledged_entries_are_deleted_on_request(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd_many("orders", [{"n": n} for n in range(6)])
+        for group in ("quick", "slow"):
+            broker.create_group("orders", group, start="0")
+            read = broker.xreadgroup("orders", group, "c", count=6)
+            broker.xack("orders", group, [item.id for item in (read if group == "quick" else read[2:4])])
+        [row] = terminal.json(retention_app, "apply", "orders", "--delete-acked")
+        assert (row["dropped"], row["length"]) == (2, 4)
+
+
+def test_janitor_runs_until_it_is_stopped(redis_url: str, tmp_path: Path) -> None:
     config = tmp_path / "retention.yaml"
     config.write_text("orders: {max_len: 2}\nevents.*: {max_age: 7d}\n")
     words = ["retention", "run", "--config", str(config), "--every", "50ms", "--url", redis_url]
@@ -211,7 +213,7 @@ def test_policies_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> 
         ("", "a mapping"),
     ],
 )
-def test_a_bad_file_is_refused_and_the_place_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     config = tmp_path / "retention.yaml"
     config.write_text(text)
     with pytest.raises(InvalidArgument, match=says):

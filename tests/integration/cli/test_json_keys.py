@@ -17,9 +17,10 @@ from millstream import open_blocking_broker
 from millstream.assignment import Announcement, announce_stream
 from millstream.cli.json_keys import ANSWERS, KINDS, Answer
 from millstream.cli.main import CHAPTERS, build, main
-from millstream.messaging.failure import Burial, bury_with
-from millstream.pipelines import Checkpoint, load_pipeline, make_plan
+from millstream.messaging.failure import DeadLetterDetails, dead_letter_fields
+from millstream.pipelines import Checkpoint, load_pipeline
 from millstream.pipelines.dead_letters import ReplayResult
+from millstream.pipelines.plan import make_plan
 
 LONG = "orders.eu-central-1.customer-000000000042.events"
 KIND: dict[str, Callable[[Any], bool]] = {
@@ -78,15 +79,23 @@ run worker:router --check
 top --interval 0.2
 doctor S
 doctor
-bench dashboard --rounds 1
 migrate --from EMBEDDED --to EMPTY
 groups rm S g
 streams rm S
 """
-ELSEWHERE = {"verify"}
-"""It takes its time, and is held to its keys where it runs already: test_verify.py."""
-WITHOUT_JSON = {"pipeline schema", "pipeline run", "retention run", "serve", "dashboard", "demo"}
-"""They print a schema, run until they are stopped, or tell a story."""
+ELSEWHERE = {"verify", "pipeline prepare"}
+"""They take long, and their keys are tested where they run: test_verify.py, test_prepared_start.py."""
+WITHOUT_JSON = {
+    "pipeline schema",
+    "pipeline run",
+    "retention run",
+    "serve",
+    "dashboard",
+    "demo",
+    "init",
+    "observe export",
+}
+"""They print a schema, run until they are stopped, write files, or report progress."""
 
 
 def problems(kind: Any, value: Any, at: str = "") -> Iterator[str]:
@@ -133,23 +142,22 @@ def here(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         "from millstream import Message, Router\n\nrouter = Router()\n\n\n"
         "@router.on('jobs', group='g', group_start='0')\nasync def work(message: Message) -> None: ...\n"
     )
-    for size in ("MANY", "SOME", "PAGES", "LOOKS"):
-        monkeypatch.setattr(f"millstream.bench.dashboard.{size}", 2)
-    monkeypatch.setattr("millstream.bench.dashboard.IDLE_S", 0.1)
     # Spark's own part is held by tests/spark: here it would only take its time.
-    monkeypatch.setattr("millstream.pipelines.start_session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
-    monkeypatch.setattr("millstream.pipelines.replay_dead_letters", lambda *_, **__: ReplayResult(2, 0))
+    monkeypatch.setattr(
+        "millstream.pipelines.session.start_session", lambda *_, **__: SimpleNamespace(stop=lambda: None)
+    )
+    monkeypatch.setattr("millstream.pipelines.dead_letters.replay_dead_letters", lambda *_, **__: ReplayResult(2, 0))
     with open_blocking_broker(f"local://{tmp_path}/embedded") as embedded:
         embedded.xadd("kept", {"n": 1})
-    Checkpoint("checkpoints/shop").open(make_plan(load_pipeline(tmp_path / "shop.yaml")))
+    Checkpoint(tmp_path / "checkpoints/default/shop").open(make_plan(load_pipeline(tmp_path / "shop.yaml")))
     with open_blocking_broker(redis_url) as broker:
         for n in range(10):
             broker.xadd(LONG, {"n": n}, id=f"1700000000000-{n}")
         broker.create_group(LONG, "g", start="0")
         broker.xreadgroup(LONG, "g", "w1", count=3)
-        burial = Burial(LONG, "1-1", "g", "w1", 5, "order 7 not found", "LookupError", "Traceback", 1)
+        details = DeadLetterDetails(LONG, "1-1", "g", "w1", 5, "order 7 not found", "LookupError", "Traceback", 1)
         for n in range(3):
-            broker.xadd(f"{{{LONG}}}.dlq", bury_with({b"payload": b"x"}, burial), id=f"17000000005{n:02}-0")
+            broker.xadd(f"{{{LONG}}}.dlq", dead_letter_fields({b"payload": b"x"}, details), id=f"17000000005{n:02}-0")
         announce_stream(broker, "svc", Announcement("data-1", {"tenant": "a"}))
         broker.create_group("svc-input", "svc-group", start="0")
     return tmp_path
@@ -198,5 +206,5 @@ def test_every_command_that_takes_json_is_documented() -> None:
         assert takes == documented == (name not in WITHOUT_JSON), name
 
 
-def test_every_kind_is_explained() -> None:
+def test_every_output_kind_is_explained() -> None:
     assert KINDS.keys() == KIND.keys()

@@ -1,9 +1,11 @@
-"""A worker module as people write it, for the tests of ``millstream run``."""
+"""A worker module as a user writes it, for the tests of ``millstream run``."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -18,6 +20,23 @@ not_runnable = 5
 async def bill(message: Message) -> Message:
     await asyncio.sleep(float(os.environ.get("WORK_S", "0.005")))
     return Message(f"{message.payload.decode()} {os.getpid()}".encode())
+
+
+slow_to_claim = Router(claim_min_idle_ms=3_600_000, claim_interval_ms=200)
+named = Router(claim_min_idle_ms=3_600_000, claim_interval_ms=200, consumer="chosen")
+named_by_process = Router(consumer=f"worker-{os.getpid()}")
+
+
+async def deliver(message: Message) -> Message:
+    """Holds every message while hold.txt exists."""
+    while os.path.exists("hold.txt"):  # a test removes it from another process
+        await asyncio.sleep(0.02)
+    return Message(f"{message.payload.decode()} {os.getpid()}".encode())
+
+
+slow_to_claim.add(deliver, "orders", group="billing", group_start="0", publish_to="billed")
+named.add(deliver, "orders", group="billing", group_start="0", publish_to="billed")
+named_by_process.add(deliver, "orders", group="billing", group_start="0", publish_to="billed")
 
 
 def make(broker: Broker) -> Router:
@@ -35,3 +54,38 @@ def wrong_option(broker: Broker) -> Router:
     whole = Router(broker)
     whole.add(bill, "orders", group="g", group_start="0", max_in_flight=0)
     return whole
+
+
+def with_a_child(broker: Broker) -> Router:
+    """Its forked child holds every descriptor of the worker, as a worker of ProcessPoolExecutor does."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        signal.pause()
+    with open("children.txt", "a") as children:
+        children.write(f"{child}\n")
+    return make(broker)
+
+
+def with_a_long_line(broker: Broker) -> Router:
+    raise RuntimeError("x" * (3 << 20))
+
+
+def with_an_exit_code(broker: Broker) -> Router:
+    """A program may use any exit code for something of its own."""
+    os._exit(78)
+
+
+def blocked_while_opening(broker: Broker) -> Router:
+    time.sleep(600)
+    return make(broker)
+
+
+blocking = Router(claim_min_idle_ms=3_600_000, claim_interval_ms=200)
+
+
+async def block(message: Message) -> None:
+    time.sleep(600)  # blocks the event loop
+
+
+blocking.add(block, "orders", group="billing", group_start="0")

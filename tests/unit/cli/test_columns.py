@@ -1,4 +1,5 @@
-"""Tables on a narrow screen: numbers and ids stay whole, names give way in their middle, and no row is too long."""
+"""Tables on a narrow screen: numbers and ids stay complete, names are shortened in the middle, and no row is too
+long."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ def test_numbers_stay_and_names_are_cut_in_the_middle() -> None:
     assert "…" in stream
 
 
-def test_nothing_is_cut_where_there_is_room_or_no_terminal() -> None:
+def test_nothing_is_cut_if_it_fits_or_without_a_terminal() -> None:
     columns = [name("stream"), name("group"), number("length")]
     assert LONG in lay_out(columns, [ROW], 200).lines()[0]
     assert LONG in lay_out(columns, [ROW], None).lines()[0]
 
 
-def test_columns_that_can_be_spared_go_first_the_last_one_first() -> None:
+def test_spare_columns_are_dropped_first_from_the_right() -> None:
     columns = [name("stream"), number("length"), ident("id", spare=True), span("idle_ms", "idle", spare=True)]
 
     assert [one.key for one in lay_out(columns, [ROW], 44).left_out] == ["idle_ms"]
@@ -54,7 +55,7 @@ def test_no_row_is_longer_than_the_screen(width: int) -> None:
     assert all(cell_len(line) <= width for line in (laid.header(), *laid.lines()))
 
 
-def test_wide_characters_count_as_what_they_take() -> None:
+def test_wide_characters_count_as_two_cells() -> None:
     assert cut("日本語日本語日本語", 9, "middle") == "日本…本語"
     assert cut("a sentence that goes on", 10, "end") == "a sentenc…"
     assert cut("short", 10, "middle") == "short"
@@ -65,7 +66,7 @@ def test_tokens_have_no_thousands_and_counts_have() -> None:
     assert laid.lines() == ["1700000000000  1,700"]
 
 
-def test_times_and_sizes_are_said_as_people_say_them() -> None:
+def test_durations_and_sizes_are_formatted() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     columns = [ago("at", int(at.timestamp() * 1000) + 120_000), memory("bytes"), number("nothing")]
     assert lay_out(columns, [{"at": at, "bytes": 4200, "nothing": None}], None).lines() == [

@@ -1,4 +1,4 @@
-"""What people are told to type, in helps, warnings and by the demo, stands whole on a terminal of 80 columns."""
+"""Commands in help texts, warnings and the demo fit into a terminal of 80 columns without a break."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ def shown(*words: str) -> str:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_whatever_is_to_be_typed_is_neither_cut_nor_broken(words: str) -> None:
-    told = shown(*words.split())
+def test_commands_to_be_typed_are_neither_cut_nor_broken(words: str) -> None:
+    output = shown(*words.split())
 
-    assert [line for line in told.splitlines() if "…" in line] == []
+    assert [line for line in output.splitlines() if "…" in line] == []
     options = [one for one in COMMANDS[words].params if one.opts[0].startswith("-") and not one.hidden]
     named = {name for one in options for name in (*one.opts, *one.secondary_opts)}
-    assert named - set(re.split(r"[\s,]+", told)) == set()
-    choices = [line for line in told.splitlines() if re.search(r"<[a-z][^>]*$", line)]
+    assert named - set(re.split(r"[\s,]+", output)) == set()
+    choices = [line for line in output.splitlines() if re.search(r"<[a-z][^>]*$", line)]
     assert choices == []
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_sentence_goes_on_to_the_end_of_the_line(words: str) -> None:
+def test_sentence_is_filled_to_the_end_of_the_line(words: str) -> None:
     """A line break of the source within a sentence would be seen in the middle of a line."""
     assert not re.search(r"\S\n\S", COMMANDS[words].help)
 
 
-def test_each_exit_code_stands_between_semicolons_with_its_one_meaning() -> None:
-    told = re.sub(r"\s+", " ", shown())
+def test_help_lists_each_exit_code_once() -> None:
+    output = re.sub(r"\s+", " ", shown())
 
-    listed = told.partition("Exit codes: ")[2].partition(". ")[0].split("; ")
+    listed = output.partition("Exit codes: ")[2].partition(". ")[0].split("; ")
     assert listed == [f"{code} {meaning}" for code, meaning in LEGEND.items()]
 
 
-def test_what_the_demo_proposes_can_be_copied_from_a_narrow_terminal() -> None:
+def test_commands_of_the_demo_can_be_copied_from_a_narrow_terminal() -> None:
     written = io.StringIO()
     data = Path("/srv/a directory/of [people]/who nest them deeply/demo-data/20261116-172620")
 
@@ -85,8 +85,8 @@ class NarrowTerminal(io.StringIO):
 
 
 @pytest.mark.parametrize("tell", [show.error, show.warning])
-def test_a_long_sentence_is_broken_between_words(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sentence = "warning: Spark is not installed, and pipelines run on it. Install it: pip install 'millstream[spark]'"
+def test_long_message_is_wrapped_at_word_boundaries(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = "warning: Pipelines need Spark, which is not installed. Install it: pip install 'millstream[spark]'"
     monkeypatch.setenv("COLUMNS", "80")
     terminal = NarrowTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -99,7 +99,7 @@ def test_a_long_sentence_is_broken_between_words(tell: Any, monkeypatch: pytest.
     assert " ".join(line.strip() for line in lines) == sentence
 
 
-def test_a_promise_that_a_server_breaks_is_told_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_conformance_test_is_wrapped_at_word_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = (
         "assert await broker.xadd(stream, fields, id='5-*') == EntryId(5, 5)  (ServerError: ERR Invalid stream ID)"
     )
@@ -110,11 +110,11 @@ def test_a_promise_that_a_server_breaks_is_told_between_words(monkeypatch: pytes
     terminal = NarrowTerminal()
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr("millstream.cli.doctor._asked", asked)
+    monkeypatch.setattr("millstream.cli.doctor._verify", asked)
 
     with pytest.raises(typer.Exit):
         doctor.verify(url="local://")
 
-    told = re.sub(r"\x1b\[\d+m", "", terminal.getvalue()).splitlines()
-    assert all(len(line) <= 80 for line in told)
-    assert " ".join(line.strip() for line in told[1:-1]) == re.sub(r"\s+", " ", failure)
+    output = re.sub(r"\x1b\[\d+m", "", terminal.getvalue()).splitlines()
+    assert all(len(line) <= 80 for line in output)
+    assert " ".join(line.strip() for line in output[1:-1]) == re.sub(r"\s+", " ", failure)

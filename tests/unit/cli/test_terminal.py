@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command that runs on and on, also where Python drops the exception."""
+"""Ctrl-C ends a running command, also if Python drops the exception."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Tidied:
             pass
 
 
-def test_an_interrupt_ends_it_without_an_error() -> None:
+def test_interrupt_ends_top_without_an_error() -> None:
     before = signal.getsignal(signal.SIGINT)
     rounds = 0
     with UntilInterrupted() as going:
@@ -30,7 +30,7 @@ def test_an_interrupt_ends_it_without_an_error() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_interrupt_that_python_drops_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_that_python_drops_ends_top(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", dropped.append)
     rounds = 0

@@ -1,4 +1,4 @@
-"""Options that people type before the command: moved behind it, where the command takes them or says it does not."""
+"""Shared options before the command are moved after it, if the command takes them; otherwise the error says so."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ from millstream.cli.main import behind_the_command
         ("", ""),
     ],
 )
-def test_it_stands_where_the_command_looks_for_it(typed: str, meant: str) -> None:
+def test_shared_option_is_moved_after_the_command(typed: str, meant: str) -> None:
     assert behind_the_command(typed.split()) == meant.split()

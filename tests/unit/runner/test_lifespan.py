@@ -1,4 +1,4 @@
-"""A router beside a web application comes up and goes down with it."""
+"""A router starts and ends with the web application that contains it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millstream import Message, Publisher, Router, open_broker
 from millstream.runner import TargetRefused, lifespan
 
 
-def test_one_line_brings_a_router_up_and_down() -> None:
+def test_router_runs_while_the_application_serves() -> None:
     url, handled = f"local://{uuid4().hex}", []
     router = Router()
 
@@ -37,13 +37,13 @@ def test_one_line_brings_a_router_up_and_down() -> None:
     assert handled == [b"1"], "what was in flight is handled before the application ends"
 
 
-def test_what_cannot_run_is_refused_before_the_application_serves() -> None:
+def test_object_that_cannot_run_is_refused_before_the_application_serves() -> None:
     app = Starlette(lifespan=lifespan(5))
     with pytest.raises(TargetRefused, match="of the type int"), TestClient(app):
         pass
 
 
-def test_a_router_without_a_broker_needs_a_url() -> None:
+def test_router_without_a_broker_needs_a_url() -> None:
     with pytest.raises(TargetRefused, match="needs a broker"), TestClient(Starlette(lifespan=lifespan(Router()))):
         pass
 
@@ -53,7 +53,7 @@ async def nothing(broker: Any) -> AsyncIterator[list[Any]]:
     yield []
 
 
-def test_nothing_to_run_is_refused() -> None:
+def test_lifespan_without_parts_is_refused() -> None:
     app = Starlette(lifespan=lifespan(nothing, url="local://"))
     with pytest.raises(TargetRefused, match="empty"), TestClient(app):
         pass

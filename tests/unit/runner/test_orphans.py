@@ -1,4 +1,4 @@
-"""As process 1, the supervisor waits for what nobody else waits for, and leaves its own workers alone."""
+"""As process 1, the supervisor waits for ended orphans, and leaves its own workers to asyncio."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ print("reaped", time.monotonic() < deadline)
 """
 
 
-def test_ended_children_of_others_are_waited_for_and_our_own_are_not() -> None:
+def test_ended_orphans_are_waited_for_and_workers_are_not() -> None:
     child = os.fork()
     if child == 0:
         os._exit(3)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert child not in reap_orphans({child})
-    assert os.waitpid(child, 0)[1] >> 8 == 3, "its exit code was left for whoever started it"
+    assert os.waitpid(child, 0)[1] >> 8 == 3, "its exit code was left for its parent code"
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare to be process 1")
