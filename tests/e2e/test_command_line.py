@@ -1,4 +1,4 @@
-"""The command line as a person types it, in a terminal, against a real redis-server."""
+"""The command line in a terminal, against a real redis-server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from millstream import open_blocking_broker
-from millstream.broker import leases
+from millstream.broker.scripts import delayed, leases
 from millstream.cli.main import DECLINED, DENIED, FINDINGS, NOT_FOUND, UNREACHABLE, USAGE
 from millstream.testing import RedisProcess, free_port
 
@@ -57,7 +57,7 @@ def terminal(redis_url: str) -> Terminal:
     return Terminal(redis_url)
 
 
-def test_a_first_look(terminal: Terminal) -> None:
+def test_first_view_of_the_dashboard(terminal: Terminal) -> None:
     assert terminal.types("streams", "add", "orders", "type=email", "to=a=b")[0] == 0
     assert terminal.types("groups", "create", "orders", "billing", "--start", "0")[0] == 0
     code, shown = terminal.types("streams", "ls")
@@ -77,11 +77,11 @@ def test_help_names_every_command(terminal: Terminal) -> None:
         assert word in shown
     for word in ("streams", "groups", "consumers", "pending", "dlq", "retention", "assignments", "pipeline"):
         assert terminal.types(word, "--help")[0] == 0
-    for word in ("serve", "migrate", "top", "doctor", "bench", "demo"):
+    for word in ("serve", "migrate", "top", "doctor", "demo"):
         assert terminal.types(word, "--help")[0] == 0
 
 
-def test_names_cannot_touch_the_terminal(terminal: Terminal, redis_url: str) -> None:
+def test_names_are_escaped_for_the_terminal(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.create_group(HOSTILE, HOSTILE, start="0")
         broker.xadd(HOSTILE, {HOSTILE: HOSTILE})
@@ -101,7 +101,7 @@ def test_names_cannot_touch_the_terminal(terminal: Terminal, redis_url: str) -> 
     assert "\\x1b]0;owned" in shown
 
 
-def test_what_destroys_asks_first(terminal: Terminal, redis_url: str) -> None:
+def test_destructive_actions_ask_first(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd("s", {"n": 1})
         code, shown = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
@@ -112,6 +112,16 @@ def test_what_destroys_asks_first(terminal: Terminal, redis_url: str) -> None:
         assert broker.xlen("s") == 1
         assert terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "y"})[0] == 0
         assert broker.xlen("s") == 0
+
+
+def test_removing_a_stream_names_dead_letters_and_delayed_messages(terminal: Terminal, redis_url: str) -> None:
+    with open_blocking_broker(redis_url) as broker:
+        broker.xadd("s", {"n": 1})
+        broker.xadd("{s}.dlq", {"n": 2})
+        broker.run(delayed.publish_later, "s", [("token", {b"n": b"3"})], delay_ms=60_000)
+        _, shown = terminal.types("streams", "rm", "s", answers={r"\[y/N\]": "n"})
+        assert "1 dead letter" in shown
+        assert "1 message that are delayed" in shown
 
 
 def test_trimming_keeps_what_a_group_needs(terminal: Terminal, redis_url: str) -> None:
@@ -125,7 +135,7 @@ def test_trimming_keeps_what_a_group_needs(terminal: Terminal, redis_url: str) -
         assert broker.xlen("s") == 1
 
 
-def test_a_group_is_moved_where_one_says(terminal: Terminal, redis_url: str) -> None:
+def test_group_is_moved_to_an_id(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd_many("s", [{"n": n} for n in range(5)])
         broker.create_group("s", "g", start="$")
@@ -172,7 +182,7 @@ def test_errors_say_what_to_do_and_scripts_can_tell_them_apart(terminal: Termina
     assert "Traceback" not in shown
 
 
-def test_a_wrong_password_is_refused_at_once_and_never_printed() -> None:
+def test_wrong_password_is_refused_and_not_printed() -> None:
     with RedisProcess(["--requirepass", "right"]) as server:
         address = server.url.removeprefix("redis://")
         code, shown = Terminal(f"redis://:wr0ng-secret@{address}").types("streams", "ls")
@@ -181,19 +191,19 @@ def test_a_wrong_password_is_refused_at_once_and_never_printed() -> None:
         assert Terminal(f"redis://:right@{address}").types("streams", "ls")[0] == 0
 
 
-def test_doctor_finds_what_is_wrong_with_a_stream(terminal: Terminal, redis_url: str) -> None:
+def test_doctor_reports_findings_of_a_stream(terminal: Terminal, redis_url: str) -> None:
     with open_blocking_broker(redis_url) as broker:
         broker.xadd("s", {"n": 1})
     code, shown = terminal.types("doctor", "s")
     assert code == FINDINGS
-    assert "nothing is processed" in shown
+    assert "entries are not processed" in shown
     assert "millstream groups create s GROUP --start 0" in shown
     code, shown = terminal.types("doctor")
     assert code == FINDINGS
     assert "CONFIG SET appendonly yes" in shown
 
 
-def test_a_thousand_streams_are_listed(terminal: Terminal, redis_url: str) -> None:
+def test_thousand_streams_are_listed(terminal: Terminal, redis_url: str) -> None:
     client = redis.Redis.from_url(redis_url)
     pipeline = client.pipeline(transaction=False)
     for number in range(1000):
@@ -224,7 +234,7 @@ def test_top_is_live_until_it_is_interrupted(terminal: Terminal, redis_url: str)
     assert child.exitstatus == 0
 
 
-def test_top_waits_for_a_server_that_is_away_and_q_quits() -> None:
+def test_top_waits_for_an_unreachable_server_and_q_quits() -> None:
     with RedisProcess() as server:
         with open_blocking_broker(server.url) as broker:
             broker.xadd("before", {"n": 1})
@@ -232,7 +242,7 @@ def test_top_waits_for_a_server_that_is_away_and_q_quits() -> None:
         child = pexpect.spawn(MILLSTREAM, words, env={**os.environ, "TERM": "xterm"}, dimensions=(30, 80), timeout=90)
         child.expect("before")
         server.kill()
-        child.expect("The server is away; waiting for it")
+        child.expect("The server is unreachable; retrying")
         server.start()
         with open_blocking_broker(server.url) as broker:
             broker.xadd("after", {"n": 1})

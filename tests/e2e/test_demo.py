@@ -1,4 +1,4 @@
-"""The demonstration ends with a ledger that adds up, and its data can be counted again."""
+"""The demo ends with a complete ledger, and its data can be counted again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millstream import open_blocking_broker
 from millstream.demo.run import count
 from millstream.testing import RedisProcess, wait_until
 
-LINE = re.compile(r"LEDGER produced=(\d+) handled=(\d+) buried=1 lost=0 duplicates=0")
+LINE = re.compile(r"LEDGER produced=(\d+) handled=(\d+) dead_letters=1 lost=0 duplicates=0")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
@@ -38,18 +38,18 @@ def demo(directory: Path, *words: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def test_the_demo_on_an_embedded_broker_can_be_counted_again(tmp_path: Path) -> None:
+def test_demo_on_an_embedded_broker_can_be_recounted(tmp_path: Path) -> None:
     data = tmp_path / "run"
     produced, handled = demo(data)
     assert produced == handled + 1
     with open_blocking_broker(f"local://{data / 'broker'}", max_stream_len=None) as broker:
         again = count(broker, "{demo-run}", sorted(data.glob("*.starts")))
-    assert (again.produced, again.handled, again.buried, again.lost) == (produced, handled, 1, 0)
+    assert (again.produced, again.handled, again.dead_letters, again.lost) == (produced, handled, 1, 0)
     assert again.started_again >= 1
 
 
 @pytest.mark.at_length
-def test_the_demo_on_redis_goes_on_on_a_terminal_until_ctrl_c(tmp_path: Path, redis_server: RedisProcess) -> None:
+def test_demo_on_redis_continues_until_ctrl_c(tmp_path: Path, redis_server: RedisProcess) -> None:
     data = tmp_path / "run"
     words = ["-m", "millstream", "demo", "--rows", "1000", "--data", str(data), "--url", redis_server.url, "--keep"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TERM": "xterm"}
@@ -60,7 +60,7 @@ def test_the_demo_on_redis_goes_on_on_a_terminal_until_ctrl_c(tmp_path: Path, re
     try:
         child.expect(r"look at it in a browser while it runs: (http://\S+)")
         address = child.match.group(1)
-        child.expect(r"Orders go on, a few a second. Look at (http://\S+); Ctrl-C ends it")
+        child.expect(r"Orders continue, a few per second. Look at (http://\S+); Ctrl-C ends it")
         assert child.match.group(1) == address
         orders, done = "{demo-run}.orders", "{demo-run}.done"
         with open_blocking_broker(redis_server.url) as broker:
@@ -81,7 +81,7 @@ def test_the_demo_on_redis_goes_on_on_a_terminal_until_ctrl_c(tmp_path: Path, re
     assert "Traceback" not in said.getvalue()
 
 
-def test_the_demo_on_redis_and_a_real_postgres(tmp_path: Path, redis_server: RedisProcess) -> None:
+def test_demo_on_redis_and_postgres(tmp_path: Path, redis_server: RedisProcess) -> None:
     produced, handled = demo(tmp_path / "run", "--url", redis_server.url, "--source", "postgres")
     assert produced == 1001, "every row and every change, once, and the poison"
     assert handled == 1000

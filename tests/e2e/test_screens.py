@@ -1,6 +1,6 @@
-"""Every command in a terminal of 80 columns, with names of 48 characters: what a person sees, line by line.
+"""Every command in a terminal of 80 columns, with names of 48 characters, compared line by line.
 
-The screens lie in ``screens.txt``. ``UPDATE_SCREENS=1`` writes them anew; look at the difference before you commit it.
+The expected output is in ``screens.txt``. ``UPDATE_SCREENS=1`` writes it; review the difference before a commit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from rich.cells import cell_len
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.assignment import Announcement, announce_stream
-from millstream.broker import leases
-from millstream.messaging.failure import Burial, bury_with
+from millstream.broker.scripts import leases
+from millstream.messaging.failure import DeadLetterDetails, dead_letter_fields
+from millstream.testing import RedisProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "cli"))
 from test_json_keys import commands
@@ -70,7 +71,6 @@ pipeline checkpoints shop.yaml
 pipeline reset shop.yaml --yes
 migrate --from local:///nowhere --to redis://127.0.0.1:1
 migrate --from local://here/embedded --to redis://127.0.0.1:PORT/9
-bench dashboard --rounds 1
 streams del STREAM 1700000000000-0 --yes
 consumers reap STREAM GROUP --idle 0 --discard --yes
 groups rm STREAM GROUP --yes
@@ -82,19 +82,18 @@ SHOWN_ELSEWHERE = {
     "dashboard": "test_dashboard_pages.py",
     "retention run": "test_dlq_and_retention.py",
     "pipeline run": "test_pipeline_speaks.py",
+    "pipeline prepare": "test_prepared_start.py",
     "pipeline replay-dead-letters": "test_pipeline_speaks.py",
     "pipeline schema": "test_pipeline_commands.py",
     "verify": "test_verify.py",
     "demo": "test_demo.py",
+    "init": "test_init.py",
+    "observe export": "test_prometheus_rules.py",
 }
 """They run until they are stopped or for long, or print a document: the file that looks at what they say."""
 DRIVER = """
 import sys
-import millstream.bench.dashboard as figures
 from millstream.cli.main import main
-
-figures.MANY = figures.SOME = figures.PAGES = figures.LOOKS = 2
-figures.IDLE_S = 0.1
 
 for line in open(sys.argv[1]):
     sys.argv = ["millstream", *line.split()]
@@ -116,8 +115,8 @@ def fill(broker: BlockingBroker) -> None:
     broker.create_group(STREAM, GROUP, start="0")
     broker.xreadgroup(STREAM, GROUP, CONSUMER, count=2)
     error = "order 4711 of customer customer-000000000042 was not found in any of the warehouses"
-    burial = Burial(STREAM, "1-1", GROUP, CONSUMER, 5, error, "shop.errors.OrderNotFound", "", 1)
-    broker.xadd(f"{{{STREAM}}}.dlq", bury_with({b"payload": b"y" * 90}, burial), id="1700000000500-0")
+    details = DeadLetterDetails(STREAM, "1-1", GROUP, CONSUMER, 5, error, "shop.errors.OrderNotFound", "", 1)
+    broker.xadd(f"{{{STREAM}}}.dlq", dead_letter_fields({b"payload": b"y" * 90}, details), id="1700000000500-0")
     letter = {"id": "e1", "reason": "no column called total in the row", "stage": "sql", "pipeline": "shop"}
     broker.xadd("shop.dlq", letter, id="1700000000600-0")
     announce_stream(broker, GROUP, Announcement(STREAM, {"tenant": "a"}))
@@ -135,7 +134,15 @@ def here() -> Iterator[Path]:
 
 
 @pytest.fixture
-def screens(redis_url: str, here: Path) -> str:
+def server() -> Iterator[RedisProcess]:
+    """Of its own: `doctor` concludes from the clients of a server that no consumer is alive."""
+    with RedisProcess() as process:
+        yield process
+
+
+@pytest.fixture
+def screens(server: RedisProcess, here: Path) -> str:
+    redis_url = server.url
     with open_blocking_broker(redis_url) as broker:
         fill(broker)
     (here / "shop.yaml").write_text(
@@ -193,10 +200,10 @@ def test_every_line_fits_the_terminal(screens: str) -> None:
     golden = [
         re.sub(r" {2,}|#+", lambda found: "  " if " " in found[0] else "#", line) for line in screens.splitlines()
     ]
-    told = "\n".join(golden).strip() + "\n"
+    expected = "\n".join(golden).strip() + "\n"
     if os.environ.get("UPDATE_SCREENS"):
-        SCREENS.write_text(told)
-    assert told == SCREENS.read_text()
+        SCREENS.write_text(expected)
+    assert expected == SCREENS.read_text()
 
 
 def test_every_command_has_its_screen() -> None:

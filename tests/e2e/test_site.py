@@ -1,6 +1,6 @@
-"""The documentation as a site: a front page, links that lead somewhere, a search that finds public names.
+"""The documentation site: a front page, valid links, and a search that finds public names.
 
-``make docs`` builds it and runs this; without a built site there is nothing to look at, and it is skipped.
+``make docs`` builds the site and runs this module. Without a built site it is skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read(page: Path) -> Links:
     return links
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_no_link_is_broken() -> None:
     broken = []
     for page in SITE.rglob("*.html"):
         if page.name == "404.html":  # served at any depth, so its links begin at the site's address
@@ -79,7 +79,7 @@ def address() -> Iterator[str]:
         thread.join()
 
 
-def test_a_browser_shows_the_front_page(address: str, tmp_path: Path) -> None:
+def test_browser_shows_the_front_page(address: str, tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no browser is installed: run `make setup`")

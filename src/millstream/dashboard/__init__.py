@@ -1,7 +1,8 @@
-"""A page to look at and to steer by, in a browser. In: requests. Out: HTML, and events while a page is open.
+"""Web dashboard: shows streams, dead letters, pipelines and assignments, and carries out confirmed actions.
 
-Numbers come from ``observe/`` and the broker, actions go through the functions of the command line: nothing is counted
-or decided here a second time. Names and payloads are hostile: what is shown passes ``render``, and nothing else does.
+Numbers come from ``observe/`` and the broker. Actions call the same functions as the command line. The dashboard adds
+no counting and no decisions of its own. Names and payloads are untrusted: every displayed value is escaped by
+``render``.
 """
 
 from millstream.dashboard.app import Dashboard

@@ -1,9 +1,9 @@
-"""The dashboard as an application (ASGI): addresses to pages, questions to actions, and one stream of events.
+"""The dashboard as an ASGI application: routes to pages, confirmed actions, and the event stream of live pages.
 
     app = Starlette(routes=[Mount("/dashboard", Dashboard("redis://..."))])
 
-On loopback everybody of the machine may look and act; elsewhere it wants a token, and only shows unless it is told
-otherwise.
+On loopback every user of the machine may view and act. On other addresses an access token is required, and the
+dashboard is read-only by default.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from millstream import __version__
-from millstream.broker import open_blocking_broker, open_broker, redacted
+from millstream.broker import open_blocking_broker, open_broker
+from millstream.broker.transport.targets import redacted
+from millstream.dashboard.access import MAX_NAME_LENGTH, AccessControl, Sessions, WebSession, cookie_header
 from millstream.dashboard.entries import view
-from millstream.dashboard.feed import MOST_PAGES, MOST_TAILS, Feed, Tails
-from millstream.dashboard.guard import MOST_NAME, RequestGuard, Sessions, WebSession, cookie_header
+from millstream.dashboard.feed import MAX_PAGES_PER_CONNECTION, MAX_TAILS_PER_CONNECTION, Feed, Tails
 from millstream.dashboard.pages import ACTIONS, PAGES, dead_letters, stream
-from millstream.dashboard.render import Query, Renderer, address, clock, local_address, word_name
+from millstream.dashboard.render import Query, Renderer, address, clock, decode_name, local_address
 from millstream.dashboard.shared import (
     AUDIT_STREAM,
     PAUSE_S,
     Action,
     Audit,
-    LiveSurvey,
+    LiveStats,
     Question,
     Shared,
     Values,
@@ -43,20 +44,23 @@ from millstream.dashboard.shared import (
 )
 from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, PermissionDenied
 from millstream.model import Entry, EntryId
-from millstream.observe import PipelineClient, is_loopback
+from millstream.observe.http import is_loopback
+from millstream.observe.pipeline_client import PipelineClient
 
 DEADLINE_MS = 3_000
-"""People wait for an answer: a server that is away is said to be away soon."""
-MOST_FORM = 128 << 10
+"""Short, because a user waits for the page: an unreachable server is reported soon."""
+MAX_FORM_BYTES = 128 << 10
 STATIC = Path(__file__).parent / "static"
-EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104  # compared, not bound
+ALL_INTERFACES = ("", "0.0.0.0", "::")  # noqa: S104  # compared, not bound
 
 
 class Dashboard:
-    """``url`` as ``open_broker`` takes it; ``pipelines``: addresses of processes that run some, and their token.
+    """The dashboard as an ASGI application.
 
-    ``host``: where it will be reached; off loopback ``token`` is a must, and ``read_only`` is the default. ``names``:
-    other names under which it is asked for, such as that of a proxy.
+    ``url``: of the broker, as for ``open_broker``. ``pipelines``: URLs of processes that run pipelines, and
+    ``pipelines_token`` their access token. ``host``: the address on which the dashboard will listen; off loopback
+    ``token`` is required and ``read_only`` is the default. ``names``: further host names that browsers use for it,
+    such as the name of a proxy.
     """
 
     def __init__(
@@ -72,34 +76,40 @@ class Dashboard:
         pause_s: float = PAUSE_S,
     ) -> None:
         if token is not None and not token:
-            raise InvalidArgument("token", "", "a text that is not empty, or None")
-        at_home = is_loopback(host)
-        if not at_home and token is None:
-            raise InvalidArgument("token", None, f"a token: {host or 'every address'} is not this machine alone")
-        self.read_only = not at_home if read_only is None else read_only
+            raise InvalidArgument("token", "", "a non-empty string, or None")
+        is_local = is_loopback(host)
+        if not is_local and token is None:
+            raise InvalidArgument(
+                "token", None, f"a token: {host or 'every address'} can be reached from other machines"
+            )
+        self.read_only = not is_local if read_only is None else read_only
         self._url = url
         self._token = token
         self._broker = open_broker(url, deadline_ms=DEADLINE_MS)
         self._blocking = open_blocking_broker(url, deadline_ms=DEADLINE_MS)
-        clients = [PipelineClient(one, token=pipelines_token) for one in pipelines]
-        self.survey = LiveSurvey(self._broker, self._blocking, pause_s=pause_s)
-        self._shared = Shared(self._broker, self._blocking, self.survey, Audit(self._broker), clients)
+        clients = [PipelineClient(address, token=pipelines_token) for address in pipelines]
+        self.stats = LiveStats(self._broker, self._blocking, pause_s=pause_s)
+        self._shared = Shared(self._broker, self._blocking, self.stats, Audit(self._broker), clients)
         self._renderer = Renderer()
         self._sessions = Sessions()
         self._tails = Tails(self._broker, self._entry_html)
-        self.feed = Feed(self.survey, self._tails, self._parts)
+        self.feed = Feed(self.stats, self._tails, self._parts)
         self._pages = {page.path: page for page in PAGES}
-        known = {*names, *(() if host in EVERYWHERE else (host,)), *(() if at_home else (socket.gethostname(),))}
-        self._guarded = RequestGuard(
+        host_names = {
+            *names,
+            *(() if host in ALL_INTERFACES else (host,)),
+            *(() if is_local else (socket.gethostname(),)),
+        }
+        self._access_control = AccessControl(
             self._application(),
             sessions=self._sessions,
             token=token,
-            names=frozenset(known),
-            any_address=not at_home,
+            names=frozenset(host_names),
+            any_address=not is_local,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._guarded(scope, receive, send)
+        await self._access_control(scope, receive, send)
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,8 +118,8 @@ class Dashboard:
         await self.close()
 
     async def close(self) -> None:
-        """Lets go of the brokers. A web server that knows of lifespans does this by itself."""
-        await self.survey.close()
+        """Close the brokers. A web server with lifespan support calls this at shutdown."""
+        await self.stats.close()
         await self._tails.close()
         await self._broker.close()
         self._blocking.close()
@@ -123,7 +133,7 @@ class Dashboard:
         return Starlette(
             routes=[
                 *(Route(path, self._show) for path in self._pages),
-                *(Route(one.path, self._act(one), methods=["GET", "POST"]) for one in ACTIONS),
+                *(Route(action.path, self._act(action), methods=["GET", "POST"]) for action in ACTIONS),
                 Route("/stream/search", self._search),
                 Route("/live", self._live),
                 Route("/done", self._done),
@@ -146,19 +156,19 @@ class Dashboard:
         query = Query(request.scope["query_string"])
         path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
         page = self._page_at(path, query)
-        assert page is not None  # it was routed here
-        load = stream.load_whole if page.load is stream.load else page.load
+        assert page is not None  # the router only passes known paths
+        load = stream.load_with_entries if page.load is stream.load else page.load
         raw = request.scope["query_string"].decode("latin-1")
         live = f"{path}?{raw}" if raw else path
-        about = {"section": page.section, "page_address": live if page.live and len(live) < 8_000 else ""}
+        navigation = {"section": page.section, "page_address": live if page.live and len(live) < 8_000 else ""}
         try:
             values = await load(self._shared, query, _root(request))
-        except MillstreamError as problem:
-            return self._failure(request, problem, about)
-        return self._html(request, page.template, {**values, **about}, 404 if values.get("gone") else 200)
+        except MillstreamError as error:
+            return self._failure(request, error, navigation)
+        return self._html(request, page.template, {**values, **navigation}, 404 if values.get("gone") else 200)
 
     async def _parts(self, page_address: str, root: str) -> dict[str, str] | None:
-        """A page's live parts, for the events."""
+        """Render the live parts of a page, for its events."""
         path, _, raw = page_address.partition("?")
         query = Query(raw)
         page = self._page_at(path, query)
@@ -168,25 +178,25 @@ class Dashboard:
         return self._renderer.parts(page.template, root, {**values, "read_only": self.read_only})
 
     def _entry_html(self, entry: Entry) -> str:
-        look = self.survey.look
-        now_ms = max(entry.id.ms, look.at_ms if look else 0)
-        return self._renderer.page("entry_item.html", "", {"one": view(entry, now_ms)})
+        latest = self.stats.latest
+        now_ms = max(entry.id.ms, latest.at_ms if latest else 0)
+        return self._renderer.page("entry_item.html", "", {"entry": view(entry, now_ms)})
 
     async def _search(self, request: Request) -> Response:
         root = _root(request)
-        found = await stream.search_on(self._shared, Query(request.scope["query_string"]), root)
-        html = [self._renderer.page("entry_item.html", root, {"one": one}) for one in found["entries"]]
-        return JSONResponse({"entries": html, "searched": found["searched"], "next": found["next"]})
+        result = await stream.continue_search(self._shared, Query(request.scope["query_string"]), root)
+        html = [self._renderer.page("entry_item.html", root, {"entry": entry}) for entry in result["entries"]]
+        return JSONResponse({"entries": html, "searched": result["searched"], "next": result["next"]})
 
     async def _live(self, request: Request) -> Response:
-        if self.feed.full:
+        if self.feed.is_full:
             return Response("too many pages are open; close some\n", 503, {"Retry-After": "10"})
         query = Query(request.scope["query_string"])
-        pages = [one for one in query.all("page") if len(one) < 8_000][:MOST_PAGES]
+        pages = [page for page in query.all("page") if len(page) < 8_000][:MAX_PAGES_PER_CONNECTION]
         tails = []
-        for one in query.all("tail")[:MOST_TAILS]:
-            after, _, word = one.partition("~")
-            tails.append((word_name(word), EntryId.parse(after, argument="tail")))
+        for tail in query.all("tail")[:MAX_TAILS_PER_CONNECTION]:
+            after, _, encoded_name = tail.partition("~")
+            tails.append((decode_name(encoded_name), EntryId.parse(after, argument="tail")))
         events = self.feed.events(pages, tails, _root(request))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
@@ -196,43 +206,43 @@ class Dashboard:
     def _act(self, action: Action) -> Any:
         async def handle(request: Request) -> Response:
             if self.read_only:
-                text = "This dashboard only shows. Start it with --no-read-only, or use the command line."
+                text = "This dashboard is read-only. Start it with --no-read-only, or use the command line."
                 return self._message(request, "Read only", text, 403)
             if request.method == "GET":
-                asked = await action.ask(self._shared, Query(request.scope["query_string"]), _root(request))
-                return self._question(request, action, asked)
+                question = await action.ask(self._shared, Query(request.scope["query_string"]), _root(request))
+                return self._question(request, action, question)
             form = await self._form(request)
-            return form if isinstance(form, Response) else await self._carry_out(request, action, form)
+            return form if isinstance(form, Response) else await self._execute(request, action, form)
 
         return handle
 
-    def _question(self, request: Request, action: Action, asked: Question) -> Response:
-        about = {"section": action.section, "page_address": "", "action": _root(request) + action.path}
-        return self._html(request, "confirm.html", {**asked._asdict(), **about})
+    def _question(self, request: Request, action: Action, question: Question) -> Response:
+        navigation = {"section": action.section, "page_address": "", "action": _root(request) + action.path}
+        return self._html(request, "confirm.html", {**question._asdict(), **navigation})
 
-    async def _carry_out(self, request: Request, action: Action, form: Query) -> Response:
-        """Noted, done, noted how it ended: what cannot be noted is not done."""
-        who, what = self._who(request), action.tell(form)
+    async def _execute(self, request: Request, action: Action, form: Query) -> Response:
+        """Write an audit note, execute the action, write its outcome. Without the first note nothing is executed."""
+        who, what = self._who(request), action.describe(form)
         audit = self._shared.audit
         begun = await audit.begin(who, what)
         try:
             outcome = await action.act(self._shared, form)
-        except MillstreamError as problem:
-            await audit.end(begun, who, what, str(problem), fine=False)
+        except MillstreamError as error:
+            await audit.end(begun, who, what, str(error), succeeded=False)
             raise
-        ended = await audit.end(begun, who, what, outcome.sentence, fine=outcome.fine)
+        ended = await audit.end(begun, who, what, outcome.text, succeeded=outcome.succeeded)
         return RedirectResponse(_root(request) + address("/done", [("id", str(ended)), ("back", action.section)]), 303)
 
     async def _done(self, request: Request) -> Response:
         query = Query(request.scope["query_string"])
-        found = await self._shared.audit.note(EntryId.parse(query.text("id", most=50)))
-        if found is None:
-            return self._message(request, "Not found", "There is no such note (any more).", 404)
-        id, note = found
+        result = await self._shared.audit.note(EntryId.parse(query.text("id", max_length=50)))
+        if result is None:
+            return self._message(request, "Not found", "This audit note does not exist, or was trimmed.", 404)
+        id, note = result
         values = {
-            "title": "Done" if note.fine else "Not done",
+            "title": "Done" if note.succeeded else "Failed",
             "outcome": note.outcome,
-            "fine": note.fine,
+            "succeeded": note.succeeded,
             "what": note.what,
             "by": note.who,
             "when": clock(id.ms),
@@ -248,16 +258,16 @@ class Dashboard:
         return f"{session.name or 'unnamed'} ({client})"
 
     async def _form(self, request: Request) -> Query | Response:
-        """What a form brought, if it came from a page of this session."""
+        """Return the submitted form, or an error response if it is too large or its CSRF token is wrong."""
         body = b""
         async for chunk in request.stream():
             body += chunk
-            if len(body) > MOST_FORM:
-                return self._message(request, "Too large", "That form holds too much. Mark fewer letters.", 413)
+            if len(body) > MAX_FORM_BYTES:
+                return self._message(request, "Too large", "The form is too large. Select fewer dead letters.", 413)
         form = Query(body)
-        if not self._sessions.csrf_fits(request.state.session, form.text("csrf", most=100)):
-            text = "This form is out of date, or comes from elsewhere. Go back, reload the page, and try again."
-            return self._message(request, "Nothing was done", text, 403)
+        if not self._sessions.is_csrf_valid(request.state.session, form.text("csrf", max_length=100)):
+            text = "This form is outdated or was not sent by this dashboard. Go back, reload the page, and try again."
+            return self._message(request, "Nothing was changed", text, 403)
         return form
 
     # --- sessions ----------------------------------------------------------------------------------------------------
@@ -265,26 +275,28 @@ class Dashboard:
     async def _login(self, request: Request) -> Response:
         root = _root(request)
         if request.state.session.trusted:
-            back = local_address(Query(request.scope["query_string"]).text("next", most=8_000))
+            back = local_address(Query(request.scope["query_string"]).text("next", max_length=8_000))
             return RedirectResponse(root + back, 303)
         if request.method == "GET":
             query = Query(request.scope["query_string"])
-            return self._login_page(request, local_address(query.text("next", most=8_000)))
+            return self._login_page(request, local_address(query.text("next", max_length=8_000)))
         form = await self._form(request)
         if isinstance(form, Response):
             return form
-        back = local_address(form.text("next", most=8_000))
-        assert self._token is not None  # without one every session is trusted
-        if not self._sessions.may_try():
+        back = local_address(form.text("next", max_length=8_000))
+        assert self._token is not None  # without an access token every session is trusted
+        if not self._sessions.can_log_in():
             return self._login_page(request, back, "Too many wrong tokens. Wait a minute.", 429)
-        if not hmac.compare_digest(form.text("token", most=1_000).encode("utf-8", "replace"), self._token.encode()):
-            self._sessions.failed()
-            return self._login_page(request, back, "That is not the token.", 401)
-        _, cookie = self._sessions.begin(form.text("name", most=MOST_NAME), trusted=True)
+        if not hmac.compare_digest(
+            form.text("token", max_length=1_000).encode("utf-8", "replace"), self._token.encode()
+        ):
+            self._sessions.record_failure()
+            return self._login_page(request, back, "The token is wrong.", 401)
+        _, cookie = self._sessions.begin(form.text("name", max_length=MAX_NAME_LENGTH), trusted=True)
         return RedirectResponse(root + back, 303, {"Set-Cookie": cookie_header(cookie, request.scope)})
 
-    def _login_page(self, request: Request, back: str, refused: str = "", status: int = 200) -> Response:
-        values = {"next": back, "refused": refused, "section": "", "page_address": ""}
+    def _login_page(self, request: Request, back: str, message: str = "", status: int = 200) -> Response:
+        values = {"next": back, "error": message, "section": "", "page_address": ""}
         return self._html(request, "login.html", values, status)
 
     async def _logout(self, request: Request) -> Response:
@@ -292,10 +304,10 @@ class Dashboard:
         if isinstance(form, Response):
             return form
         self._sessions.end(request.state.session)
-        gone = {"Set-Cookie": cookie_header("", request.scope, life_s=0)}
-        return RedirectResponse(_root(request) + "/login", 303, gone)
+        headers = {"Set-Cookie": cookie_header("", request.scope, life_s=0)}
+        return RedirectResponse(_root(request) + "/login", 303, headers)
 
-    # --- answers -----------------------------------------------------------------------------------------------------
+    # --- responses ---------------------------------------------------------------------------------------------------
 
     def _html(self, request: Request, template: str, values: Values, status: int = 200) -> HTMLResponse:
         session: WebSession | None = getattr(request.state, "session", None)
@@ -308,7 +320,7 @@ class Dashboard:
             "shown_url": redacted(self._url),
             "version": __version__,
             "audit_stream": AUDIT_STREAM,
-            "away": self.survey.away if trusted else None,
+            "away": self.stats.away if trusted else None,
             "failed": False,
         }
         return HTMLResponse(self._renderer.page(template, _root(request), {**common, **values}), status)
@@ -317,24 +329,24 @@ class Dashboard:
         values = {"title": title, "text": text, "section": "", "page_address": ""}
         return self._html(request, "message.html", values, status)
 
-    def _failure(self, request: Request, problem: MillstreamError, about: Values) -> HTMLResponse:
-        """A page that cannot be made now. It stays live, and is made anew when it can."""
-        if isinstance(problem, BrokerUnavailable):
+    def _failure(self, request: Request, error: MillstreamError, navigation: Values) -> HTMLResponse:
+        """Return an error page. It subscribes to the page's events, and reloads when the page can be rendered."""
+        if isinstance(error, BrokerUnavailable):
             title, status = "The server does not answer", 503
-        elif isinstance(problem, PermissionDenied):
-            title, status = "The server refuses", 403
+        elif isinstance(error, PermissionDenied):
+            title, status = "Permission denied", 403
         else:
-            title, status = "That did not work", 400 if isinstance(problem, InvalidArgument) else 502
-        values = {"title": title, "text": str(problem), "failed": status == 503, **about}
+            title, status = "The request failed", 400 if isinstance(error, InvalidArgument) else 502
+        values = {"title": title, "text": str(error), "failed": status == 503, **navigation}
         return self._html(request, "message.html", values, status)
 
-    async def _failed(self, request: Request, problem: Exception) -> Response:
-        assert isinstance(problem, MillstreamError)
-        return self._failure(request, problem, {"section": "", "page_address": ""})
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, MillstreamError)
+        return self._failure(request, error, {"section": "", "page_address": ""})
 
-    async def _missing(self, request: Request, problem: Exception) -> Response:
-        assert isinstance(problem, HTTPException)
-        return self._message(request, "Not found", "There is no such page here.", problem.status_code)
+    async def _missing(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self._message(request, "Not found", "This page does not exist.", error.status_code)
 
 
 def _root(request: Request) -> str:

@@ -1,14 +1,18 @@
-"""What open pages hear: server-sent events over one connection for all tabs of a browser.
+"""Live updates of open pages: server-sent events over one connection for all tabs of a browser.
 
-A page's live parts are rendered once a look, for everybody who has it open; new entries are read once a stream, however
-many follow it. Bounded: so many connections, so many pages and streams on one, an hour of life; one who is slow is sent
-what is true when he reads, not what was true in between, and what is dropped of a stream is counted and told.
+The live parts of a page are rendered once per reading of the stream stats, for all clients that have it open. New
+entries are read once per stream, for all its followers.
+
+Everything is bounded: the connections, the pages and streams per connection, and the age of a connection. A slow client
+receives only the latest state of a page; intermediate updates are skipped. Entries that are dropped for a slow client
+are counted, and the count is sent to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,58 +20,62 @@ from typing import Any, NamedTuple
 
 from millstream.broker import Broker
 from millstream.dashboard.entries import read_page
-from millstream.dashboard.render import name_word
-from millstream.dashboard.shared import LiveSurvey
+from millstream.dashboard.render import encode_name
+from millstream.dashboard.shared import LiveStats
 from millstream.errors import MillstreamError
 from millstream.model import Entry, EntryId
 
-MOST_STREAMS = 20
-CATCH_UP = 100
-"""Entries that one who comes late is given; of more, the latest."""
-HELD = 200
-AT_A_TIME = 20
-READ_BYTES = 8 << 20
-"""Entries may be large: of one read there are as many as fit in here by the size of the last, and one at least."""
+log = logging.getLogger("millstream.dashboard")
+
+MAX_FOLLOWED_STREAMS = 20
+MAX_MISSED_ENTRIES = 100
+"""Entries that a new follower receives if it missed some; of more, the newest."""
+MAX_QUEUED_ENTRIES = 200
+MAX_ENTRIES_PER_READ = 20
+MAX_BYTES_PER_READ = 8 << 20
+"""Limits the COUNT of a read, by the average size of the entries of the last read. One entry is always read."""
 BLOCK_MS = 1_000
-REST_S = 1.0
+RETRY_AFTER_S = 1.0
 
 
-class Shown(NamedTuple):
+class RenderedEntry(NamedTuple):
+    """An entry as HTML, rendered once for all followers of its stream."""
+
     id: EntryId
     html: str
 
 
 class Follower:
-    """One who follows: what has arrived and was not taken yet. ``arrived`` is set when there is something."""
+    """One connection's queue of new entries of a stream. ``arrived`` is set when the queue is not empty."""
 
     def __init__(self, after: EntryId, arrived: asyncio.Event) -> None:
         self.last = after
         self._arrived = arrived
-        self._held: deque[Shown] = deque()
+        self._queue: deque[RenderedEntry] = deque()
         self._skipped = 0
 
-    def give(self, entries: Sequence[Shown], skipped: int = 0) -> None:
+    def add(self, entries: Sequence[RenderedEntry], skipped: int = 0) -> None:
         self._skipped += skipped
-        for one in entries:
-            if one.id > self.last:
-                self.last = one.id
-                self._held.append(one)
-        while len(self._held) > HELD:
-            self._held.popleft()
+        for entry in entries:
+            if entry.id > self.last:
+                self.last = entry.id
+                self._queue.append(entry)
+        while len(self._queue) > MAX_QUEUED_ENTRIES:
+            self._queue.popleft()
             self._skipped += 1
-        if self._held:
+        if self._queue:
             self._arrived.set()
 
-    def take(self) -> tuple[list[Shown], int]:
-        """What has arrived, and how many were dropped before it."""
-        taken, skipped = list(self._held), self._skipped
-        self._held.clear()
+    def take(self) -> tuple[list[RenderedEntry], int]:
+        """Remove and return the queued entries, and the number of entries that were dropped before them."""
+        entries, skipped = list(self._queue), self._skipped
+        self._queue.clear()
         self._skipped = 0
-        return taken, skipped
+        return entries, skipped
 
 
 class _Reader:
-    """Reads one stream for its followers, from the latest of their places on: each catches up to it by itself."""
+    """Reads one stream for all its followers. A new follower first reads what it missed, by itself."""
 
     def __init__(self, broker: Broker, stream: str, render: Callable[[Entry], str]) -> None:
         self._broker = broker
@@ -76,16 +84,18 @@ class _Reader:
         self._cursor: EntryId | None = None
         self._count = 1
         self.followers: set[Follower] = set()
+        self.joining = 0
+        """Followers that are still reading what they missed. The reader stays registered for them."""
         self.task: asyncio.Task[None] | None = None
 
     async def join(self, follower: Follower) -> None:
         missed = await read_page(
-            self._broker, self._stream, "", oldest_first=False, most=CATCH_UP, until=f"({follower.last}"
+            self._broker, self._stream, "", oldest_first=False, limit=MAX_MISSED_ENTRIES, until=f"({follower.last}"
         )
-        skipped = 0 if missed.next_id is None else 1  # or more: they are not counted
-        shown = [Shown(one.id, self._render(one)) for one in reversed(missed.entries)]
-        # Nothing is awaited between here and the end: what the reader finds from now on, the follower is given.
-        follower.give(shown, skipped)
+        skipped = 0 if missed.next_id is None else 1  # at least: older ones are not counted
+        rendered = [RenderedEntry(entry.id, self._render(entry)) for entry in reversed(missed.entries)]
+        # No await from here to the end: otherwise entries that the reader receives meanwhile would miss the follower.
+        follower.add(rendered, skipped)
         self.followers.add(follower)
         if self._cursor is None or follower.last < self._cursor:
             self._cursor = follower.last
@@ -97,47 +107,64 @@ class _Reader:
             assert self._cursor is not None
             try:
                 read = {self._stream: self._cursor}
-                found = (await self._broker.xread(read, count=self._count, block_ms=BLOCK_MS)).get(self._stream, [])
+                reply = await self._broker.xread(read, count=self._count, block_ms=BLOCK_MS)
             except MillstreamError:
-                await asyncio.sleep(REST_S)  # the survey tells that the server is away
+                await asyncio.sleep(RETRY_AFTER_S)  # the stream stats report that the server is unreachable
                 continue
-            if found:
-                self._cursor = found[-1].id
-                weight = sum(len(name) + len(value) for one in found for name, value in one.fields.items())
-                self._count = max(1, min(AT_A_TIME, READ_BYTES * len(found) // max(1, weight)))
-                shown = [Shown(one.id, self._render(one)) for one in found]
-                for follower in self.followers:
-                    follower.give(shown)
+            except Exception:
+                log.exception("dashboard: reading stream %s failed with an unexpected error; retrying", self._stream)
+                await asyncio.sleep(RETRY_AFTER_S)
+                continue
+            if entries := reply.get(self._stream):
+                self._cursor = entries[-1].id
+                size = sum(len(name) + len(value) for entry in entries for name, value in entry.fields.items())
+                self._count = max(1, min(MAX_ENTRIES_PER_READ, MAX_BYTES_PER_READ * len(entries) // max(1, size)))
+                self._distribute(entries)
         self.task = None
+
+    def _distribute(self, entries: Sequence[Entry]) -> None:
+        try:
+            rendered = [RenderedEntry(entry.id, self._render(entry)) for entry in entries]
+        except Exception:
+            log.exception("dashboard: entries of stream %s cannot be rendered; skipping them", self._stream)
+            return
+        for follower in self.followers:
+            follower.add(rendered)
 
 
 class Tails:
+    """The streams that pages follow: one reader per stream, shared by all its followers."""
+
     def __init__(self, broker: Broker, render: Callable[[Entry], str]) -> None:
         self._broker = broker
         self._render = render
         self._readers: dict[str, _Reader] = {}
 
     async def follow(self, stream: str, after: EntryId, arrived: asyncio.Event) -> Follower | None:
-        """None where too many streams are followed already. Raises what the broker raises."""
+        """Return a follower of new entries; None if too many streams are followed already."""
         reader = self._readers.get(stream)
         if reader is None:
-            if len(self._readers) >= MOST_STREAMS:
+            if len(self._readers) >= MAX_FOLLOWED_STREAMS:
                 return None
             reader = self._readers[stream] = _Reader(self._broker, stream, self._render)
         follower = Follower(after, arrived)
+        reader.joining += 1
         try:
             await reader.join(follower)
         finally:
-            if not reader.followers and self._readers.get(stream) is reader:
-                del self._readers[stream]
+            reader.joining -= 1
+            self._remove_if_unused(stream, reader)
         return follower
 
     def leave(self, stream: str, follower: Follower) -> None:
         reader = self._readers.get(stream)
         if reader is not None:
             reader.followers.discard(follower)
-            if not reader.followers:
-                del self._readers[stream]  # its task ends with the read that is under way
+            self._remove_if_unused(stream, reader)
+
+    def _remove_if_unused(self, stream: str, reader: _Reader) -> None:
+        if not reader.followers and not reader.joining and self._readers.get(stream) is reader:
+            del self._readers[stream]  # its task ends after the current read
 
     async def close(self) -> None:
         tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
@@ -147,160 +174,168 @@ class Tails:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-MOST_CONNECTIONS = 250
-MOST_PAGES = 32
-MOST_TAILS = 8
+MAX_CONNECTIONS = 250
+MAX_PAGES_PER_CONNECTION = 32
+MAX_TAILS_PER_CONNECTION = 8
 HEARTBEAT_S = 15.0
-LIFE_S = 3600.0
-"""Then the browser asks again: a session that is over ends here too."""
+MAX_CONNECTION_AGE_S = 3600.0
+"""Then the browser reconnects and its session is checked again, so an expired session loses its live updates."""
 
 
-class Told(NamedTuple):
-    """A page's live parts as of one look. ``failed``: it cannot be made now."""
+class RenderedPage(NamedTuple):
+    """The live parts of a page for one version of the stream stats. ``failed``: the page could not be rendered."""
 
-    at: int
+    version: int
     parts: dict[str, str]
     failed: bool
 
 
-class _Made:
-    """A page that somebody has open, and what it last looked like."""
+class _OpenPage:
+    """A page that at least one client has open, and its latest rendering."""
 
     def __init__(self) -> None:
         self.readers = 0
-        self.making = asyncio.Lock()
-        self.told: Told | None = None
+        self.lock = asyncio.Lock()
+        self.rendered: RenderedPage | None = None
 
 
 MakeParts = Callable[[str, str], Awaitable[dict[str, str] | None]]
-"""The live parts of the page at an address, under a root; None where there is nothing live at it."""
+"""Returns the live parts of a page for its address and the root path; None if the page has none."""
 
 
 class Feed:
-    def __init__(self, survey: LiveSurvey, tails: Tails, make_parts: MakeParts) -> None:
-        self._survey = survey
+    """Produces the event streams of all connections."""
+
+    def __init__(self, stats: LiveStats, tails: Tails, make_parts: MakeParts) -> None:
+        self._stats = stats
         self._tails = tails
         self._make_parts = make_parts
-        self._made: dict[str, _Made] = {}
+        self._open_pages: dict[str, _OpenPage] = {}
         self.connections = 0
-        self._open: set[asyncio.Event] = set()
+        self._wake_ups: set[asyncio.Event] = set()
         self._ended = False
 
     def end(self) -> None:
-        """Ends what is open, and what is opened from now on: a server that stops waits for its last answer."""
+        """End all current and future event streams. Otherwise the web server would wait for them when it stops."""
         self._ended = True
-        for woken in self._open:
-            woken.set()
+        for wake_up in self._wake_ups:
+            wake_up.set()
 
     @property
-    def full(self) -> bool:
-        return self.connections >= MOST_CONNECTIONS
+    def is_full(self) -> bool:
+        return self.connections >= MAX_CONNECTIONS
 
     async def events(
         self, pages: Sequence[str], tails: Sequence[tuple[str, EntryId]], root: str
     ) -> AsyncIterator[bytes]:
-        """The events of one connection, until it ends or has lived long enough."""
+        """Yield the events of one connection until the client leaves, ``end`` is called or its age limit is reached."""
         self.connections += 1
         followed: dict[str, Follower] = {}
-        woken = asyncio.Event()
+        wake_up = asyncio.Event()
         for page in pages:
-            self._made.setdefault(page, _Made()).readers += 1
+            self._open_pages.setdefault(page, _OpenPage()).readers += 1
         try:
-            self._open.add(woken)
-            with self._survey.telling(woken):
-                await self._survey.wanted()
-                wanted = dict(tails)
-                async for event in self._going_on(pages, wanted, followed, woken, root):
+            self._wake_ups.add(wake_up)
+            with self._stats.notify(wake_up):
+                await self._stats.request()
+                async for event in self._generate(pages, dict(tails), followed, wake_up, root):
                     yield event
         finally:
             self.connections -= 1
-            self._open.discard(woken)
+            self._wake_ups.discard(wake_up)
             for stream, follower in followed.items():
                 self._tails.leave(stream, follower)
             for page in pages:
-                made = self._made[page]
-                made.readers -= 1
-                if not made.readers:
-                    del self._made[page]
+                page_state = self._open_pages[page]
+                page_state.readers -= 1
+                if not page_state.readers:
+                    del self._open_pages[page]
 
-    async def _going_on(
+    async def _generate(
         self,
         pages: Sequence[str],
-        wanted: dict[str, EntryId],
+        requested: dict[str, EntryId],
         followed: dict[str, Follower],
-        woken: asyncio.Event,
+        wake_up: asyncio.Event,
         root: str,
     ) -> AsyncIterator[bytes]:
-        sent: dict[str, Told] = {}
+        sent: dict[str, RenderedPage] = {}
         state: dict[str, Any] = {}
-        seen = 0
-        until = time.monotonic() + LIFE_S
+        version = 0
+        until = time.monotonic() + MAX_CONNECTION_AGE_S
         while time.monotonic() < until:
-            woken.clear()
+            wake_up.clear()
             if self._ended:
                 return
             if state != (state := self._state()):
                 yield _event("connection", state)
-            for stream in [name for name in wanted if name not in followed]:
+            for stream in [name for name in requested if name not in followed]:
                 try:
-                    follower = await self._tails.follow(stream, wanted[stream], woken)
+                    follower = await self._tails.follow(stream, requested[stream], wake_up)
                 except MillstreamError:
-                    continue  # at the next look again
+                    continue  # retried after the next reading
+                except Exception:
+                    log.exception("dashboard: stream %s cannot be followed because of an unexpected error", stream)
+                    del requested[stream]
+                    continue
                 if follower is not None:
                     followed[stream] = follower
                 else:
-                    del wanted[stream]
+                    del requested[stream]
             for stream, follower in followed.items():
                 entries, skipped = follower.take()
                 if entries:
                     yield _tail(stream, entries, skipped)
-            if seen != (seen := self._survey.at):
+            if version != (version := self._stats.version):
                 for page in pages:
-                    told = await self._told(page, root)
-                    event = _page(page, told, sent.get(page))
-                    sent[page] = told
+                    rendered = await self._render_page(page, root)
+                    event = _page(page, rendered, sent.get(page))
+                    sent[page] = rendered
                     if event is not None:
                         yield event
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    await woken.wait()
+                    await wake_up.wait()
             except TimeoutError:
-                yield b": still here\n\n"
+                yield b": keep-alive\n\n"
 
     def _state(self) -> dict[str, Any]:
-        if self._survey.away is not None:
-            return {"state": "away", "text": self._survey.away}
+        if self._stats.away is not None:
+            return {"state": "away", "text": self._stats.away}
         return {"state": "live", "text": ""}
 
-    async def _told(self, page: str, root: str) -> Told:
-        """The page as of the last look, made by whoever comes first."""
-        made = self._made[page]
-        async with made.making:
-            at = self._survey.at
-            if made.told is None or made.told.at != at:
+    async def _render_page(self, page: str, root: str) -> RenderedPage:
+        """Return the page for the latest stream stats, rendering it if no other connection has done so."""
+        page_state = self._open_pages[page]
+        async with page_state.lock:
+            version = self._stats.version
+            if page_state.rendered is None or page_state.rendered.version != version:
                 try:
                     parts = await self._make_parts(page, root)
-                    made.told = Told(at, parts or {}, failed=False)
+                    page_state.rendered = RenderedPage(version, parts or {}, failed=False)
                 except MillstreamError:
-                    made.told = Told(at, {}, failed=True)
-            return made.told
+                    page_state.rendered = RenderedPage(version, {}, failed=True)
+                except Exception:  # one page must not end the connection that all tabs of a browser share
+                    log.exception("dashboard: page %s failed with an unexpected error; retrying", page)
+                    page_state.rendered = RenderedPage(version, {}, failed=True)
+            return page_state.rendered
 
 
 def _event(kind: str, data: Any) -> bytes:
-    # JSON has no line ends of its own, and ASCII no half characters: whatever a name holds, an event is two lines.
+    # JSON escapes line ends, and ASCII avoids unpaired surrogates: an event is always two lines, whatever a name holds.
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode("ascii")
 
 
-def _page(page: str, told: Told, before: Told | None) -> bytes | None:
-    """What has changed since it was last sent; all of it the first time."""
-    known = before.parts if before is not None else {}
-    changed = {id: html for id, html in told.parts.items() if known.get(id) != html}
-    if before is not None and not changed and told.failed == before.failed:
+def _page(page: str, rendered: RenderedPage, sent: RenderedPage | None) -> bytes | None:
+    """The event with the parts that changed since ``sent``; None if nothing changed."""
+    sent_parts = sent.parts if sent is not None else {}
+    changed = {id: html for id, html in rendered.parts.items() if sent_parts.get(id) != html}
+    if sent is not None and not changed and rendered.failed == sent.failed:
         return None
-    return _event("page", {"address": page, "parts": changed, "reload": not told.failed})
+    return _event("page", {"address": page, "parts": changed, "reload": not rendered.failed})
 
 
 def _tail(stream: str, entries: Sequence[Any], skipped: int) -> bytes:
-    shown = [{"id": str(one.id), "html": one.html} for one in entries]
-    told = {"name": name_word(stream), "entries": shown, "skipped": skipped, "last": str(entries[-1].id)}
-    return _event("tail", told)
+    items = [{"id": str(entry.id), "html": entry.html} for entry in entries]
+    data = {"name": encode_name(stream), "entries": items, "skipped": skipped, "last": str(entries[-1].id)}
+    return _event("tail", data)

@@ -1,9 +1,9 @@
-"""Pages are rendered here, and nowhere else, and so are their addresses. Every value that a template shows passes
-``printable`` and is escaped after that, without a template having to ask for it: names and payloads are hostile. Charts
-are made of numbers.
+"""Renders all pages, their parts, their URLs and their charts.
 
-A stream's name may hold any byte, and an address may not: a name travels percent-encoded, as plain ASCII, in links,
-forms and events alike, and nobody on the way has to understand it.
+Names and payloads are untrusted. So every value in a template passes ``printable`` and is then escaped, without any
+markup in the template. Charts are elements from numbers only.
+
+A stream's name may hold any byte, but a URL may not. So names are percent-encoded to ASCII in links, forms and events.
 """
 
 from __future__ import annotations
@@ -16,75 +16,75 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from millstream.model import EntryId
-from millstream.observe import duration, harmless, moment, printable, size
+from millstream.observe.format import duration, harmless, moment, printable, size
 from millstream.wire import to_bytes, to_name
 
-MOST_WORD = 8_000
-"""Servers and proxies refuse longer addresses: what is named longer is shown, and not linked."""
-MOST_PARAMETERS = 1_100
-"""A form that marks a page of letters has one for each."""
+MAX_PARAMETER_LENGTH = 8_000
+"""Servers and proxies reject longer URLs, so longer names are shown without a link."""
+MAX_PARAMETERS = 1_100
+"""A form has one parameter for each selected dead letter."""
 _READABLE = "/:{}@,;!*()$"
 
 
-def name_word(name: str) -> str:
-    """A name as a value of a parameter."""
+def encode_name(name: str) -> str:
+    """Percent-encode a name for use as a parameter's value."""
     return quote(to_bytes(name), safe=_READABLE)
 
 
-def word_name(word: str) -> str:
-    """The name that a parameter stands for. Typed by hand, it may be plain text too."""
-    return to_name(unquote_to_bytes(word))
+def decode_name(encoded: str) -> str:
+    """Decode a name from a parameter. Plain text that a user typed into the URL is accepted too."""
+    return to_name(unquote_to_bytes(encoded))
 
 
 class Query:
-    """The parameters of an address or of a form: the first of each name, or all of them."""
+    """The parameters of a URL or of a form."""
 
     def __init__(self, raw: bytes | str) -> None:
         text = raw.decode("latin-1") if isinstance(raw, bytes) else raw
         try:
-            pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
+            pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
         except ValueError:
             pairs = []
         self._pairs = pairs
 
-    def text(self, name: str, default: str = "", *, most: int = 200) -> str:
-        """What was typed, cut to what is taken."""
-        return next((value for key, value in self._pairs if key == name), default)[:most]
+    def text(self, name: str, default: str = "", *, max_length: int = 200) -> str:
+        """Return the first value of a parameter, cut to ``max_length`` characters."""
+        return next((value for key, value in self._pairs if key == name), default)[:max_length]
 
     def name(self, parameter: str) -> str:
-        """A stream's, a group's or a service's name; empty where there is none."""
-        word = next((value for key, value in self._pairs if key == parameter), "")
-        return word_name(word) if len(word) <= MOST_WORD else ""
+        """Return the decoded name of a stream, group or service; empty if it is missing or too long."""
+        encoded = next((value for key, value in self._pairs if key == parameter), "")
+        return decode_name(encoded) if len(encoded) <= MAX_PARAMETER_LENGTH else ""
 
     def all(self, name: str) -> list[str]:
         return [value for key, value in self._pairs if key == name]
 
-    def number(self, name: str, default: int, *, most: int) -> int:
-        text = self.text(name, most=10)
-        return min(int(text), most) if text.isascii() and text.isdecimal() else default
+    def number(self, name: str, default: int, *, maximum: int) -> int:
+        text = self.text(name, max_length=10)
+        return min(int(text), maximum) if text.isascii() and text.isdecimal() else default
 
 
 def address(path: str, parameters: Iterable[tuple[str, str]] = ()) -> str:
-    """A path with the parameters that have a value."""
+    """Append the parameters that have a value to a path."""
     query = urlencode([(name, value) for name, value in parameters if value != ""], safe=_READABLE)
     return f"{path}?{query}" if query else path
 
 
-def local_address(text: str, otherwise: str = "/") -> str:
-    """Where to go back to: an address of our own, whatever was asked for."""
-    plain = text.isascii() and text.isprintable() and "\\" not in text
-    return text if plain and text.startswith("/") and not text.startswith("//") else otherwise
+def local_address(text: str, default: str = "/") -> str:
+    """Return ``text`` if it is a path of the dashboard, else ``default``: prevents redirects to other sites."""
+    is_plain = text.isascii() and text.isprintable() and "\\" not in text
+    return text if is_plain and text.startswith("/") and not text.startswith("//") else default
 
 
 LIVE = "live_"
-"""Blocks of a template that are sent anew while a page is open begin with this."""
-_SHOWN = 120
+"""Prefix of the template blocks that are updated while a page is open."""
+DEFAULT_MAX_LENGTH = 120
 
 
-def short(text: Any, most: int = _SHOWN) -> str:
-    """The beginning of a long text, and how long it is."""
+def short(text: Any, max_length: int = DEFAULT_MAX_LENGTH) -> str:
+    """Cut a long text and append its length."""
     text = str(text)
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    return text if len(text) <= max_length else f"{text[:max_length]}… ({len(text):,} characters)"
 
 
 def count(number: int) -> str:
@@ -92,28 +92,28 @@ def count(number: int) -> str:
 
 
 def rate(number: float) -> str:
-    """A number a second: small ones with a digit behind the point."""
+    """Format a rate per second; below 10 with one decimal."""
     return f"{number:,.1f}" if 0 < number < 10 else f"{number:,.0f}"
 
 
 def block(text: str) -> Markup:
-    """A text of several lines, for ``pre``."""
+    """Format a text of several lines for ``pre``."""
     return escape(harmless(text))
 
 
 def clock(ms: int) -> str:
-    """A moment, such as 2026-01-31 12:00:00 UTC."""
+    """Format a time, such as 2026-01-31 12:00:00 UTC."""
     when = moment(ms)
     return when.strftime("%Y-%m-%d %H:%M:%S UTC") if when else "no time"
 
 
 def time_of(entry_id: EntryId) -> str:
-    """When an id was made; empty where it is no time."""
+    """Format the time of an id; empty if the id is not a time."""
     return clock(entry_id.ms) if moment(entry_id.ms) else ""
 
 
-def _shown(value: Any) -> Any:
-    """What every ``{{ }}`` goes through before it is escaped."""
+def _finalize(value: Any) -> Any:
+    """Jinja applies this to every ``{{ }}`` before it escapes the value."""
     return value if isinstance(value, Markup) or not isinstance(value, str | bytes) else printable(value)
 
 
@@ -121,26 +121,25 @@ def _shown(value: Any) -> Any:
 
 
 def curve(points: Sequence[float | None], what: str, *, wide: bool = False) -> Markup:
-    """A line over time. The number that it ends with stands beside it; its range is told to those who cannot see it."""
-    known = [point for point in points if point is not None]
-    if len(known) < 2:  # its place stays empty, so that numbers stand below each other
+    """Draw values over time as a line. The label states the range for screen readers."""
+    readings = [point for point in points if point is not None]
+    if len(readings) < 2:  # an empty placeholder keeps the numbers of a column aligned
         return Markup('<span class="curve{}"></span>').format(" wide" if wide else "")
-    top = max(known) or 1.0
+    top = max(readings) or 1.0
     width, height = 100.0, 20.0
-    step = width / (len(known) - 1)
-    at = [(n * step, height - 1 - (height - 2) * point / top) for n, point in enumerate(known)]
+    step = width / (len(readings) - 1)
+    at = [(n * step, height - 1 - (height - 2) * point / top) for n, point in enumerate(readings)]
     line = " ".join(f"{'M' if n == 0 else 'L'}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(at))
-    told = (
-        f"{what}: from {rate(min(known))} to {rate(max(known))} over the last {len(known)} looks, now {rate(known[-1])}"
-    )
+    span = f"from {rate(min(readings))} to {rate(max(readings))} over the last {len(readings)} readings"
+    label = f"{what}: {span}, now {rate(readings[-1])}"
     return Markup(
         '<svg class="curve{}" viewBox="0 0 100 20" preserveAspectRatio="none" role="img" aria-label="{}">'
         '<title>{}</title><path class="area" d="{} L100 20 L0 20 Z"/><path class="line" d="{}"/></svg>'
-    ).format(" wide" if wide else "", told, told, line, line)
+    ).format(" wide" if wide else "", label, label, line, line)
 
 
 class BatchBar(NamedTuple):
-    """A bar: how long a batch took; None while it is not committed."""
+    """A batch in a bar chart. ``ms``: its duration; None while it is not committed."""
 
     id: int
     planned: str
@@ -151,48 +150,52 @@ _BAR = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.
 
 
 def bars(batches: Sequence[BatchBar]) -> Markup:
-    """A bar for each batch, as high as it took long."""
+    """Draw the durations of batches as bars."""
     top = max((batch.ms or 0 for batch in batches), default=0) or 1
     slot = 300.0 / max(30, len(batches))
-    drawn = [Markup('<line x1="0" x2="300" y1="59.5" y2="59.5"/>')]
+    elements = [Markup('<line x1="0" x2="300" y1="59.5" y2="59.5"/>')]
     for n, batch in enumerate(batches):
-        high = 56.0 if batch.ms is None else max(1.0, 56.0 * batch.ms / top)
+        height = 56.0 if batch.ms is None else max(1.0, 56.0 * batch.ms / top)
         kind = "open" if batch.ms is None else "done"
         took = "not committed yet" if batch.ms is None else duration(batch.ms)
-        told = f"batch {batch.id}: {took}"
-        drawn.append(_BAR.format(kind, n * slot, 59 - high, slot * 0.7, high, told))
+        label = f"batch {batch.id}: {took}"
+        elements.append(_BAR.format(kind, n * slot, 59 - height, slot * 0.7, height, label))
     first, last = batches[0], batches[-1]
     return Markup(
         '<svg class="bars" viewBox="0 0 300 60" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
         '<p class="axis">Batches {} to {}; the longest took {}.</p>'
-    ).format(f"How long the last {len(batches)} batches took", Markup("").join(drawn), first.id, last.id, duration(top))
+    ).format(
+        f"How long the last {len(batches)} batches took", Markup("").join(elements), first.id, last.id, duration(top)
+    )
 
 
 def timeline(events: Sequence[Any]) -> Markup:
-    """A dot for each moment (``at_ms``), from the first to the last."""
+    """Draw a dot for the time (``at_ms``) of each event."""
     if not events:
-        return Markup('<p class="empty">No stream has changed hands.</p>')
-    moments = [event.at_ms for event in events]
-    first, last = min(moments), max(moments)
+        return Markup('<p class="empty">No stream has changed its owner.</p>')
+    times = [event.at_ms for event in events]
+    first, last = min(times), max(times)
     span = max(1, last - first)
     dots = Markup("").join(
-        Markup('<circle cx="{:.1f}%" cy="50%" r="4.5"/>').format(1 + 98 * (moment - first) / span) for moment in moments
+        Markup('<circle cx="{:.1f}%" cy="50%" r="4.5"/>').format(1 + 98 * (at_ms - first) / span) for at_ms in times
     )
     return Markup(
         '<svg class="timeline" role="img" aria-label="{}"><line x1="0" x2="100%" y1="50%" y2="50%"/>{}'
         '</svg><p class="axis"><span>{}</span><span>{}</span></p>'
-    ).format(f"{len(moments)} take-overs", dots, clock(first), clock(last))
+    ).format(f"{len(times)} changes of owner", dots, clock(first), clock(last))
 
 
 # --- pages ---
 
 
 class Renderer:
+    """Renders the templates."""
+
     def __init__(self) -> None:
         self._templates = Environment(
             loader=PackageLoader("millstream.dashboard"),
             autoescape=True,
-            finalize=_shown,
+            finalize=_finalize,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -206,37 +209,37 @@ class Renderer:
         return self._templates.get_template(template).render(self._values(root, values))
 
     def parts(self, template: str, root: str, values: Mapping[str, Any]) -> dict[str, str]:
-        """The live blocks alone, by the id of the element that holds them."""
-        found = self._templates.get_template(template)
-        context = found.new_context(self._values(root, values))
-        names = [name for name in found.blocks if name.startswith(LIVE)]
-        return {name: "".join(found.blocks[name](context)) for name in names}
+        """Render only the live blocks, by the id of the HTML element that contains each."""
+        loaded = self._templates.get_template(template)
+        context = loaded.new_context(self._values(root, values))
+        names = [name for name in loaded.blocks if name.startswith(LIVE)]
+        return {name: "".join(loaded.blocks[name](context)) for name in names}
 
     def _values(self, root: str, values: Mapping[str, Any]) -> dict[str, Any]:
         at = _addresses(root)
-        given = {**values, "root": root, "at": at, "link": _links(at)}
-        given["parts"] = self._templates.get_template("parts.html").make_module(given)
-        return given
+        all_values = {**values, "root": root, "at": at, "link": _links(at)}
+        all_values["parts"] = self._templates.get_template("parts.html").make_module(all_values)
+        return all_values
 
 
 def _addresses(root: str) -> Callable[..., str]:
-    """``at("/stream", name=...)``: a page's address under wherever the dashboard is mounted."""
+    """Return ``at``: ``at("/stream", name=...)`` is the URL of a page under the path where the dashboard is mounted."""
 
     def at(path: str, **parameters: str) -> str:
         names = ("name", "dlq", "service")
-        words = [(key, name_word(value) if key in names else str(value)) for key, value in parameters.items()]
-        return root + address(path, words)
+        encoded = [(key, encode_name(value) if key in names else str(value)) for key, value in parameters.items()]
+        return root + address(path, encoded)
 
     return at
 
 
 def _links(at: Callable[..., str]) -> Callable[..., Markup]:
     def link(path: str, name: str, *, param: str = "name", text: str | None = None) -> Markup:
-        """A name that leads to its page; one that no address could carry is shown alone."""
-        shown = printable(short(name if text is None else text))
-        if not name or len(name_word(name)) > MOST_WORD:
-            return Markup('<span title="this name is too long for an address">{}</span>').format(shown)
-        to = at(path, **{param: name})
-        return Markup('<a href="{}">{}</a>').format(to, shown)
+        """Link a name to its page; a name that is too long for a URL is shown without a link."""
+        label = printable(short(name if text is None else text))
+        if not name or len(encode_name(name)) > MAX_PARAMETER_LENGTH:
+            return Markup('<span title="this name is too long for a URL">{}</span>').format(label)
+        url = at(path, **{param: name})
+        return Markup('<a href="{}">{}</a>').format(url, label)
 
     return link

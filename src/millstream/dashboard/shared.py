@@ -1,18 +1,18 @@
-"""What all pages share: the brokers, the processes that run pipelines, one survey of the server, and the notes of what
-was done from a page.
+"""State shared by all pages: the brokers, the pipeline clients, the live stream stats, and the audit log.
 
-The survey looks while somebody looks, and everybody is shown the same look. A look is followed by a rest that grows
-with what the look cost, so that a server with many streams is not kept busy by being watched. When nobody has looked
-for a while, it ends by itself, and the next page starts it again.
+The stream stats are read while at least one page is open, and all pages show the same reading. The pause after a
+reading grows with its cost, so that watching a server with many streams does not keep it busy. If no page has requested
+the stats for a while, reading stops; the next request starts it again.
 
-A note says who, what, when, and how it ended, in a bounded stream of the broker itself. It is written before anything
-is done: what cannot be noted is not done.
+An audit note records who did what, when, and the outcome, in a bounded stream of the broker itself. It is written
+before the action starts: an action that cannot be recorded is not executed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,34 +21,40 @@ from typing import Any, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
-from millstream.broker import BlockingBroker, Broker, StreamSurvey, beside
+from millstream.broker import BlockingBroker, Broker, companion_key
+from millstream.broker.operations.info import StreamStats
 from millstream.dashboard.render import Query
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.model import Entry, EntryId, TrimPolicy
-from millstream.observe import Finding, Look, PipelineClient, Row, Severity, examine_server, examine_stream, look, rows
+from millstream.observe import Finding, Severity, examine_server, examine_stream
+from millstream.observe.pipeline_client import PipelineClient
+from millstream.observe.streams import StatsReading, StreamRow, read_all_streams, stream_rows
 from millstream.wire import to_name
 
+log = logging.getLogger("millstream.dashboard")
+
 PAUSE_S = 2.0
-SHARE = 0.02
-"""Of a core, at most, that looking costs: a look that took a second is followed by a rest of fifty."""
-LONGEST_REST_S = 60.0
-LEAVE_AFTER_S = 30.0
-MEMORY_EVERY = 10
-"""Looks between two that ask for memory, which costs the server most."""
+MAX_CPU_SHARE = 0.02
+"""Of one core, for reading stream stats: a reading that took 1 s is followed by a pause of 50 s."""
+MAX_PAUSE_S = 60.0
+STOP_AFTER_S = 30.0
+"""Without a request, reading the stream stats stops after this time."""
+READINGS_PER_MEMORY_QUERY = 10
+"""Only every tenth reading asks for memory, the most expensive query for the server."""
 EXAMINE_EVERY_S = 30.0
-EXAMINED = 10
-"""Streams in most need, whose examination is part of a look at everything."""
-REMEMBERED = 60
-"""Looks that a curve shows."""
-MOST_CURVES = 2_000
-"""Streams, and groups, that have one: those in most need."""
+MAX_EXAMINED_STREAMS = 10
+"""Streams that the overview page examines: those with the largest backlog."""
+MAX_POINTS = 60
+"""Readings that a chart shows."""
+MAX_CHARTED_STREAMS = 2_000
+"""Streams whose history is kept: those with the largest backlog."""
 AUDIT_STREAM = "millstream.audit"
-MOST = 10_000
-_TEXT = 2_000
+MAX_AUDIT_NOTES = 10_000
+MAX_NOTE_FIELD_LENGTH = 2_000
 
 
 class StreamFinding(NamedTuple):
-    """A finding of ``doctor``, and the stream that it is about (empty: the server)."""
+    """A finding of ``doctor`` with the stream that it concerns; an empty stream means the server."""
 
     level: Severity
     what: str
@@ -61,8 +67,8 @@ class StreamFinding(NamedTuple):
         return cls(finding.level, finding.what, finding.found, finding.remedy, stream)
 
 
-class Curves:
-    """Numbers over time, by name; what was not seen in a look is forgotten."""
+class History:
+    """Values over time, by key. A key that is missing from a reading is removed."""
 
     def __init__(self) -> None:
         self._points: dict[tuple[str, ...], deque[float | None]] = {}
@@ -72,15 +78,18 @@ class Curves:
             del self._points[key]
         for key, point in points.items():
             if key not in self._points:
-                self._points[key] = deque(maxlen=REMEMBERED)
+                self._points[key] = deque(maxlen=MAX_POINTS)
             self._points[key].append(point)
 
     def of(self, *key: str) -> Sequence[float | None]:
         return tuple(self._points.get(key, ()))
 
 
-class LiveSurvey:
-    """``at`` grows with every look, good or bad; ``wait`` returns when it has."""
+class LiveStats:
+    """Reads the stream stats while pages are open, and keeps the latest reading for all of them.
+
+    ``version`` increases with every reading, successful or not; ``wait`` returns when it has increased.
+    """
 
     def __init__(
         self,
@@ -93,58 +102,60 @@ class LiveSurvey:
         self._broker = broker
         self._blocking = blocking
         self._pause_s = pause_s
-        self.leave_after_s = LEAVE_AFTER_S
+        self.stop_after_s = STOP_AFTER_S
         self._now = now
         self._task: asyncio.Task[None] | None = None
         self._listeners: set[asyncio.Event] = set()
-        self._wanted_at = float("-inf")
+        self._requested_at = float("-inf")
         self._examining: asyncio.Task[None] | None = None
         self._examined: dict[str, tuple[float, list[StreamFinding]]] = {}
-        """When, and what was bad, by stream; the server's under no name."""
-        self._needy: list[str] = []
-        self._asked_for: dict[str, float] = {}
-        self._looks = 0
-        self.at = 0
-        self.look: Look | None = None
-        self.before: Look | None = None
-        self.rows: list[Row] = []
-        self.streams: dict[str, StreamSurvey] = {}
-        self.rates = Curves()
-        self.lags = Curves()
+        """Time of the examination and its findings, by stream; the empty name stands for the server."""
+        self._examined_at_ms: dict[str, int] = {}
+        """The same times by the server's clock."""
+        self._backlogged: list[str] = []
+        self._requested_streams: dict[str, float] = {}
+        self._readings = 0
+        self.version = 0
+        self.latest: StatsReading | None = None
+        self.previous: StatsReading | None = None
+        self.rows: list[StreamRow] = []
+        self.streams: dict[str, StreamStats] = {}
+        self.rates = History()
+        self.lags = History()
         self.away: str | None = None
-        """Why the server could not be asked; None while it answers."""
+        """Why the last reading failed; None if it succeeded."""
 
-    # --- who looks ---------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def wanted(self) -> None:
-        """Somebody looks. Returns when there is something to show, be it that the server is away."""
-        self._wanted_at = self._now()
+    async def request(self) -> None:
+        """Keep reading for a while. Returns after the first reading, even if the server could not be reached."""
+        self._requested_at = self._now()
         if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
-            self.at = 0
-            self._task = asyncio.create_task(self._run(), name="millstream dashboard survey")
-        if self.at == 0:
+            self.version = 0
+            self._task = asyncio.create_task(self._run(), name="millstream dashboard stats")
+        if self.version == 0:
             await self.wait(0)
 
     async def wait(self, seen: int) -> int:
-        """Until there is a look later than ``seen``; its number."""
-        ticked = asyncio.Event()
-        with self.telling(ticked):
-            while self.at <= seen:
-                ticked.clear()
-                await ticked.wait()
-        return self.at
+        """Wait for a version above ``seen``, and return it."""
+        updated = asyncio.Event()
+        with self.notify(updated):
+            while self.version <= seen:
+                updated.clear()
+                await updated.wait()
+        return self.version
 
     @contextlib.contextmanager
-    def telling(self, ticked: asyncio.Event) -> Iterator[None]:
-        """Sets the event at every look."""
-        self._listeners.add(ticked)
+    def notify(self, updated: asyncio.Event) -> Iterator[None]:
+        """Within the block, set the event after every reading."""
+        self._listeners.add(updated)
         try:
             yield
         finally:
-            self._listeners.discard(ticked)
+            self._listeners.discard(updated)
 
     @property
-    def looking(self) -> bool:
+    def is_reading(self) -> bool:
         return any(task is not None and not task.done() for task in (self._task, self._examining))
 
     async def close(self) -> None:
@@ -155,100 +166,121 @@ class LiveSurvey:
             task.cancel()
         await asyncio.gather(*own, return_exceptions=True)
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while self._listeners or self._now() - self._wanted_at < self.leave_after_s:
-            began, busy = self._now(), time.thread_time()
+        while self._listeners or self._now() - self._requested_at < self.stop_after_s:
+            began, cpu_before = self._now(), time.thread_time()
             try:
-                await self._look()
+                await self._read()
                 self.away = None
-            except MillstreamError as problem:
-                self.away = f"{problem}"
-            self._tick()
+            except MillstreamError as error:
+                self.away = f"{error}"
+            except Exception as error:  # otherwise every page would wait forever for the first reading
+                log.exception("dashboard: reading the stream stats failed with an unexpected error; retrying")
+                self.away = f"unexpected error ({type(error).__name__}); the log of the dashboard has the traceback"
+            self._publish()
             if self.away is None and (self._examining is None or self._examining.done()):
                 self._examining = asyncio.create_task(self._examine(), name="millstream dashboard doctor")
-            cost = max(time.thread_time() - busy, 0.0)
-            rest = max(self._pause_s - (self._now() - began), cost / SHARE, 0.05)
-            await asyncio.sleep(min(rest, LONGEST_REST_S))
+            cpu_s = max(time.thread_time() - cpu_before, 0.0)
+            pause_s = max(self._pause_s - (self._now() - began), cpu_s / MAX_CPU_SHARE, 0.05)
+            await asyncio.sleep(min(pause_s, MAX_PAUSE_S))
 
-    def _tick(self) -> None:
-        self.at += 1
-        for ticked in self._listeners:
-            ticked.set()
+    def _publish(self) -> None:
+        self.version += 1
+        for updated in self._listeners:
+            updated.set()
 
-    async def _look(self) -> None:
-        with_memory = self._looks % MEMORY_EVERY == 0
-        found = await self._broker.run(look, "*", memory=with_memory, before=self.streams)
-        self._looks += 1
-        self.before, self.look = self.look, found
-        self.rows = rows(found, self.before)
-        self.streams = {one.name: one for one in found.streams}
-        self._remember()
+    async def _read(self) -> None:
+        with_memory = self._readings % READINGS_PER_MEMORY_QUERY == 0
+        reading = await self._broker.run(read_all_streams, "*", memory=with_memory, before=self.streams)
+        self._readings += 1
+        self.previous, self.latest = self.latest, reading
+        self.rows = stream_rows(reading, self.previous)
+        self.streams = {stats.name: stats for stats in reading.streams}
+        self._add_to_history()
 
-    def _remember(self) -> None:
-        followed = self.rows[:MOST_CURVES]
-        self.rates.add({(row.stream,): row.added_per_s for row in followed})
-        lags: dict[tuple[str, ...], float | None] = {(row.stream,): row.lag for row in followed}
-        for row in followed:
+    def _add_to_history(self) -> None:
+        charted = self.rows[:MAX_CHARTED_STREAMS]
+        self.rates.add({(row.stream,): row.added_per_s for row in charted})
+        lags: dict[tuple[str, ...], float | None] = {(row.stream,): row.lag for row in charted}
+        for row in charted:
             lags |= {(row.stream, group.name): group.lag for group in self.streams[row.stream].groups[:20]}
         self.lags.add(lags)
 
-    # --- what needs attention ----------------------------------------------------------------------------------------
+    # --- findings ----------------------------------------------------------------------------------------------------
 
     @property
     def findings(self) -> list[StreamFinding]:
-        """Of the server and of the streams in most need: what is bad, the worst first."""
-        found = [one for name in ("", *self._needy) for one in self._examined.get(name, (0.0, []))[1]]
-        return sorted(found, key=lambda one: (one.level is not Severity.problem, one.stream))
+        """Warnings and problems of the server and of the streams with the largest backlog, the worst first."""
+        findings = [finding for name in ("", *self._backlogged) for finding in self._examined.get(name, (0.0, []))[1]]
+        return sorted(findings, key=lambda finding: (finding.level is not Severity.problem, finding.stream))
 
     @property
-    def examined(self) -> bool:
+    def is_examined(self) -> bool:
         return "" in self._examined
 
+    @property
+    def examined_at_ms(self) -> int | None:
+        """Server time of the oldest of the ``findings``. The numbers of the streams are newer than that."""
+        names = [name for name in ("", *self._backlogged) if self._examined.get(name, (0.0, []))[1]]
+        return min((self._examined_at_ms[name] for name in names if name in self._examined_at_ms), default=None)
+
     def findings_of(self, stream: str) -> list[StreamFinding]:
-        """What is bad about one stream; asked for the first time, it is known at one of the next looks."""
-        self._asked_for[stream] = self._now()
+        """Warnings and problems of one stream. After the first call they are available with a later version."""
+        self._requested_streams[stream] = self._now()
         return self._examined.get(stream, (0.0, []))[1]
 
     async def _examine(self) -> None:
-        """``doctor`` looks twice, a while apart: at all of them at the same time, and beside the survey."""
+        """Examine what is due, in parallel and in threads: each examination reads twice, a second apart."""
         now = self._now()
-        self._needy = [row.stream for row in self.rows if row.lag or row.pending or row.dead_letters][:EXAMINED]
-        self._asked_for = {name: at for name, at in self._asked_for.items() if now - at < 2 * EXAMINE_EVERY_S}
-        asked = list(self._asked_for)[-EXAMINED:]
-        wanted = dict.fromkeys(("", *self._needy, *asked))
-        self._examined = {name: known for name, known in self._examined.items() if name in wanted}
-        due = [name for name in wanted if now - self._examined.get(name, (-1e9, []))[0] >= EXAMINE_EVERY_S]
+        self._backlogged = [
+            row.stream for row in self.rows if row.lag or row.pending or row.assigned_streams or row.dead_letters
+        ][:MAX_EXAMINED_STREAMS]
+        self._requested_streams = {
+            name: at for name, at in self._requested_streams.items() if now - at < 2 * EXAMINE_EVERY_S
+        }
+        requested = list(self._requested_streams)[-MAX_EXAMINED_STREAMS:]
+        names = dict.fromkeys(("", *self._backlogged, *requested))
+        self._examined = {name: result for name, result in self._examined.items() if name in names}
+        due = [name for name in names if now - self._examined.get(name, (-1e9, []))[0] >= EXAMINE_EVERY_S]
         if due:
-            found = await asyncio.gather(*(run_in_threadpool(self._doctor, name) for name in due))
-            self._examined |= {
-                name: (self._now(), bad) for name, bad in zip(due, found, strict=True) if bad is not None
-            }
-            self._tick()
+            at_ms = self.latest.at_ms if self.latest is not None else 0
+            results = await asyncio.gather(*(run_in_threadpool(self._doctor, name) for name in due))
+            examined = {name: result for name, result in zip(due, results, strict=True) if result is not None}
+            self._examined |= {name: (self._now(), result) for name, result in examined.items()}
+            self._examined_at_ms |= dict.fromkeys(examined, at_ms)
+            self._examined_at_ms = {name: at for name, at in self._examined_at_ms.items() if name in self._examined}
+            self._publish()
 
     def _doctor(self, stream: str) -> list[StreamFinding] | None:
-        """What is bad about a stream, or (without a name) about the server; None where it cannot be told now."""
+        """Warnings and problems of a stream, or of the server if the name is empty; None if the examination failed."""
         try:
-            found = examine_stream(self._blocking, stream) if stream else examine_server(self._blocking)
+            findings = examine_stream(self._blocking, stream) if stream else examine_server(self._blocking)
         except MillstreamError:
-            return None  # gone, or the server is away: the survey tells
-        return [StreamFinding.of(one, stream) for one in found if one.level in (Severity.warning, Severity.problem)]
+            return None  # the stream was removed or the server is unreachable: the next reading reports it
+        except Exception:
+            log.exception("dashboard: examining %s failed with an unexpected error", stream or "the server")
+            return None
+        urgent = (Severity.warning, Severity.problem)
+        return [StreamFinding.of(finding, stream) for finding in findings if finding.level in urgent]
 
 
-def dead_letters_of(stream: str) -> str:
-    """The name of the dead-letter stream beside a stream; empty where it can have none."""
+def dead_letter_stream_of(stream: str) -> str:
+    """The name of a stream's dead-letter stream; empty if the name does not allow companion keys."""
     try:
-        return to_name(beside(stream, "dlq"))
+        return to_name(companion_key(stream, "dlq"))
     except InvalidArgument:
         return ""
 
 
 class Note(NamedTuple):
+    """An entry of the audit log."""
+
     who: str
     what: str
     outcome: str
-    fine: bool
+    succeeded: bool
 
     @classmethod
     def read(cls, entry: Entry) -> Note:
@@ -259,45 +291,49 @@ class Note(NamedTuple):
 
 
 class Audit:
+    """The audit log: who did what from the dashboard, and with what outcome."""
+
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     async def begin(self, who: str, what: str) -> EntryId:
         return await self._add({"who": who, "what": what, "state": "begun"})
 
-    async def end(self, begun: EntryId, who: str, what: str, outcome: str, *, fine: bool) -> EntryId:
-        state = "done" if fine else "failed"
+    async def end(self, begun: EntryId, who: str, what: str, outcome: str, *, succeeded: bool) -> EntryId:
+        state = "done" if succeeded else "failed"
         return await self._add({"who": who, "what": what, "state": state, "outcome": outcome, "begun": str(begun)})
 
     async def note(self, id: EntryId) -> tuple[EntryId, Note] | None:
-        found = await self._broker.xrange(AUDIT_STREAM, id, id)
-        return (found[0].id, Note.read(found[0])) if found else None
+        entries = await self._broker.xrange(AUDIT_STREAM, id, id)
+        return (entries[0].id, Note.read(entries[0])) if entries else None
 
     async def _add(self, fields: dict[str, str]) -> EntryId:
-        known = {name: value[:_TEXT] for name, value in fields.items()}
-        return await self._broker.xadd(AUDIT_STREAM, known, trim=TrimPolicy(max_len=MOST, approximate=True))
+        bounded = {name: value[:MAX_NOTE_FIELD_LENGTH] for name, value in fields.items()}
+        return await self._broker.xadd(
+            AUDIT_STREAM, bounded, trim=TrimPolicy(max_len=MAX_AUDIT_NOTES, approximate=True)
+        )
 
 
 @dataclass(slots=True)
 class Shared:
-    """The blocking broker is for what the command line does in threads: examinations, and the assignments."""
+    """What every page receives. The blocking broker runs in threads: examinations and assignments need it."""
 
     broker: Broker
     blocking: BlockingBroker
-    survey: LiveSurvey
+    stats: LiveStats
     audit: Audit
     pipelines: Sequence[PipelineClient] = ()
-    remembered: dict[str, Any] = field(default_factory=dict)
-    """What a page keeps from one look to the next, under its own name."""
+    page_state: dict[str, Any] = field(default_factory=dict)
+    """What a page keeps between readings, under its own name."""
 
 
 Values = dict[str, Any]
 Load = Callable[[Shared, Query, str], Awaitable[Values]]
-"""What a template shows: made from the parameters of an address, under a root. Raises MillstreamError."""
+"""Returns the values of a template for a query string and the root path. Raises MillstreamError."""
 
 
 class WebPage(NamedTuple):
-    """``section`` is the part of the navigation that it belongs to. ``live``: its parts are sent anew while open."""
+    """A page. ``section``: its entry in the navigation. ``live``: its live parts are updated while it is open."""
 
     path: str
     template: str
@@ -307,30 +343,32 @@ class WebPage(NamedTuple):
 
 
 class Action(NamedTuple):
-    """Something to be done: what is asked first, and how it is done."""
+    """A confirmed action: ``ask`` returns the question for GET, ``act`` executes the confirmed action for POST."""
 
     path: str
     section: str
     ask: Callable[[Shared, Query, str], Awaitable[Question]]
     act: Callable[[Shared, Query], Awaitable[Outcome]]
-    tell: Callable[[Query], str]
-    """What is noted of it before it is done."""
+    describe: Callable[[Query], str]
+    """Returns the text of the audit note, which is written before the action."""
 
 
 class Question(NamedTuple):
-    """``hidden`` comes back with the answer, so that what is done is what was asked."""
+    """A confirmation page. ``hidden`` is sent back with the confirmation, so that what was shown is executed."""
 
     title: str
     question: str
-    word: str
+    button: str
     back: str
     hidden: Sequence[tuple[str, str]]
-    touches: Sequence[tuple[str, str]] = ()
+    affected: Sequence[tuple[str, str]] = ()
     warning: str = ""
     dangerous: bool = False
     possible: bool = True
 
 
 class Outcome(NamedTuple):
-    sentence: str
-    fine: bool = True
+    """The result of an action, for the audit note and the page after it."""
+
+    text: str
+    succeeded: bool = True

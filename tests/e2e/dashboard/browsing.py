@@ -1,4 +1,4 @@
-"""A dashboard on a port, a browser before it, and coroutines beside both."""
+"""A served dashboard, a browser that shows it, and coroutines that run during browser calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 
 from millstream import BlockingBroker, open_blocking_broker
 from millstream.dashboard import Dashboard
-from millstream.observe import HttpServer
+from millstream.observe.http import HttpServer
 
 ARGUMENTS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -43,7 +43,7 @@ def running(url: str, **options: Any) -> Iterator[Running]:
 
 
 def in_thread(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Runs a coroutine beside Playwright, which keeps this thread's loop to itself."""
+    """Runs a coroutine while Playwright uses the event loop of this thread."""
     found: list[Any] = []
     failed: list[BaseException] = []
 
@@ -53,7 +53,7 @@ def in_thread(work: Callable[[], Awaitable[Any]]) -> Any:
     def run() -> None:
         try:
             asyncio.run(awaited())
-        except BaseException as error:  # told to the test's own thread
+        except BaseException as error:  # raised in the thread of the test
             failed.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""A real Chromium before a dashboard over a real Redis. One browser and one dashboard for each module."""
+"""Chromium and a dashboard on a real Redis; one of each per module."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def module_dashboard(shared_redis: RedisProcess) -> Iterator[Running]:
 @pytest.fixture
 def dashboard(module_dashboard: Running) -> Running:
     """Over an empty Redis."""
-    module_dashboard.broker.link.call(Command((b"FLUSHALL",)))
+    module_dashboard.broker.transport.call(Command((b"FLUSHALL",)))
     return module_dashboard
 
 

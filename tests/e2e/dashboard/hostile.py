@@ -1,4 +1,4 @@
-"""Two hundred names and payloads that want to be more than text. Each sets ``window.owned`` if it ever runs."""
+"""Two hundred hostile names and payloads. Each sets ``window.owned`` if it is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shop at work, for pictures: streams with lag, dead letters of two kinds, sessions and their owners."""
+"""Sample data for pictures: streams with lag, dead letters of two kinds, sessions with owners."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 
 from millstream import BlockingBroker
 from millstream.assignment import Announcement, announce_stream
-from millstream.broker import beside, leases
+from millstream.broker import companion_key
+from millstream.broker.scripts import leases
 
 TRACE = 'Traceback (most recent call last):\n  File "shop/billing.py", line 40, in bill\n    raise error\n'
 
@@ -39,12 +40,12 @@ def fill_shop(broker: BlockingBroker) -> None:
         }
         why |= {"error": words, "error_type": kind, "traceback": f"{TRACE}{kind}: {words}\n"}
         letter = {"payload": json.dumps({"order": number}), **{f"dlq.{key}": value for key, value in why.items()}}
-        broker.xadd(beside("shop.orders", "dlq"), letter)
+        broker.xadd(companion_key("shop.orders", "dlq"), letter)
     for number in range(6):
         announce_stream(broker, "desk", Announcement(f"session-{number}"))
         if number < 5:
             began = broker.server_time_ms() - 60_000 * (5 - number)
-            broker.set(beside(f"session-{number}", "owner"), f"{began} member-{'ab'[number % 2]}")
+            broker.set(companion_key(f"session-{number}", "owner"), f"{began} member-{'ab'[number % 2]}")
     for member in ("member-a", "member-b"):
         broker.run(leases.heartbeat, "desk-input", member, lease_ms=60_000, owned=3, capacity=100)
     broker.create_group("desk-input", "desk-group", start="0", exist_ok=True)

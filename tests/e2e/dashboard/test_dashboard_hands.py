@@ -1,4 +1,4 @@
-"""Live parts and the hand of whoever looks: nothing moves between pointer down and up, and what is held is kept."""
+"""Live updates during user interaction: nothing moves between pointer down and up, and focus and selection are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.testing import wait_until
 
 ARRIVED = """([id, text]) => {
     const part = document.getElementById(id);
-    return (part.wanted ?? part.innerHTML).includes(text);
+    return (part.newHtml ?? part.innerHTML).includes(text);
 }"""
 """News of a part have come, whether they are shown already or wait for a hand."""
 
@@ -34,7 +34,7 @@ def press(page: Page, target: Locator) -> None:
     raise AssertionError("it never stood still for as long as a hand needs")
 
 
-def test_a_click_lands_where_the_pointer_went_down_whatever_arrives_meanwhile(page: Page, dashboard: Running) -> None:
+def test_click_hits_its_target_during_live_updates(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd_many("orders", [{"n": str(n)} for n in range(3)])
     page.goto("/stream?name=orders")
     expect(page.locator("#connection")).to_have_text("live")
@@ -54,9 +54,7 @@ def test_a_click_lands_where_the_pointer_went_down_whatever_arrives_meanwhile(pa
     expect(page.locator("#live_groups")).to_contain_text("reader-11")
 
 
-def test_a_row_keeps_its_node_its_focus_and_its_place_under_the_pointer_while_others_overtake_it(
-    page: Page, dashboard: Running
-) -> None:
+def test_row_keeps_node_focus_and_position_while_the_order_changes(page: Page, dashboard: Running) -> None:
     for name in ("calm", "later"):
         dashboard.broker.create_group(name, "g", start="0")
     dashboard.broker.xadd("calm", {"n": "1"})
@@ -76,10 +74,10 @@ def test_a_row_keeps_its_node_its_focus_and_its_place_under_the_pointer_while_ot
 
     expect(rows.first).to_contain_text("later")
     expect(calm).to_be_focused()
-    assert page.evaluate("document.activeElement === window.held"), "the row moved, and was not made anew"
+    assert page.evaluate("document.activeElement === window.held"), "the row was moved and not created again"
 
 
-def test_an_entry_is_opened_by_a_click_while_new_ones_push_it_down(page: Page, dashboard: Running) -> None:
+def test_entry_can_be_opened_while_new_ones_arrive(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd("news", {"title": "the one that is meant"})
     page.goto("/stream?name=news&follow=1")
     expect(page.locator("#connection")).to_have_text("live")
@@ -94,19 +92,19 @@ def test_an_entry_is_opened_by_a_click_while_new_ones_push_it_down(page: Page, d
 
 
 @pytest.mark.parametrize("address", ["/", "/stream?name=orders"])
-def test_a_selection_and_what_was_unfolded_survive_what_arrives(page: Page, dashboard: Running, address: str) -> None:
+def test_selection_and_unfolded_rows_survive_updates(page: Page, dashboard: Running, address: str) -> None:
     dashboard.broker.create_group("orders", "g", start="0")
     page.goto(address)
     number = page.locator("td.n").first
     expect(number).to_be_visible()
-    before = dashboard.dashboard.survey.at
+    before = dashboard.dashboard.stats.version
     page.evaluate("""() => {
         const name = [...document.querySelectorAll("td.name")][0];
         getSelection().selectAllChildren(name);
     }""")
     selected = page.evaluate("getSelection().toString()")
     dashboard.broker.xadd_many("orders", [{"n": "1"}] * 3)
-    wait_until(lambda: dashboard.dashboard.survey.at > before + 2, what="two more looks")
+    wait_until(lambda: dashboard.dashboard.stats.version > before + 2, what="two more looks")
     assert page.evaluate("getSelection().toString()") == selected != ""
     page.evaluate("getSelection().removeAllRanges()")
     expect(page.locator("main")).to_contain_text("3")

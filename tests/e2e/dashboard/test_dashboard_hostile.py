@@ -1,4 +1,4 @@
-"""Names and payloads are hostile: on every page they are text, and nothing but text."""
+"""Hostile names and payloads are rendered as text on every page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, expect
 
 from millstream import BlockingBroker
 from millstream.assignment import Announcement, announce_stream
-from millstream.broker import beside
-from millstream.dashboard.render import MOST_WORD, address, name_word
+from millstream.broker import companion_key
+from millstream.dashboard.render import MAX_PARAMETER_LENGTH, address, encode_name
 from millstream.errors import InvalidArgument
 from millstream.testing import RedisProcess
 from millstream.wire import Command, to_name
@@ -25,7 +25,7 @@ ENTRIES = "entries"
 
 def fill(broker: BlockingBroker) -> None:
     """Each word as a stream with groups and consumers, as a field, a payload, an error, an announced stream."""
-    broker.link.call(Command((b"FLUSHALL",)))
+    broker.transport.call(Command((b"FLUSHALL",)))
     for word in hostile():
         name = to_name(word)
         broker.xadd(name, {name: name, "payload": name})
@@ -33,11 +33,11 @@ def fill(broker: BlockingBroker) -> None:
             broker.create_group(name, name, start="0")
             broker.xreadgroup(name, name, name, count=1)
         broker.xadd(ENTRIES, {"uuid": name[:5_000], "payload": word, name: name})
-        burial = {"stream": name, "original_id": "1-1", "group": name, "error": name, "error_type": name}
-        letter = {"payload": word, **{f"dlq.{key}": value for key, value in burial.items()}, "dlq.traceback": name}
+        details = {"stream": name, "original_id": "1-1", "group": name, "error": name, "error_type": name}
+        letter = {"payload": word, **{f"dlq.{key}": value for key, value in details.items()}, "dlq.traceback": name}
         broker.xadd("{entries}.dlq", letter)
         try:
-            broker.xadd(beside(name, "dlq"), letter)
+            broker.xadd(companion_key(name, "dlq"), letter)
         except InvalidArgument:
             pass  # a name with a brace in it has no companions
         if word.isascii() and len(word) < 10_000:
@@ -72,7 +72,7 @@ def outline(html: str) -> Outline:
 
 
 def pages_of(name: str) -> list[str]:
-    words = [("name", name_word(name))]
+    words = [("name", encode_name(name))]
     return [address("/stream", words), address("/stream", [*words, ("q", "owned")])]
 
 
@@ -80,9 +80,9 @@ def test_each_of_two_hundred_names_has_a_page_that_is_built_like_any_other(shown
     async def look() -> dict[str, httpx.Response]:
         async with httpx.AsyncClient(base_url=shown.url, timeout=60) as http:
             plain = [*pages_of("plain"), "/", "/?skip=100", "/?skip=200", "/dead-letters", "/assignments?service=desk"]
-            named = [to_name(word) for word in hostile() if len(name_word(to_name(word))) < MOST_WORD]
+            named = [to_name(word) for word in hostile() if len(encode_name(to_name(word))) < MAX_PARAMETER_LENGTH]
             paths = [*plain, *(path for name in named for path in pages_of(name))]
-            letters = [address("/dead-letters", [("dlq", name_word(f"{{{name}}}.dlq"))]) for name in named[:60]]
+            letters = [address("/dead-letters", [("dlq", encode_name(f"{{{name}}}.dlq"))]) for name in named[:60]]
             paths += ["/dead-letters?dlq={entries}.dlq", "/stream?name=entries&order=oldest", *letters]
             return {path: await http.get(path) for path in paths}
 
@@ -106,8 +106,8 @@ def test_each_of_two_hundred_names_has_a_page_that_is_built_like_any_other(shown
         assert len(text) < 3_000_000, path
 
 
-def test_nothing_runs_and_nothing_breaks_the_layout_in_a_browser(browser: Browser, shown: Running) -> None:
-    word = name_word("<script>window.owned=1</script>")
+def test_hostile_names_run_no_script_and_keep_the_layout(browser: Browser, shown: Running) -> None:
+    word = encode_name("<script>window.owned=1</script>")
     paths = [
         *("/", "/?skip=100", "/?sort=name&skip=200", "/dead-letters", "/dead-letters?dlq={entries}.dlq"),
         *("/stream?name=entries", "/stream?name=entries&order=oldest&follow=1", "/stream?name=entries&q=owned"),
@@ -139,7 +139,7 @@ def test_nothing_runs_and_nothing_breaks_the_layout_in_a_browser(browser: Browse
         assert [url for url in asked if not url.startswith(shown.url)] == []
 
 
-def test_the_question_before_an_action_and_the_letter_are_text_too(shown: Running) -> None:
+def test_confirmation_and_dead_letter_are_escaped(shown: Running) -> None:
     letter = shown.broker.xrange("{entries}.dlq", count=1)[0]
     for path in ("/dead-letters/confirm?verb=purge&", "/dead-letter?"):
         answer = httpx.get(f"{shown.url}{path}dlq={{entries}}.dlq&id={letter.id}")

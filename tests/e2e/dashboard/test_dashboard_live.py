@@ -1,4 +1,4 @@
-"""Pages that stay open: many tabs over one connection, tabs that slept, servers that went away and came back."""
+"""Open pages: many tabs share a connection, hidden tabs catch up, and outages of the server end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.routing import Mount
 
 from millstream import open_blocking_broker
 from millstream.dashboard import Dashboard
-from millstream.observe import HttpServer
+from millstream.observe.http import HttpServer
 from millstream.testing import RedisProcess, ServedBroker, wait_until
 
 
@@ -36,7 +36,7 @@ def test_eight_tabs_share_one_connection_and_all_of_them_move(page: Page, dashbo
         tab.close()
 
 
-def test_a_hidden_tab_lets_go_and_catches_up_when_it_is_seen_again(page: Page, dashboard: Running) -> None:
+def test_hidden_tab_disconnects_and_catches_up_when_visible(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd("orders", {"n": "1"})
     page.goto("/stream?name=orders&follow=1")
     expect(page.locator("#connection")).to_have_text("live")
@@ -55,7 +55,7 @@ def test_a_hidden_tab_lets_go_and_catches_up_when_it_is_seen_again(page: Page, d
     expect(page.locator(".entries > li.new")).to_have_count(4)
 
 
-def test_redis_goes_away_and_comes_back_and_the_page_says_so(browser: Browser) -> None:
+def test_page_reports_an_outage_of_redis_and_its_end(browser: Browser) -> None:
     with RedisProcess() as server, running(server.url) as found:
         found.broker.xadd("orders", {"n": "1"})
         with watched_page(browser, found.url) as page:
@@ -79,13 +79,13 @@ def test_redis_goes_away_and_comes_back_and_the_page_says_so(browser: Browser) -
             expect(other.locator("#live_facts dd").first).to_have_text("1")
 
 
-def test_a_stream_that_vanishes_while_it_is_looked_at_is_said_to_be_gone(page: Page, dashboard: Running) -> None:
+def test_stream_deleted_while_viewed_is_reported(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd("orders", {"n": "1"})
     page.goto("/stream?name=orders")
     expect(page.locator("#live_facts dd").first).to_have_text("1")
 
     dashboard.broker.delete_stream("orders")
-    expect(page.locator("#live_facts")).to_contain_text("There is no such stream (any more)")
+    expect(page.locator("#live_facts")).to_contain_text("This stream does not exist")
     dashboard.broker.xadd("orders", {"n": "2"})
     expect(page.locator("#live_facts dd").first).to_have_text("1")
 
@@ -110,7 +110,7 @@ def test_every_page_is_shown_of_a_broker_that_millstream_serves(browser: Browser
                 expect(page.locator("main h1")).to_be_visible()
 
 
-def test_a_service_mounts_it_beside_itself_and_sees_its_own_broker_live(browser: Browser) -> None:
+def test_mounted_dashboard_shows_the_broker_of_its_service(browser: Browser) -> None:
     url = "local://mounted"
     dashboard = Dashboard(url, pause_s=0.2)
     service = Starlette(routes=[Mount("/ops", dashboard)])
@@ -148,7 +148,7 @@ def test_pages_can_be_read_without_scripts(browser: Browser, dashboard: Running)
         expect(page.locator("#found > li")).to_have_count(1)
 
 
-def test_keyboard_and_screen_reader_find_their_way(page: Page, dashboard: Running) -> None:
+def test_pages_work_with_keyboard_and_screen_reader(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd("orders", {"n": "1"})
     page.goto("/stream?name=orders")
     page.keyboard.press("Tab")
@@ -166,7 +166,7 @@ def test_keyboard_and_screen_reader_find_their_way(page: Page, dashboard: Runnin
             (one) => !(one.getAttribute("aria-label") || one.labels?.length || one.textContent.trim()))
             .map((one) => one.outerHTML)"""
         assert page.evaluate(nameless) == []
-    # What has the focus keeps it while the table around it is made anew.
+    # What has the focus keeps it while the table around it is rendered again.
     page.goto("/")
     page.get_by_role("link", name="orders", exact=True).focus()
     dashboard.broker.xadd("orders", {"n": "2"})

@@ -1,4 +1,4 @@
-"""Each page, seen in a real browser: with data, with none, and while the data changes."""
+"""Each page in a real browser: with data, without data, and while the data changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from millstream import Message, Publisher, Subscriber, open_broker
 from millstream.assignment import Announcement, AssignmentClient, announce_stream, assignments
-from millstream.observe import Exposition, HttpServer, PipelineRoutes, application
+from millstream.observe.http import HttpServer, application
+from millstream.observe.metrics import Exposition
+from millstream.observe.pipelines import PipelineRoutes
 from millstream.pipelines.checkpoint import BatchRecord
 from millstream.pipelines.status import PipelineStatus
 from millstream.testing import RedisProcess, eventually, wait_until
@@ -58,22 +60,22 @@ def bury(url: str, count: int) -> None:
 
 EMPTY = {
     "/": "There are no streams yet",
-    "/stream?name=orders": "There is no such stream (any more)",
-    "/dead-letters": "No message is buried",
+    "/stream?name=orders": "This stream does not exist",
+    "/dead-letters": "There are no dead letters",
     "/dead-letters?dlq=%7Borders%7D.dlq": "No dead letters here",
     "/dead-letter?dlq=%7Borders%7D.dlq&id=1-1": "has no entry 1-1",
-    "/pipelines": "No pipelines are watched",
-    "/assignments": "No service hands out streams here",
+    "/pipelines": "No pipelines are configured",
+    "/assignments": "No service has announced a stream",
 }
 
 
-def test_a_page_with_nothing_to_show_says_so(page: Page) -> None:
+def test_empty_page_says_so(page: Page) -> None:
     for address, words in EMPTY.items():
         page.goto(address)
         expect(page.locator("main")).to_contain_text(words)
 
 
-def test_streams_are_sorted_by_need_and_what_needs_attention_is_said_in_words(page: Page, dashboard: Running) -> None:
+def test_streams_that_need_attention_come_first_with_a_reason(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd_many("calm", [{"n": "1"}] * 3)
     dashboard.broker.xadd_many("busy", [{"n": "1"}] * 50)
     dashboard.broker.create_group("busy", "readers", start="0")
@@ -91,7 +93,7 @@ def test_streams_are_sorted_by_need_and_what_needs_attention_is_said_in_words(pa
     page.get_by_role("button", name="Show").click()
     expect(rows).to_have_count(1)
     page.goto("/stream?name=busy")
-    expect(page.locator("#live_findings")).to_contain_text("no consumer reads it (lag 50)")
+    expect(page.locator("#live_findings")).to_contain_text("no consumer (lag 50)")
 
 
 def test_lag_rises_and_falls_while_a_consumer_stops_and_starts(page: Page, dashboard: Running) -> None:
@@ -109,7 +111,7 @@ def test_lag_rises_and_falls_while_a_consumer_stops_and_starts(page: Page, dashb
     expect(lag).to_have_text("0", use_inner_text=True)
     expect(page.locator("#live_groups")).to_contain_text("worker-1")
     broker.xack("orders", "g", [one.id for one in taken])
-    expect(page.locator("#live_groups")).to_contain_text("Trimming waits for nobody")
+    expect(page.locator("#live_groups")).to_contain_text("Trimming waits for no group")
     expect(page.locator("#connection")).to_have_text("live")
 
 
@@ -152,12 +154,12 @@ def test_payloads_are_shown_as_json_text_or_bytes_by_the_codec_that_fits(page: P
     expect(bodies.nth(2)).to_contain_text("benthos")
 
 
-def test_a_search_goes_on_in_slices_and_can_be_cancelled(page: Page, dashboard: Running) -> None:
+def test_search_continues_in_slices_and_can_be_cancelled(page: Page, dashboard: Running) -> None:
     entries = [{"n": str(n), "note": "Needle" if n == 3 else "hay"} for n in range(12_000)]
     dashboard.broker.xadd_many("haystack", entries)
 
     page.goto("/stream?name=haystack&q=needle")
-    expect(page.locator("#search-told")).to_contain_text("searched all: 1 found in 12,000 of about 12,000 entries")
+    expect(page.locator("#search-status")).to_contain_text("searched all: 1 found in 12,000 of about 12,000 entries")
     expect(page.locator("#found > li")).to_have_count(1)
     expect(page.locator("#found")).to_contain_text("Needle")
 
@@ -165,11 +167,11 @@ def test_a_search_goes_on_in_slices_and_can_be_cancelled(page: Page, dashboard: 
     page.route("**/stream/search*", lambda route: answers.append(route.request.url))  # never answered
     page.goto("/stream?name=haystack&q=needle")
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#search-told")).to_contain_text("cancelled: 0 found in 5,000")
+    expect(page.locator("#search-status")).to_contain_text("cancelled: 0 found in 5,000")
     assert len(answers) == 1
 
 
-def test_the_live_tail_shows_new_entries_and_can_be_paused(page: Page, dashboard: Running) -> None:
+def test_live_tail_shows_new_entries_and_can_be_paused(page: Page, dashboard: Running) -> None:
     dashboard.broker.xadd("news", {"title": "old"})
     page.goto("/stream?name=news&follow=1")
     expect(page.locator("#connection")).to_have_text("live")
@@ -179,14 +181,14 @@ def test_the_live_tail_shows_new_entries_and_can_be_paused(page: Page, dashboard
     expect(entries.first).to_contain_text("first")
     page.get_by_role("button", name="Pause").click()
     dashboard.broker.xadd("news", {"title": "second"})
-    expect(page.locator("#tail-told")).to_have_text("paused, 1 waiting")
+    expect(page.locator("#tail-status")).to_have_text("paused, 1 waiting")
     expect(entries.first).to_contain_text("first")
     page.get_by_role("button", name="Resume").click()
     expect(entries.first).to_contain_text("second")
     expect(entries).to_have_count(3)
 
 
-def test_a_dead_letter_is_replayed_by_clicking_and_arrives(page: Page, dashboard: Running) -> None:
+def test_dead_letter_is_replayed_by_clicking(page: Page, dashboard: Running) -> None:
     bury(dashboard.redis_url, 6)
     broker = dashboard.broker
     before = broker.xlen(ORDERS)
@@ -199,11 +201,11 @@ def test_a_dead_letter_is_replayed_by_clicking_and_arrives(page: Page, dashboard
     expect(page.locator("main")).to_contain_text("Traceback (most recent call last)")
     expect(page.locator("main")).to_contain_text("ValueError")
     page.get_by_role("link", name="Replay").click()
-    expect(page.locator("main")).to_contain_text("Send 1 dead letter round again?")
+    expect(page.locator("main")).to_contain_text("Replay 1 dead letter?")
     expect(page.locator("main")).to_contain_text(f"to {ORDERS}")
     assert broker.xlen(DLQ) == 6  # so far it was only asked
     page.get_by_role("button", name="Replay 1").click()
-    expect(page.locator("main")).to_contain_text("1 letter was sent round again.")
+    expect(page.locator("main")).to_contain_text("1 dead letter was replayed.")
 
     assert broker.xlen(DLQ) == 5
     assert broker.xlen(ORDERS) == before + 1
@@ -219,12 +221,12 @@ def test_all_letters_of_one_error_are_purged_and_no_others(page: Page, dashboard
     page.goto("/dead-letters?dlq=%7Bshop.orders%7D.dlq")
     group = page.locator("#live_errors tbody tr").filter(has_text="TimeoutError")
     group.get_by_role("link", name="Purge").click()
-    expect(page.locator("main")).to_contain_text("Throw 3 dead letters of shop.orders away for good?")
+    expect(page.locator("main")).to_contain_text("Delete 3 dead letters of shop.orders permanently?")
     # What is buried after the question was asked is not what was asked about.
     late = {"dlq.original_id": "1-1", "dlq.error_type": "TimeoutError", "dlq.error": "no answer in 9 ms"}
     dashboard.broker.xadd(DLQ, late)
     page.get_by_role("button", name="Purge 3").click()
-    expect(page.locator("main")).to_contain_text("3 dead letters were thrown away.")
+    expect(page.locator("main")).to_contain_text("3 dead letters were purged.")
 
     left = [entry.fields[b"dlq.error_type"] for entry in dashboard.broker.xrange(DLQ)]
     assert left == [b"ValueError"] * 3 + [b"TimeoutError"]
@@ -235,10 +237,10 @@ def test_marked_letters_are_replayed_together(page: Page, dashboard: Running) ->
     page.goto("/dead-letters?dlq=%7Bshop.orders%7D.dlq")
     page.locator("tbody input[name=id]").nth(0).check()
     page.locator("tbody input[name=id]").nth(2).check()
-    page.get_by_role("button", name="Replay the marked").click()
-    expect(page.locator("main")).to_contain_text("Send 2 dead letters round again?")
+    page.get_by_role("button", name="Replay selected").click()
+    expect(page.locator("main")).to_contain_text("Replay 2 dead letters?")
     page.get_by_role("button", name="Replay 2").click()
-    expect(page.locator("main")).to_contain_text("2 letters were sent round again.")
+    expect(page.locator("main")).to_contain_text("2 dead letters were replayed.")
     assert dashboard.broker.xlen(DLQ) == 2
 
 
@@ -268,7 +270,7 @@ def member(url: str, name: str) -> Iterator[None]:
     thread.join()
 
 
-def test_who_owns_what_is_shown_and_a_release_gives_it_a_new_token(page: Page, dashboard: Running) -> None:
+def test_owners_are_shown_and_a_release_changes_the_token(page: Page, dashboard: Running) -> None:
     announce_stream(dashboard.broker, "desk", Announcement("session-1"))
     with member(dashboard.redis_url, "member-a"):
         wait_until(lambda: assignments(dashboard.broker, "desk")[0].owner, what="an owner")
@@ -279,18 +281,16 @@ def test_who_owns_what_is_shown_and_a_release_gives_it_a_new_token(page: Page, d
         expect(row).to_contain_text(str(token))
 
         row.get_by_role("link", name="Release").click()
-        expect(page.locator("main")).to_contain_text("Take session-1 from its owner")
+        expect(page.locator("main")).to_contain_text("Release session-1 from its owner")
         page.get_by_role("button", name="Release").click()
-        expect(page.locator("main")).to_contain_text("session-1 was taken from member-a.")
+        expect(page.locator("main")).to_contain_text("session-1 was released from member-a.")
         wait_until(lambda: assignments(dashboard.broker, "desk")[0].token > token, what="the next lease")
         page.goto("/assignments?service=desk")
         expect(page.locator("#live_assignments svg.timeline circle")).not_to_have_count(0)
-        expect(page.locator("#live_assignments")).to_contain_text("Take-overs")
+        expect(page.locator("#live_assignments")).to_contain_text("Changes of owner")
 
 
-def test_a_pipeline_is_paused_and_resumed_at_the_process_that_runs_it(
-    browser: Browser, shared_redis: RedisProcess
-) -> None:
+def test_pipeline_is_paused_and_resumed_in_its_process(browser: Browser, shared_redis: RedisProcess) -> None:
     runner = FakeRunner()
     routes = PipelineRoutes(runner)  # type: ignore[arg-type]  # what it answers is all that matters here
     web = application(Exposition(), health=routes.health, ready=routes.ready, routes=routes.routes())
@@ -311,7 +311,7 @@ def test_a_pipeline_is_paused_and_resumed_at_the_process_that_runs_it(
             expect(page.locator("main")).to_contain_text(f"Pipeline orders is {state} now.")
             page.get_by_role("link", name="Back").click()
             expect(card.locator("h2 .badge")).to_have_text(state)
-        assert runner.told == ["pause", "resume", "stop", "start"]
+        assert runner.actions == ["pause", "resume", "stop", "start"]
 
         pipelines.stop()
         expect(page.locator("main")).to_contain_text("does not answer")
@@ -321,7 +321,7 @@ class FakeRunner:
     """Answers as the runner of pipelines does. A real one takes Spark eight seconds to start."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.actions: list[str] = []
         self.state = "running"
         self.checkpoint = self
         self.plan = self
@@ -347,7 +347,7 @@ class FakeRunner:
         return [BatchRecord(n, 1767225600000 + n * 1000, 1767225600400 + n * 1000, ()) for n in range(3)]
 
     def _become(self, verb: str, state: str) -> None:
-        self.told.append(verb)
+        self.actions.append(verb)
         self.state = state
 
     def pause(self) -> None:
@@ -361,3 +361,14 @@ class FakeRunner:
 
     def start(self) -> None:
         self._become("start", "running")
+
+
+def test_dead_letters_can_be_used_on_a_narrow_screen(page: Page, dashboard: Running) -> None:
+    bury(dashboard.redis_url, 60)
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"/dead-letters?dlq={DLQ}")
+    expect(page.get_by_role("link", name="Replay").first).to_be_in_viewport(ratio=1)
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height < 60 * 110, f"{height} px for 60 dead letters"
+    page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight / 2)")
+    expect(page.get_by_role("button", name="Replay selected")).to_be_in_viewport()

@@ -1,4 +1,4 @@
-"""What a dashboard asks of a real Redis, and what it shows where the server will not tell or tells too much."""
+"""The requests of a dashboard to a real Redis, with restricted users and with huge entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from millstream import Broker, open_broker
-from millstream.broker import Limits, survey
+from millstream.broker import Limits
+from millstream.broker.operations.info import read_stream_stats
 from millstream.dashboard import Dashboard
 from millstream.testing import eventually
 from millstream.wire import Command
@@ -23,15 +24,15 @@ def client(dashboard: Dashboard) -> httpx.AsyncClient:
 
 
 @contextlib.asynccontextmanager
-async def open_pages(dashboard: Dashboard, address: str, count: int, beside: int = 0) -> AsyncIterator[None]:
-    """So many pages that hear the events of one address, until the block ends; ``beside`` so many others."""
+async def open_pages(dashboard: Dashboard, address: str, count: int, companion_key: int = 0) -> AsyncIterator[None]:
+    """So many pages that hear the events of one address, until the block ends; ``companion_key`` so many others."""
 
     async def listen() -> None:
         async for _ in dashboard.feed.events([address], [], ""):
             pass
 
     pages = [asyncio.create_task(listen()) for _ in range(count)]
-    await eventually(lambda: dashboard.feed.connections == count + beside, what="the pages")
+    await eventually(lambda: dashboard.feed.connections == count + companion_key, what="the pages")
     yield
     for page in pages:
         page.cancel()
@@ -43,44 +44,42 @@ async def commands(broker: Broker) -> int:
 
 
 @pytest.mark.parametrize("address", ["/", "/stream?name=s1", "/dead-letters"])
-async def test_a_hundred_pages_ask_redis_as_often_as_one(redis_broker: Broker, redis_url: str, address: str) -> None:
+async def test_hundred_pages_share_the_queries_of_one(redis_broker: Broker, redis_url: str, address: str) -> None:
     for number in range(20):
         await redis_broker.create_group(f"s{number}", "g", start="0")
     counted = []
     for pages in (1, 100):
         async with Dashboard(redis_url, pause_s=0.05) as dashboard, open_pages(dashboard, address, pages):
-            await dashboard.survey.wait(2)
-            before, looks = await commands(redis_broker), dashboard.survey.at
+            await dashboard.stats.wait(2)
+            before, looks = await commands(redis_broker), dashboard.stats.version
             # So many that a look which has begun at either end, and asks for memory, too, makes no fifth of it.
-            await dashboard.survey.wait(looks + 20)
-            counted.append((await commands(redis_broker) - before) / (dashboard.survey.at - looks))
+            await dashboard.stats.wait(looks + 20)
+            counted.append((await commands(redis_broker) - before) / (dashboard.stats.version - looks))
     assert counted[1] <= 1.2 * counted[0], counted
 
 
-async def test_a_user_without_memory_usage_and_info_sees_the_rest(redis_broker: Broker, redis_url: str) -> None:
+async def test_user_without_memory_usage_and_info_sees_other_values(redis_broker: Broker, redis_url: str) -> None:
     await redis_broker.xadd("orders", {"n": "1"})
     rules = (b"ACL", b"SETUSER", b"watcher", b"on", b">pw", b"~*", b"+@read", b"+@stream", b"+ping", b"+time", b"+scan")
-    await redis_broker.link.call(Command((*rules, b"+hello", b"+client", b"-memory", b"-info", b"-config")))
+    await redis_broker.transport.call(Command((*rules, b"+hello", b"+client", b"-memory", b"-info", b"-config")))
     try:
         async with Dashboard(redis_url.replace("//", "//watcher:pw@")) as dashboard, client(dashboard) as http:
             page = await http.get("/")
-            assert "Memory is not shown: this user has no right to MEMORY USAGE." in page.text
-            assert "not readable: no right to INFO" in page.text
+            assert "Memory is not shown: this user may not run MEMORY USAGE." in page.text
+            assert "unknown: this user may not run INFO" in page.text
             assert "orders" in page.text
             stream = await http.get("/stream?name=orders")
-            assert "unknown: no right to MEMORY USAGE" in stream.text
+            assert "unknown: this user may not run MEMORY USAGE" in stream.text
             assert "watcher:pw" not in page.text + stream.text
     finally:
-        await redis_broker.link.call(Command((b"ACL", b"DELUSER", b"watcher")))
+        await redis_broker.transport.call(Command((b"ACL", b"DELUSER", b"watcher")))
 
 
 def for_large_entries(url: str) -> Broker:
     return open_broker(url, limits=Limits(max_entry_bytes=200 << 20), deadline_ms=60_000)
 
 
-async def test_an_entry_of_a_hundred_megabytes_is_told_and_the_page_goes_on(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_entry_of_a_hundred_megabytes_is_cut_on_its_page(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millstream.dashboard.app.DEADLINE_MS", 60_000)  # this machine may be busy
     async with for_large_entries(redis_url) as broker:
         await broker.xadd("big", {"payload": b"x" * 100_000_000})
@@ -99,76 +98,70 @@ async def bytes_sent(broker: Broker) -> int:
     return int((await broker.server_info("stats"))["total_net_output_bytes"])
 
 
-async def test_an_entry_of_a_hundred_megabytes_is_not_dragged_along_with_every_look(
-    redis_broker: Broker, redis_url: str
-) -> None:
+async def test_huge_entry_is_not_transferred_with_every_update(redis_broker: Broker, redis_url: str) -> None:
     async with for_large_entries(redis_url) as broker:
         await broker.xadd("big", {"payload": b"x" * 100_000_000})
     await redis_broker.create_group("big", "g", start="0")
     before = await bytes_sent(redis_broker)
     async with Dashboard(redis_url, pause_s=0.05) as dashboard:
-        async with open_pages(dashboard, "/", 1), open_pages(dashboard, "/stream?name=big", 1, beside=1):
-            await dashboard.survey.wait(12)  # memory is asked for twice
-            await eventually(lambda: dashboard.survey.findings_of("big") != [], what="the examination")
-        row = next(row for row in dashboard.survey.rows if row.stream == "big")
+        async with open_pages(dashboard, "/", 1), open_pages(dashboard, "/stream?name=big", 1, companion_key=1):
+            await dashboard.stats.wait(12)  # memory is asked for twice
+            await eventually(lambda: dashboard.stats.findings_of("big") != [], what="the examination")
+        row = next(row for row in dashboard.stats.rows if row.stream == "big")
         assert (row.length, row.lag) == (1, 1)
-        assert row.added_per_s is None, "nobody tells how many were added: it is not made up"
+        assert row.added_per_s is None, "the number of added entries is unknown and not guessed"
     assert await bytes_sent(redis_broker) - before < 1_000_000
 
 
-async def test_entries_that_the_server_will_not_send_are_said_to_be_too_large_beside_the_rest(
-    redis_broker: Broker, redis_url: str
-) -> None:
+async def test_unreadable_large_entries_do_not_hide_the_page(redis_broker: Broker, redis_url: str) -> None:
     async with for_large_entries(redis_url) as broker:
         await broker.xadd("big", {"payload": b"x" * 20_000_000})
     await redis_broker.create_group("big", "readers", start="0")
     limit = (b"CONFIG", b"SET", b"client-output-buffer-limit")
-    await redis_broker.link.call(Command((*limit, b"normal 4mb 4mb 1")))
+    await redis_broker.transport.call(Command((*limit, b"normal 4mb 4mb 1")))
     try:
         async with Dashboard(redis_url) as dashboard, client(dashboard) as http:
             for follow in ("", "&follow=1"):
                 page = await http.get(f"/stream?name=big{follow}")
                 assert page.status_code == 200
-                assert "The entries are too large to be fetched in time" in page.text
+                assert "are too large to be read in time" in page.text
                 assert ">readers</td>" in page.text
     finally:
-        await redis_broker.link.call(Command((*limit, b"normal 0 0 0")))
+        await redis_broker.transport.call(Command((*limit, b"normal 0 0 0")))
 
 
-async def test_a_large_entry_at_the_end_of_a_long_stream_is_carried_once(redis_broker: Broker, redis_url: str) -> None:
+async def test_large_last_entry_is_transferred_once(redis_broker: Broker, redis_url: str) -> None:
     """A mean cannot tell: it is seen when it comes, and then not asked for until memory is asked for again."""
     await redis_broker.xadd_many("long", [{"n": "1"}] * 1_000)
     await redis_broker.xadd("long", {"x": b"x" * 8_000_000})
     await redis_broker.create_group("long", "g", start="0")
     await redis_broker.xreadgroup("long", "g", "c", count=1)
-    first = {one.name: one for one in await redis_broker.run(survey, ["long"])}
+    first = {one.name: one for one in await redis_broker.run(read_stream_stats, ["long"])}
     assert first["long"].heavy
     assert first["long"].entries_added == 1_001
     before = await bytes_sent(redis_broker)
-    again = await redis_broker.run(survey, ["long"], memory=False, before=first)
+    again = await redis_broker.run(read_stream_stats, ["long"], memory=False, before=first)
     assert (again[0].length, again[0].heavy, again[0].last_generated) == (1_001, True, None)
     assert again[0].entries_added == 1_001, "the group has read 1, and 1,000 are left to it"
     assert again[0].memory_bytes == first["long"].memory_bytes
     assert await bytes_sent(redis_broker) - before < 100_000
 
 
-async def test_whoever_follows_large_entries_is_sent_the_latest_that_fit(redis_broker: Broker, redis_url: str) -> None:
+async def test_follower_of_large_entries_receives_the_newest_that_fit(redis_broker: Broker, redis_url: str) -> None:
     ids = [await redis_broker.xadd("large", {"x": b"x" * 3_000_000}) for _ in range(8)]
     async with Dashboard(redis_url) as dashboard:
         before = await bytes_sent(redis_broker)
-        told = ""
+        text = ""
         async for event in dashboard.feed.events([], [("large", ids[0])], ""):
-            told = event.decode()
-            if str(ids[-1]) in told:
+            text = event.decode()
+            if str(ids[-1]) in text:
                 break
-        assert str(ids[1]) not in told, "seven would be 21 MB"
-        assert '"skipped": 1' in told
+        assert str(ids[1]) not in text, "seven would be 21 MB"
+        assert '"skipped": 1' in text
         assert await bytes_sent(redis_broker) - before < 15_000_000
 
 
-async def test_a_stream_whose_name_another_kind_of_key_has_is_said_to_be_none(
-    redis_broker: Broker, redis_url: str
-) -> None:
+async def test_key_of_another_type_is_reported_as_no_stream(redis_broker: Broker, redis_url: str) -> None:
     await redis_broker.set("plain", "a string")
     async with Dashboard(redis_url) as dashboard, client(dashboard) as http:
         page = await http.get("/stream?name=plain")
@@ -176,11 +169,11 @@ async def test_a_stream_whose_name_another_kind_of_key_has_is_said_to_be_none(
         assert "WRONGTYPE" in page.text or "not a stream" in page.text
 
 
-async def test_when_nobody_looks_redis_is_not_asked(redis_broker: Broker, redis_url: str) -> None:
+async def test_redis_is_not_queried_without_open_pages(redis_broker: Broker, redis_url: str) -> None:
     async with Dashboard(redis_url, pause_s=0.05) as dashboard, client(dashboard) as http:
         await http.get("/")
-        dashboard.survey.leave_after_s = 0.0
-        await eventually(lambda: not dashboard.survey.looking, what="the survey's end")
+        dashboard.stats.stop_after_s = 0.0
+        await eventually(lambda: not dashboard.stats.is_reading, what="the end of reading")
         before = await commands(redis_broker)
         await asyncio.sleep(0.3)
         assert await commands(redis_broker) == before + 1  # our own question

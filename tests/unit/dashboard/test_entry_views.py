@@ -1,4 +1,4 @@
-"""Entries as people see them: JSON as it was written, text, bytes; cut where they are long, whatever they hold."""
+"""How entries are displayed: decoded as JSON, text or bytes, and cut if they are long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from millstream import open_broker
 from millstream.dashboard.entries import (
-    SHOWN_BYTES,
+    MAX_PAYLOAD_BYTES,
     indented,
     matches,
     parse_start,
@@ -17,9 +17,9 @@ from millstream.dashboard.entries import (
     show_payload,
     view,
 )
-from millstream.dashboard.feed import HELD, Follower, Shown
+from millstream.dashboard.feed import MAX_QUEUED_ENTRIES, Follower, RenderedEntry
 from millstream.dashboard.pages.dead_letters import stream_of
-from millstream.dashboard.render import Query, Renderer, address, curve, local_address, name_word, short, word_name
+from millstream.dashboard.render import Query, Renderer, address, curve, decode_name, encode_name, local_address, short
 from millstream.errors import InvalidArgument
 from millstream.model import Entry, EntryId
 
@@ -35,14 +35,14 @@ from millstream.model import Entry, EntryId
         ' [ 1 , "two" , null ] ',
     ],
 )
-def test_json_is_laid_out_word_for_word(text: str) -> None:
+def test_indented_json_keeps_its_tokens(text: str) -> None:
     shown = indented(text)
 
     assert "".join(shown.split()) == "".join(text.split())
     assert json.loads(shown) == json.loads(text)
 
 
-def test_json_is_laid_out_as_people_expect_it() -> None:
+def test_json_is_indented_like_json_dumps() -> None:
     assert indented('{"a":[1,{"b":[]}],"c":{}}') == json.dumps({"a": [1, {"b": []}], "c": {}}, indent=2)
 
 
@@ -59,23 +59,24 @@ def test_json_is_laid_out_as_people_expect_it() -> None:
         (b"9" * 5000, "text"),
     ],
 )
-def test_a_payload_is_shown_as_what_it_is(body: bytes, kind: str) -> None:
+def test_kind_of_payload_is_detected(body: bytes, kind: str) -> None:
     assert show_payload(body).kind == kind
 
 
-def test_a_hundred_megabytes_are_told_and_not_shown() -> None:
+def test_large_payload_is_cut_and_its_size_shown() -> None:
     huge = Entry(EntryId(1767225600000, 0), {b"payload": b"x" * 100_000_000, b"uuid": b"u"})
 
     shown = view(huge, 1767225601000)
 
     assert shown.size == 100_000_012
-    assert len(shown.payload.text) == SHOWN_BYTES
+    assert len(shown.payload.text) == MAX_PAYLOAD_BYTES
     assert shown.payload.cut == "The first 16.4 kB of 100.0 MB."
     assert sum(len(field.value) for field in shown.fields) < 3_000
 
 
-def test_a_text_is_found_in_names_values_packed_metadata_and_ids() -> None:
-    from millstream.messaging import Message, codec
+def test_search_matches_names_values_encoded_metadata_and_ids() -> None:
+    from millstream.messaging import Message
+    from millstream.messaging.codecs import codec
 
     packed = Entry(EntryId(5, 1), codec("watermill").encode(Message(b"body", {"Tenant": "ACME"})))
     plain = Entry(EntryId(77, 3), {b"Colour": b"Dark BLUE", b"raw": b"\xff\xfe"})
@@ -98,17 +99,17 @@ def test_a_text_is_found_in_names_values_packed_metadata_and_ids() -> None:
         ("2026-01-01 00:00:00 UTC", "1767225600000-0"),
     ],
 )
-def test_a_place_is_an_id_or_a_time(text: str, id: str) -> None:
+def test_start_is_an_id_or_a_time(text: str, id: str) -> None:
     assert parse_start(text) == id
 
 
 @pytest.mark.parametrize("text", ["yesterday", "1-2-3", "-", "99999999999999999999999-0", "0001-01-01x"])
-def test_what_is_neither_is_refused_with_an_example(text: str) -> None:
+def test_invalid_start_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidArgument, match="such as"):
         parse_start(text)
 
 
-async def test_a_page_ends_where_its_entries_are_too_large_and_the_next_goes_on() -> None:
+async def test_page_of_large_entries_ends_early_and_the_next_page_continues() -> None:
     async with open_broker("local://entry-views", max_stream_len=None) as broker:
         ids = [await broker.xadd("big", {"n": str(n), "x": b"x" * 3_000_000}) for n in range(5)]
         found: list[EntryId] = []
@@ -125,7 +126,7 @@ async def test_a_page_ends_where_its_entries_are_too_large_and_the_next_goes_on(
         await broker.delete_stream("big")
 
 
-async def test_a_search_that_finds_much_goes_on_behind_the_last() -> None:
+async def test_search_with_many_matches_continues_after_the_last_match() -> None:
     async with open_broker("local://entry-views", max_stream_len=None) as broker:
         await broker.xadd_many("many", [{"n": str(n)} for n in range(130)])
         found: list[Entry] = []
@@ -142,33 +143,33 @@ async def test_a_search_that_finds_much_goes_on_behind_the_last() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"orders", b"{a}.b", b"a b&c=d?#/%25", bytes(range(256)), b"\xc3\xbc\xe2\x80\xae<b>"])
-def test_any_name_travels_in_an_address_and_comes_back(raw: bytes) -> None:
+def test_any_name_survives_encoding_in_a_url(raw: bytes) -> None:
     name = raw.decode("utf-8", "surrogateescape")
-    link = address("/stream", [("name", name_word(name))])
+    transport = address("/stream", [("name", encode_name(name))])
 
-    assert link.isascii()
-    assert Query(link.partition("?")[2]).name("name") == name
-    assert word_name(name_word(name)) == name
+    assert transport.isascii()
+    assert Query(transport.partition("?")[2]).name("name") == name
+    assert decode_name(encode_name(name)) == name
 
 
-def test_plain_names_stay_readable_in_addresses() -> None:
-    assert address("/stream", [("name", name_word("{demo}.orders:1"))]) == "/stream?name={demo}.orders:1"
+def test_plain_names_stay_readable_in_urls() -> None:
+    assert address("/stream", [("name", encode_name("{demo}.orders:1"))]) == "/stream?name={demo}.orders:1"
 
 
 @pytest.mark.parametrize("text", ["//evil", "http://evil", "/\\evil", "", "/a\nb", "/ü"])
-def test_a_way_back_is_one_of_our_own_or_the_overview(text: str) -> None:
+def test_foreign_return_address_is_replaced_by_the_overview(text: str) -> None:
     assert local_address(text) == "/"
 
 
-def test_a_dead_letter_stream_tells_whose_it_is() -> None:
+def test_name_of_the_stream_is_derived_from_its_dead_letter_stream() -> None:
     assert stream_of("{orders}.dlq") == "orders"
     assert stream_of("{demo}.orders.dlq") == "{demo}.orders"
     assert stream_of("my.dlq") == "my"
 
 
-def test_nothing_that_a_template_shows_is_markup_or_moves_the_text_about() -> None:
+def test_templates_escape_markup_and_control_characters() -> None:
     html = Renderer().page(
-        "entry_item.html", "", {"one": view(Entry(EntryId(1, 1), {b"<b>": b"<i>\x1b[31m\n\xe2\x80\xae"}), 0)}
+        "entry_item.html", "", {"entry": view(Entry(EntryId(1, 1), {b"<b>": b"<i>\x1b[31m\n\xe2\x80\xae"}), 0)}
     )
 
     assert "<b>" not in html
@@ -178,23 +179,23 @@ def test_nothing_that_a_template_shows_is_markup_or_moves_the_text_about() -> No
     assert "\\x1b[31m" in html
 
 
-def test_a_curve_tells_its_numbers_and_a_single_point_is_none() -> None:
+def test_chart_label_states_the_range_and_one_point_draws_no_chart() -> None:
     assert "<svg" not in curve([1.0], "lag")
     assert "<svg" not in curve([None, None, 3], "lag")
     drawn = curve([0, None, 5.0, 10], "lag")
-    assert 'aria-label="lag: from 0 to 10 over the last 3 looks, now 10"' in drawn
+    assert 'aria-label="lag: from 0 to 10 over the last 3 readings, now 10"' in drawn
     assert short("x" * 300, 10) == "xxxxxxxxxx… (300 characters)"
 
 
-def test_who_follows_slowly_is_told_how_many_passed_by() -> None:
+def test_slow_follower_receives_the_number_of_dropped_entries() -> None:
     import asyncio
 
     follower = Follower(EntryId(0, 0), asyncio.Event())
-    follower.give([Shown(EntryId(n, 0), "") for n in range(1, HELD + 51)])
-    follower.give([Shown(EntryId(5, 0), "")])
+    follower.add([RenderedEntry(EntryId(n, 0), "") for n in range(1, MAX_QUEUED_ENTRIES + 51)])
+    follower.add([RenderedEntry(EntryId(5, 0), "")])
 
     taken, skipped = follower.take()
 
-    assert (len(taken), skipped) == (HELD, 50)
+    assert (len(taken), skipped) == (MAX_QUEUED_ENTRIES, 50)
     assert taken[0].id == EntryId(51, 0)
     assert follower.take() == ([], 0)

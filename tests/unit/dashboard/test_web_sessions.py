@@ -1,10 +1,10 @@
-"""A session is a signed cookie: what is changed, over, or of another process is none."""
+"""A session is a signed cookie: what is modified, expired or from another process is rejected."""
 
 from __future__ import annotations
 
 import pytest
 
-from millstream.dashboard.guard import FAILURES, LIFE_S, Sessions
+from millstream.dashboard.access import MAX_FAILED_LOGINS_PER_MINUTE, SESSION_LIFETIME_S, Sessions
 
 
 class Now:
@@ -25,7 +25,7 @@ def sessions(now: Now) -> Sessions:
     return Sessions(now=now)
 
 
-def test_a_cookie_tells_who_it_was_given_to(sessions: Sessions) -> None:
+def test_cookie_contains_its_session(sessions: Sessions) -> None:
     session, cookie = sessions.begin("Zoë; Path=/", trusted=True)
 
     assert sessions.read(cookie) == session
@@ -34,7 +34,7 @@ def test_a_cookie_tells_who_it_was_given_to(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize("place", range(5))
-def test_a_cookie_with_one_part_changed_is_no_cookie(sessions: Sessions, place: int) -> None:
+def test_cookie_with_a_changed_part_is_rejected(sessions: Sessions, place: int) -> None:
     _, cookie = sessions.begin("a", trusted=False)
     parts = cookie.split(".")
     parts[place] = "1" + parts[place][1:] if parts[place][0] != "1" else "2" + parts[place][1:]
@@ -43,35 +43,35 @@ def test_a_cookie_with_one_part_changed_is_no_cookie(sessions: Sessions, place: 
 
 
 @pytest.mark.parametrize("cookie", ["", ".", "....", "a.b.c.d.e", "\u2603", "x" * 10_000])
-def test_nonsense_is_no_cookie(sessions: Sessions, cookie: str) -> None:
+def test_malformed_cookie_is_rejected(sessions: Sessions, cookie: str) -> None:
     assert sessions.read(cookie) is None
 
 
-def test_a_session_ends_with_its_time_with_logging_out_and_with_the_process(sessions: Sessions, now: Now) -> None:
+def test_session_ends_after_its_lifetime_at_logout_and_with_the_process(sessions: Sessions, now: Now) -> None:
     session, cookie = sessions.begin("a", trusted=True)
     assert Sessions(now=now).read(cookie) is None
     _, other = sessions.begin("b", trusted=True)
     sessions.end(session)
     assert sessions.read(cookie) is None
     assert sessions.read(other) is not None
-    now.s += LIFE_S
+    now.s += SESSION_LIFETIME_S
     assert sessions.read(other) is None
 
 
-def test_a_form_of_another_session_does_not_fit(sessions: Sessions) -> None:
+def test_csrf_token_of_another_session_is_rejected(sessions: Sessions) -> None:
     mine, _ = sessions.begin("a", trusted=True)
     theirs, _ = sessions.begin("b", trusted=True)
 
-    assert sessions.csrf_fits(mine, sessions.csrf(mine))
-    assert not sessions.csrf_fits(mine, sessions.csrf(theirs))
-    assert not sessions.csrf_fits(mine, "")
-    assert not sessions.csrf_fits(mine, "\udcff")
+    assert sessions.is_csrf_valid(mine, sessions.csrf(mine))
+    assert not sessions.is_csrf_valid(mine, sessions.csrf(theirs))
+    assert not sessions.is_csrf_valid(mine, "")
+    assert not sessions.is_csrf_valid(mine, "\udcff")
 
 
-def test_guessing_is_slowed_for_everybody_and_begins_anew_after_a_minute(sessions: Sessions, now: Now) -> None:
-    for _ in range(FAILURES):
-        assert sessions.may_try()
-        sessions.failed()
-    assert not sessions.may_try()
+def test_failed_logins_are_limited_per_minute_for_all_clients(sessions: Sessions, now: Now) -> None:
+    for _ in range(MAX_FAILED_LOGINS_PER_MINUTE):
+        assert sessions.can_log_in()
+        sessions.record_failure()
+    assert not sessions.can_log_in()
     now.s += 61
-    assert sessions.may_try()
+    assert sessions.can_log_in()

@@ -1,35 +1,37 @@
-"""Dead letters: where they lie, what failed alike, one of them in full; and sending them round again, or away.
+"""The dead-letter pages: streams with dead letters, groups by error, one dead letter, and replay and purge.
 
-A question counts what it would touch, and names the newest of it: what is buried after that is not touched.
+A confirmation page counts the dead letters that are affected and records the newest id. Dead letters that arrive after
+that are not affected.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from millstream.broker import beside
+from millstream.broker import companion_key
 from millstream.dashboard.entries import view
-from millstream.dashboard.render import MOST_WORD, Query, address, clock, name_word, time_of
+from millstream.dashboard.render import MAX_PARAMETER_LENGTH, Query, address, clock, encode_name, time_of
 from millstream.dashboard.shared import Action, Outcome, Question, Shared, Values, WebPage
 from millstream.errors import InvalidArgument
-from millstream.messaging import DeadLetter, DeadLetters, FailureGroup, NoSuchDeadLetter, Replayed, Selection
+from millstream.messaging import DeadLetter, DeadLetters
+from millstream.messaging.dead_letters import FailureGroup, NoSuchDeadLetter, Replayed, Selection
 from millstream.model import Entry, EntryId
-from millstream.observe import age, count_of
+from millstream.observe.format import age, count_of
 from millstream.wire import to_name
 
-COUNTED = 10_000
-"""Letters that are looked at for the groups of errors, the newest."""
-LISTED = 100
-MOST_MARKED = 1_000
+MAX_COUNTED = 10_000
+"""The newest dead letters, which are grouped by error."""
+MAX_LISTED = 100
+MAX_SELECTED = 1_000
 SUFFIX = ".dlq"
 
 
 def stream_of(dlq: str) -> str:
-    """The stream whose dead letters lie here, as far as the name tells."""
+    """Derive the name of the stream from the name of its dead-letter stream."""
     inner = dlq.removesuffix(SUFFIX)
     plain = inner[1:-1] if inner.startswith("{") and inner.endswith("}") else inner
     try:
-        return plain if to_name(beside(plain, "dlq")) == dlq else inner
+        return plain if to_name(companion_key(plain, "dlq")) == dlq else inner
     except InvalidArgument:
         return inner
 
@@ -39,118 +41,118 @@ def letters_of(shared: Shared, dlq: str) -> DeadLetters:
 
 
 async def load(shared: Shared, query: Query, root: str) -> Values:
-    survey = shared.survey
-    await survey.wanted()
-    now_ms = survey.look.at_ms if survey.look else 0
-    rates = {row.stream: row.added_per_s for row in survey.rows}
-    found = [one for name, one in survey.streams.items() if name.endswith(SUFFIX) and one.length]
+    stats = shared.stats
+    await stats.request()
+    now_ms = stats.latest.at_ms if stats.latest else 0
+    rates = {row.stream: row.added_per_s for row in stats.rows}
+    streams = [stream for name, stream in stats.streams.items() if name.endswith(SUFFIX) and stream.length]
     return {
         "streams": [
             {
-                "dlq": one.name,
-                "stream": stream_of(one.name),
-                "count": one.length,
-                "rate": rates.get(one.name),
-                "rates": survey.rates.of(one.name),
-                "last": age(now_ms, one.last_generated) if one.last_generated else "",
+                "dlq": stream.name,
+                "stream": stream_of(stream.name),
+                "count": stream.length,
+                "rate": rates.get(stream.name),
+                "rates": stats.rates.of(stream.name),
+                "last": age(now_ms, stream.last_generated) if stream.last_generated else "",
             }
-            for one in sorted(found, key=lambda one: (-one.length, one.name))
+            for stream in sorted(streams, key=lambda stream: (-stream.length, stream.name))
         ]
     }
 
 
 async def load_of(shared: Shared, query: Query, root: str) -> Values:
-    """The dead letters of one stream."""
+    """The page of one stream's dead letters."""
     dlq = query.name("dlq")
-    await shared.survey.wanted()
-    of_one_error = query.text("group") == "1"
-    chosen = _alike(query) if of_one_error else Selection()
+    await shared.stats.request()
+    is_filtered = query.text("group") == "1"
+    selection = _same_error(query) if is_filtered else Selection()
     letters = letters_of(shared, dlq)
     total = await letters.count()
-    errors, looked_at = await _by_error(shared, letters, total)
-    listed = await letters.list(chosen, limit=LISTED, most=COUNTED)
+    errors, examined = await _by_error(shared, letters, total)
+    listed = await letters.list(selection, limit=MAX_LISTED, most=MAX_COUNTED)
     now_ms = await shared.broker.server_time_ms()
     return {
         "dlq": dlq,
-        "dlq_word": name_word(dlq),
+        "encoded_dlq": encode_name(dlq),
         "stream": stream_of(dlq),
         "total": total,
-        "looked_at": looked_at,
-        "chosen": of_one_error,
-        "errors": [_shown_error(one, dlq, root) for one in errors],
-        "letters": [_shown_letter(letter, now_ms) for letter in listed],
+        "examined": examined,
+        "chosen": is_filtered,
+        "errors": [_error_values(group, dlq, root) for group in errors],
+        "letters": [_letter_values(letter, now_ms) for letter in listed],
     }
 
 
 async def _by_error(shared: Shared, letters: DeadLetters, total: int) -> tuple[list[FailureGroup], int]:
-    """Counted again only when something was buried or removed."""
-    known = shared.survey.streams.get(letters.name)
-    mark = (total, shared.survey.at if known is None else known.last_generated)
-    kept = shared.remembered.setdefault("errors", {})
-    if kept.get(letters.name, (None,))[0] != mark:
-        found = list(await letters.by_error(most=COUNTED))
-        if len(kept) > 50:
-            kept.clear()
-        kept[letters.name] = (mark, found)
-    return kept[letters.name][1], min(total, COUNTED)
+    """Group the dead letters by error, again only if one was added or removed. Also return how many were examined."""
+    stream_stats = shared.stats.streams.get(letters.name)
+    cache_key = (total, shared.stats.version if stream_stats is None else stream_stats.last_generated)
+    cached = shared.page_state.setdefault("errors", {})
+    if cached.get(letters.name, (None,))[0] != cache_key:
+        groups = list(await letters.by_error(most=MAX_COUNTED))
+        if len(cached) > 50:
+            cached.clear()
+        cached[letters.name] = (cache_key, groups)
+    return cached[letters.name][1], min(total, MAX_COUNTED)
 
 
-def _shown_error(one: FailureGroup, dlq: str, root: str) -> dict[str, Any]:
-    which = [("dlq", name_word(dlq)), ("group", "1"), *_words(one.error_type, one.error)]
-    # What no address could carry is not cut: that would mean other letters.
-    fits = sum(len(value) for _, value in which) < MOST_WORD
+def _error_values(group: FailureGroup, dlq: str, root: str) -> dict[str, Any]:
+    parameters = [("dlq", encode_name(dlq)), ("group", "1"), *_error_parameters(group.error_type, group.error)]
+    # Too long parameters are not cut, because cut ones would select other dead letters.
+    fits = sum(len(value) for _, value in parameters) < MAX_PARAMETER_LENGTH
     return {
-        "count": one.count,
-        "error_type": one.error_type,
-        "error": one.error,
-        "groups": ", ".join(sorted(one.groups)),
-        "first": time_of(one.first) or str(one.first),
-        "last": time_of(one.last) or str(one.last),
-        "address": root + address("/dead-letters", which) if fits else None,
-        "replay": root + address("/dead-letters/confirm", [*which, ("verb", "replay")]),
-        "purge": root + address("/dead-letters/confirm", [*which, ("verb", "purge")]),
+        "count": group.count,
+        "error_type": group.error_type,
+        "error": group.error,
+        "groups": ", ".join(sorted(group.groups)),
+        "first": time_of(group.first) or str(group.first),
+        "last": time_of(group.last) or str(group.last),
+        "address": root + address("/dead-letters", parameters) if fits else None,
+        "replay": root + address("/dead-letters/confirm", [*parameters, ("verb", "replay")]),
+        "purge": root + address("/dead-letters/confirm", [*parameters, ("verb", "purge")]),
     }
 
 
-def _words(error_type: str, signature: str) -> list[tuple[str, str]]:
-    return [("type", name_word(error_type)), ("like", name_word(signature))]
+def _error_parameters(error_type: str, signature: str) -> list[tuple[str, str]]:
+    return [("type", encode_name(error_type)), ("like", encode_name(signature))]
 
 
-def _alike(query: Query) -> Selection:
-    """The letters of one error: what is empty must be empty there, too."""
-    newest = query.text("newest", most=50)
-    last = EntryId.parse(newest, argument="newest") if newest else None
-    beyond = None if last is None else EntryId(last.ms, last.seq + 1)
-    return Selection(error_type=query.name("type"), signature=query.name("like"), before=beyond)
+def _same_error(query: Query) -> Selection:
+    """Select the dead letters of one error. An empty type or message matches only an empty one."""
+    newest = query.text("newest", max_length=50)
+    newest_id = EntryId.parse(newest, argument="newest") if newest else None
+    before = None if newest_id is None else EntryId(newest_id.ms, newest_id.seq + 1)
+    return Selection(error_type=query.name("type"), signature=query.name("like"), before=before)
 
 
-def _shown_letter(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
-    burial = letter.burial
+def _letter_values(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
+    details = letter.details
     return {
         "id": letter.id,
         "age": age(now_ms, letter.id),
         "group": letter.group,
-        "deliveries": burial.deliveries if burial else None,
+        "deliveries": details.deliveries if details else None,
         "error_type": letter.error_type,
-        "error": letter.error or ("" if burial else "not written by millstream"),
+        "error": letter.error or ("" if details else "not written by millstream"),
     }
 
 
 async def load_one(shared: Shared, query: Query, root: str) -> Values:
-    """One letter, with its traceback and the entry as it was."""
+    """The page of one dead letter, with its traceback and the original entry."""
     dlq = query.name("dlq")
-    values: Values = {"dlq": dlq, "stream": stream_of(dlq), "id": query.text("id", most=50), "gone": ""}
+    values: Values = {"dlq": dlq, "stream": stream_of(dlq), "id": query.text("id", max_length=50), "gone": ""}
     try:
         letter = await letters_of(shared, dlq).show(values["id"])
-    except (NoSuchDeadLetter, InvalidArgument) as problem:
-        return values | {"gone": str(problem)}
+    except (NoSuchDeadLetter, InvalidArgument) as error:
+        return values | {"gone": str(error)}
     now_ms = await shared.broker.server_time_ms()
-    burial = letter.burial
-    confirm = [("dlq", name_word(dlq)), ("id", str(letter.id))]
+    details = letter.details
+    confirm = [("dlq", encode_name(dlq)), ("id", str(letter.id))]
     return values | {
-        "burial": burial,
+        "details": details,
         "failure": letter.failure,
-        "buried": clock(burial.buried_at_ms) if burial else "",
+        "dead_lettered_at": clock(details.buried_at_ms) if details else "",
         "entry": view(Entry(letter.id, letter.fields), now_ms),
         "original": await _original(shared, letter, root),
         "replay": root + address("/dead-letters/confirm", [*confirm, ("verb", "replay")]),
@@ -159,97 +161,99 @@ async def load_one(shared: Shared, query: Query, root: str) -> Values:
 
 
 async def _original(shared: Shared, letter: DeadLetter, root: str) -> str | None:
-    """The address of the entry that was buried, while it is still in its stream."""
-    burial = letter.burial
-    if burial is None or not burial.stream:
+    """The URL of the original entry, if it is still in its stream."""
+    details = letter.details
+    if details is None or not details.stream:
         return None
     try:
-        id = EntryId.parse(burial.original_id)
-        there = await shared.broker.xrange(burial.stream, id, id)
+        id = EntryId.parse(details.original_id)
+        entries = await shared.broker.xrange(details.stream, id, id)
     except InvalidArgument:
         return None
-    return root + address("/stream", [("name", name_word(burial.stream)), ("from", str(id))]) if there else None
+    return root + address("/stream", [("name", encode_name(details.stream)), ("from", str(id))]) if entries else None
 
 
 # --- replay and purge ---
 
 
 def _selection(query: Query) -> Selection:
-    """Those that are marked, or those of one error; never all by accident."""
-    ids = frozenset(EntryId.parse(id, argument="id") for id in query.all("id")[:MOST_MARKED])
+    """Return the selected dead letters, or those of one error; refuses an empty selection, which would mean all."""
+    ids = frozenset(EntryId.parse(id, argument="id") for id in query.all("id")[:MAX_SELECTED])
     if ids:
         return Selection(ids=ids)
     if query.text("group") != "1":
-        raise InvalidArgument("letters", "none", "marks on those that are meant")
-    return _alike(query)
+        raise InvalidArgument("letters", "none", "at least one selected dead letter")
+    return _same_error(query)
 
 
 async def ask(shared: Shared, query: Query, root: str) -> Question:
     dlq, verb = query.name("dlq"), "purge" if query.text("verb") == "purge" else "replay"
-    back = root + address("/dead-letters", [("dlq", name_word(dlq))])
+    back = root + address("/dead-letters", [("dlq", encode_name(dlq))])
     title = "Purge dead letters" if verb == "purge" else "Replay dead letters"
     try:
-        chosen = _selection(query)
-    except InvalidArgument as problem:
-        return Question(title, str(problem), "", back, (), possible=False)
+        selection = _selection(query)
+    except InvalidArgument as error:
+        return Question(title, str(error), "", back, (), possible=False)
     letters = letters_of(shared, dlq)
-    newest = await letters.list(chosen, limit=1)
-    ids = [("id", str(id)) for id in sorted(chosen.ids)]
-    hidden = [("dlq", name_word(dlq)), ("verb", verb), *ids]
+    newest = await letters.list(selection, limit=1)
+    ids = [("id", str(id)) for id in sorted(selection.ids)]
+    hidden = [("dlq", encode_name(dlq)), ("verb", verb), *ids]
     if not ids:
-        hidden += [("group", "1"), *_words(query.name("type"), query.name("like"))]
+        hidden += [("group", "1"), *_error_parameters(query.name("type"), query.name("like"))]
         hidden += [("newest", str(newest[0].id))] if newest else []
     if verb == "purge":
-        count = await letters.purge(chosen, dry_run=True)
-        what = count_of(count, "dead letter", "dead letters")
-        question = (
-            f"Throw {what} of {stream_of(dlq)} away for good?" if count else "There is nothing to purge any more."
-        )
+        count = await letters.purge(selection, dry_run=True)
+        counted = count_of(count, "dead letter", "dead letters")
+        question = f"Delete {counted} of {stream_of(dlq)} permanently?" if count else "No dead letter is left to purge."
         return Question(title, question, f"Purge {count:,}", back, hidden, dangerous=True, possible=bool(count))
-    would = await letters.replay(chosen, dry_run=True)
-    what = count_of(would.added, "dead letter", "dead letters")
-    touches = [(f"to {name}", count_of(number, "letter", "letters")) for name, number in would.streams.items()]
-    question = f"Send {what} round again?" if would.added else "Nothing of this can be replayed."
+    plan = await letters.replay(selection, dry_run=True)
+    counted = count_of(plan.added, "dead letter", "dead letters")
+    affected = [(f"to {name}", count_of(number, "message", "messages")) for name, number in plan.streams.items()]
+    question = f"Replay {counted}?" if plan.added else "None of these dead letters can be replayed."
     return Question(
         title,
         question,
-        f"Replay {would.added:,}",
+        f"Replay {plan.added:,}",
         back,
         hidden,
-        touches=touches,
-        warning=_stays(would),
-        possible=bool(would.added),
+        affected=affected,
+        warning=_remaining(plan),
+        possible=bool(plan.added),
     )
 
 
-def _stays(done: Replayed) -> str:
-    """Why some stay, and what to do about it."""
-    told = [f"{done.left:,} do not say where they came from, and stay."] if done.left else []
+def _remaining(done: Replayed) -> str:
+    """Explain why some dead letters are not replayed, and what to do about it."""
+    reasons = [f"{done.left:,} cannot be replayed: they do not name their stream."] if done.left else []
     for (name, group), number in done.without_handler.items():
-        lacks = f"no group {group!r}" if group else "no group that would read them"
-        told.append(f"{number:,} stay: {name} has {lacks}. `millstream dlq replay` can send them to another.")
-    return " ".join(told)
+        missing = f"no group {group!r}" if group else "no group that would read them"
+        reasons.append(
+            f"{number:,} cannot be replayed: {name} has {missing}. "
+            "`millstream dlq replay` can send them to another group."
+        )
+    return " ".join(reasons)
 
 
 async def act(shared: Shared, query: Query) -> Outcome:
-    letters, chosen = letters_of(shared, query.name("dlq")), _selection(query)
+    letters, selection = letters_of(shared, query.name("dlq")), _selection(query)
     if query.text("verb") == "purge":
-        gone = await letters.purge(chosen)
-        return Outcome(f"{count_of(gone, 'dead letter was', 'dead letters were')} thrown away.", fine=gone > 0)
-    done = await letters.replay(chosen)
-    sent = count_of(done.added, "letter was", "letters were")
-    again = f" {done.already:,} had been sent by a replay that was interrupted." if done.already else ""
-    stays = _stays(done)
+        purged = await letters.purge(selection)
+        return Outcome(f"{count_of(purged, 'dead letter was', 'dead letters were')} purged.", succeeded=purged > 0)
+    done = await letters.replay(selection)
+    replayed = count_of(done.added, "dead letter was", "dead letters were")
+    already = f" {done.already:,} had been replayed by an interrupted replay." if done.already else ""
+    remaining = _remaining(done)
     return Outcome(
-        f"{sent} sent round again.{again}{' ' + stays if stays else ''}", fine=bool(done.added or done.already)
+        f"{replayed} replayed.{already}{' ' + remaining if remaining else ''}",
+        succeeded=bool(done.added or done.already),
     )
 
 
-def tell(query: Query) -> str:
+def describe(query: Query) -> str:
     verb = "purge" if query.text("verb") == "purge" else "replay"
-    ids = query.all("id")[:MOST_MARKED]
-    marked = f"{len(ids):,} marked: {', '.join(ids[:20])}"
-    which = marked if ids else f"error {query.name('type')}: {query.name('like')}, up to {query.text('newest')}"
+    ids = query.all("id")[:MAX_SELECTED]
+    selected = f"{len(ids):,} selected: {', '.join(ids[:20])}"
+    which = selected if ids else f"error {query.name('type')}: {query.name('like')}, up to {query.text('newest')}"
     return f"{verb} dead letters of {query.name('dlq')}: {which}"
 
 
@@ -258,5 +262,5 @@ PAGES = (
     WebPage("/dead-letter", "dead_letter.html", "/dead-letters", load_one, live=False),
 )
 OF_ONE_STREAM = WebPage("/dead-letters", "dead_letters_of.html", "/dead-letters", load_of)
-"""The same address with ``dlq``."""
-ACTIONS = (Action("/dead-letters/confirm", "/dead-letters", ask, act, tell),)
+"""The same path with the parameter ``dlq``."""
+ACTIONS = (Action("/dead-letters/confirm", "/dead-letters", ask, act, describe),)

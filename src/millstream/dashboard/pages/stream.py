@@ -1,24 +1,25 @@
-"""One stream: how it stands, who reads it and what they hold, its entries, a search in them, new ones as they come."""
+"""The page of one stream: its stats, groups and consumers, and its entries with search and live tail."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from millstream.broker import survey as one_survey
+from millstream.broker.operations.info import read_stream_stats
 from millstream.dashboard.entries import EntryPage, parse_start, read_page, search, view
-from millstream.dashboard.render import Query, address, name_word
-from millstream.dashboard.shared import Shared, Values, WebPage, dead_letters_of
+from millstream.dashboard.render import Query, address, encode_name
+from millstream.dashboard.shared import Shared, Values, WebPage, dead_letter_stream_of
 from millstream.errors import BrokerUnavailable, InvalidArgument, MillstreamError, NoSuchStream, WrongKeyType
-from millstream.model import EntryId, GroupInfo
-from millstream.observe import holding_group, made_at, size
+from millstream.model import ConsumerInfo, EntryId, GroupInfo
+from millstream.observe.format import made_at, size
+from millstream.observe.streams import holding_group
 
-MOST_GROUPS = 50
-MOST_CONSUMERS = 100
-GONE = "There is no such stream (any more). It is made by the first entry: this page shows it then."
+MAX_GROUPS = 50
+MAX_CONSUMERS = 100
+NO_SUCH_STREAM = "This stream does not exist. The first entry creates it; this page will show it then."
 
 
 class ConsumerRow(NamedTuple):
-    """``oldest_ms``: since when the oldest of what it holds was handed out last."""
+    """A consumer with its oldest pending entry. ``oldest_ms``: time since the last delivery of that entry."""
 
     name: str
     pending: int
@@ -28,6 +29,8 @@ class ConsumerRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
+    """A group. ``oldest_ms``: age of its oldest pending entry. ``lags``: the history of its lag."""
+
     name: str
     lag: int | None
     pending: int
@@ -39,35 +42,35 @@ class GroupRow(NamedTuple):
 
 async def load(shared: Shared, query: Query, root: str) -> Values:
     name = query.name("name")
-    await shared.survey.wanted()
+    await shared.stats.request()
     values: Values = {**_addresses(name, query), "gone": "", "groups": [], "trimming": None, "findings": []}
     values |= {"facts": None, "memory": None, "rate": None, "rates": (), "dead_letters": 0, "more_consumers": 0}
     values |= {
         "heavy": "",
         "entries": [],
         "cut": "",
-        "onward": None,
+        "next_url": None,
         "newest": None,
-        "refused": "",
+        "entries_error": "",
         "tail_after": "0-0",
     }
-    values |= {"searched": 0, "search_total": 0, "search_share": 0.0, "search_next": None, "search_on": None}
+    values |= {"searched": 0, "search_total": 0, "search_share": 0.0, "search_next": None, "continue_url": None}
     try:
-        await _facts(shared, name, values)
-    except (NoSuchStream, WrongKeyType, InvalidArgument) as problem:
-        values["gone"] = GONE if isinstance(problem, NoSuchStream) else str(problem)
+        await _add_facts(shared, name, values)
+    except (NoSuchStream, WrongKeyType, InvalidArgument) as error:
+        values["gone"] = NO_SUCH_STREAM if isinstance(error, NoSuchStream) else str(error)
     return values
 
 
-async def load_whole(shared: Shared, query: Query, root: str) -> Values:
-    """The page as it is opened: with entries, which are not sent anew."""
+async def load_with_entries(shared: Shared, query: Query, root: str) -> Values:
+    """The values of the whole page, with the entries. Live updates do not include the entries."""
     values = await load(shared, query, root)
     if values["gone"]:
         return values
     try:
         start = parse_start(values["start"]) if values["start"] else ""
-    except InvalidArgument as problem:
-        values["refused"] = str(problem)
+    except InvalidArgument as error:
+        values["entries_error"] = str(error)
         start = ""
     oldest_first = values["order"] == "oldest"
     if values["query"]:
@@ -75,113 +78,118 @@ async def load_whole(shared: Shared, query: Query, root: str) -> Values:
         return values
     try:
         page = await read_page(shared.broker, values["name"], start, oldest_first=oldest_first)
-    except BrokerUnavailable as problem:
+    except BrokerUnavailable as error:
         if not values["heavy"]:
             raise
-        # The server answers what is small: the rest of the page is worth showing.
-        values["refused"] = f"The entries are too large to be fetched in time, {values['heavy']} on average: {problem}"
+        # Only the read of large entries failed, so the other parts of the page are shown.
+        average = values["heavy"]
+        values["entries_error"] = f"The entries ({average} on average) are too large to be read in time: {error}"
         values["tail_after"] = None
         return values
     now_ms = await shared.broker.server_time_ms()
     values["entries"] = [view(entry, now_ms) for entry in page.entries]
     values["cut"] = page.cut
     values["tail_after"] = str(values["facts"]["last"] or await _last_id(shared, values["name"]))
-    kept = [("name", name_word(values["name"])), ("order", "oldest" if oldest_first else "")]
-    values["onward"] = _onward(page, kept, root)
-    values["newest"] = root + address("/stream", kept) if start else None
+    params = [("name", encode_name(values["name"])), ("order", "oldest" if oldest_first else "")]
+    values["next_url"] = _next_url(page, params, root)
+    values["newest"] = root + address("/stream", params) if start else None
     return values
 
 
 async def _last_id(shared: Shared, name: str) -> EntryId:
-    """Of a stream whose entries are too large to be asked for at every look: now one of them is read."""
+    """Read the last entry of a stream whose entries are too large for the stream stats to read it every time."""
     newest = await shared.broker.xrevrange(name, count=1)
     return newest[0].id if newest else EntryId(0, 0)
 
 
-def _onward(page: EntryPage, kept: list[tuple[str, str]], root: str) -> str | None:
-    return None if page.next_id is None else root + address("/stream", [*kept, ("from", page.next_id)])
+def _next_url(page: EntryPage, params: list[tuple[str, str]], root: str) -> str | None:
+    return None if page.next_id is None else root + address("/stream", [*params, ("from", page.next_id)])
 
 
 def _addresses(name: str, query: Query) -> Values:
     return {
         "name": name,
-        "name_word": name_word(name),
+        "encoded_name": encode_name(name),
         "query": query.text("q"),
-        "start": query.text("from", most=60),
+        "start": query.text("from", max_length=60),
         "order": "oldest" if query.text("order") == "oldest" else "newest",
         "follow": query.text("follow") == "1",
-        "dlq": dead_letters_of(name),
+        "dlq": dead_letter_stream_of(name),
     }
 
 
-async def _facts(shared: Shared, name: str, values: Values) -> None:
-    survey = shared.survey
+async def _add_facts(shared: Shared, name: str, values: Values) -> None:
+    stats = shared.stats
     if not name:
-        raise NoSuchStream("no name was given")
-    known = survey.streams.get(name)
-    if known is None:
-        # Made since the last look, or gone: the server knows. It says what is wrong where this is no stream.
+        raise NoSuchStream("the URL names no stream")
+    stream_stats = stats.streams.get(name)
+    if stream_stats is None:
+        # The stream was created or removed since the last reading. group_info raises if it is missing or no stream.
         groups = await shared.broker.group_info(name)
-        found = await shared.broker.run(one_survey, [name])
-        if not found:
-            raise NoSuchStream("gone while it was looked at")
-        known, length = found[0], found[0].length
+        streams = await shared.broker.run(read_stream_stats, [name])
+        if not streams:
+            raise NoSuchStream("the stream was removed while it was read")
+        stream_stats, length = streams[0], streams[0].length
     else:
-        # How long it is now: whoever opens a page has just done something to the stream, perhaps.
+        # The length is read again: the user may just have changed the stream and expects to see the effect.
         length = await shared.broker.xlen(name)
         if not length and not await shared.broker.exists(name):
-            raise NoSuchStream("gone since the last look")
+            raise NoSuchStream("the stream was removed since the last reading")
         groups = await shared.broker.group_info(name)
-    first = await shared.broker.xrange(name, count=1) if length and not known.heavy else []
-    added = known.entries_added
+    first = await shared.broker.xrange(name, count=1) if length and not stream_stats.heavy else []
+    added = stream_stats.entries_added
     values["facts"] = {
         "length": length,
         "entries_added": None if added is None else max(added, length),
         "removed": None if added is None else max(0, added - length),
         "first": first[0].id if first else None,
-        "last": known.last_generated,
+        "last": stream_stats.last_generated,
     }
-    row = next((row for row in survey.rows if row.stream == name), None)
-    values["memory"] = known.memory_bytes
-    values["heavy"] = size((known.memory_bytes or 0) // max(1, length)) if known.heavy else ""
+    row = next((row for row in stats.rows if row.stream == name), None)
+    values["memory"] = stream_stats.memory_bytes
+    values["heavy"] = size((stream_stats.memory_bytes or 0) // max(1, length)) if stream_stats.heavy else ""
     values["rate"] = row.added_per_s if row else None
-    values["rates"] = survey.rates.of(name)
-    buried = survey.streams.get(values["dlq"])
-    values["dead_letters"] = buried.length if buried else 0
-    values["trimming"] = holding_group(known)
-    values["groups"], values["more_consumers"] = await _groups(shared, name, groups[:MOST_GROUPS])
-    values["findings"] = [one._replace(stream="") for one in survey.findings_of(name)]
+    values["rates"] = stats.rates.of(name)
+    dead_letters = stats.streams.get(values["dlq"])
+    values["dead_letters"] = dead_letters.length if dead_letters else 0
+    values["trimming"] = holding_group(stream_stats)
+    values["groups"], values["more_consumers"] = await _groups(shared, name, groups[:MAX_GROUPS])
+    values["findings"] = [finding._replace(stream="") for finding in stats.findings_of(name)]
 
 
 async def _groups(shared: Shared, name: str, groups: list[GroupInfo]) -> tuple[list[GroupRow], int]:
     now_ms = await shared.broker.server_time_ms()
-    known = shared.survey.streams.get(name)
-    oldest = {group.name: group.oldest_pending for group in known.groups} if known else {}
-    shown: list[GroupRow] = []
-    room = MOST_CONSUMERS
-    more = 0
+    stats = shared.stats.streams.get(name)
+    oldest = (
+        {group.name: group.oldest_pending for group in stats.groups if not stats.assigns_streams(group.name)}
+        if stats
+        else {}
+    )
+    rows: list[GroupRow] = []
+    remaining = MAX_CONSUMERS
+    hidden = 0
     for group in groups:
         first = oldest.get(group.name)
-        busy = sorted(group.consumers, key=lambda one: (-one.pending, one.idle_ms, one.name))
-        consumers = [await _consumer(shared, name, group, one) for one in busy[:room]]
-        more += len(busy) - len(consumers)
-        room -= len(consumers)
+        members = sorted(group.consumers, key=lambda info: (-info.pending, info.idle_ms, info.name))
+        consumers = [await _consumer(shared, name, group, info) for info in members[:remaining]]
+        hidden += len(members) - len(consumers)
+        remaining -= len(consumers)
         age = max(0, now_ms - first.ms) if first and made_at(first) else None
-        lags = shared.survey.lags.of(name, group.name)
-        shown.append(GroupRow(group.name, group.lag, group.pending, group.last_delivered, age, consumers, lags))
-    return shown, more
+        lags = shared.stats.lags.of(name, group.name)
+        rows.append(GroupRow(group.name, group.lag, group.pending, group.last_delivered, age, consumers, lags))
+    return rows, hidden
 
 
-async def _consumer(shared: Shared, name: str, group: GroupInfo, one: Any) -> ConsumerRow:
-    held = []
-    if one.pending:
+async def _consumer(shared: Shared, name: str, group: GroupInfo, info: ConsumerInfo) -> ConsumerRow:
+    pending = []
+    if info.pending:
         try:
-            held = await shared.broker.xpending_range(name, group.name, count=1, consumer=one.name)
+            pending = await shared.broker.xpending_range(name, group.name, count=1, consumer=info.name)
         except MillstreamError:
-            held = []  # gone meanwhile
-    first = held[0] if held else None
+            pending = []  # the stream or group was removed meanwhile
+    oldest = pending[0] if pending else None
     return ConsumerRow(
-        one.name, one.pending, one.idle_ms, first.id if first else None, first.idle_ms if first else None
+        info.name, info.pending, info.idle_ms, oldest.id if oldest else None, oldest.idle_ms if oldest else None
     )
 
 
@@ -191,21 +199,21 @@ async def _search(shared: Shared, values: Values, start: str, root: str) -> None
     values |= {"entries": slice["entries"], "searched": slice["searched"], "search_total": total}
     values["search_share"] = min(1.0, slice["searched"] / total) if total else 1.0
     values["search_next"] = slice["next"]
-    values["search_on"] = slice["next"].replace("/stream/search?", "/stream?", 1) if slice["next"] else None
+    values["continue_url"] = slice["next"].replace("/stream/search?", "/stream?", 1) if slice["next"] else None
 
 
 async def search_slice(shared: Shared, values: Values, start: str, root: str) -> Values:
-    """One slice of a search: what it found, how much it searched, and the address of the next."""
+    """Search one slice: the matching entries, the number of searched entries, and the URL of the next slice."""
     oldest_first = values["order"] == "oldest"
-    found = await search(shared.broker, values["name"], values["query"], start, oldest_first=oldest_first)
+    result = await search(shared.broker, values["name"], values["query"], start, oldest_first=oldest_first)
     now_ms = await shared.broker.server_time_ms()
-    kept = [("name", values["name_word"]), ("q", values["query"]), ("order", values["order"])]
-    onward = None if found.next_id is None else root + address("/stream/search", [*kept, ("from", found.next_id)])
-    return {"entries": [view(one, now_ms) for one in found.entries], "searched": found.searched, "next": onward}
+    params = [("name", values["encoded_name"]), ("q", values["query"]), ("order", values["order"])]
+    next_url = None if result.next_id is None else root + address("/stream/search", [*params, ("from", result.next_id)])
+    return {"entries": [view(entry, now_ms) for entry in result.entries], "searched": result.searched, "next": next_url}
 
 
-async def search_on(shared: Shared, query: Query, root: str) -> Values:
-    """A later slice, for the script that goes on with a search."""
+async def continue_search(shared: Shared, query: Query, root: str) -> Values:
+    """Search a later slice, for the script that continues a search."""
     values = _addresses(query.name("name"), query)
     return await search_slice(shared, values, parse_start(values["start"]) if values["start"] else "", root)
 

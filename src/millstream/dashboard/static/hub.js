@@ -1,23 +1,23 @@
-// One connection for all tabs: what every page wants to hear of, gathered into one stream of server-sent events.
-// Browsers allow about six connections to an address; a seventh tab would wait for ever. It runs in a shared worker,
-// and where there are none (some phones) in the page itself.
+// Shares one connection for server-sent events between all tabs. Browsers allow about six connections per host, so with
+// one connection per tab, the seventh tab would wait forever. The hub runs in a shared worker; browsers without shared
+// workers (some phones) run it in the page.
 
 const WAIT_MS = [500, 1000, 2000, 5000];
-const MOST_TOPICS = 30; // as many as the server takes on one connection
+const MAX_TOPICS = 30; // the server accepts a few more per connection
 
 export class Hub {
   constructor(makeSource = (url) => new EventSource(url)) {
     this.makeSource = makeSource;
     this.pages = new Map(); // page -> {live, topics, deliver}
-    this.last = new Map(); // topic -> the last event, for a page that comes later
+    this.last = new Map(); // address -> the last page event, for pages that subscribe later
     this.state = { state: "waiting" };
-    this.asked = "";
+    this.openTopics = "";
     this.source = null;
     this.failures = 0;
     this.timer = null;
   }
 
-  // `topics`: addresses of pages ("page") and tails of streams ("tail", with the id after which to go on).
+  // `topics`: addresses of pages ("page") and followed streams ("tail", with the id of the last known entry).
   subscribe(page, { live, topics }, deliver) {
     this.pages.set(page, { live, topics, deliver });
     deliver({ kind: "connection", ...this.state });
@@ -32,25 +32,25 @@ export class Hub {
     if (this.pages.delete(page)) this.refresh();
   }
 
-  wanted() {
+  topics() {
     const pages = new Set();
     const tails = new Map();
     let live = "";
-    for (const one of this.pages.values()) {
-      live = one.live;
-      for (const topic of one.topics) {
+    for (const page of this.pages.values()) {
+      live = page.live;
+      for (const topic of page.topics) {
         if (topic.kind === "page") pages.add(topic.address);
         else if (!tails.has(topic.name)) tails.set(topic.name, topic.after);
       }
     }
-    return { live, pages: [...pages].sort().slice(0, MOST_TOPICS), tails };
+    return { live, pages: [...pages].sort().slice(0, MAX_TOPICS), tails };
   }
 
   refresh() {
-    const { live, pages, tails } = this.wanted();
-    const asked = JSON.stringify([live, pages, [...tails.keys()].sort()]);
-    if (asked === this.asked && this.source) return;
-    this.asked = asked;
+    const { live, pages, tails } = this.topics();
+    const topicsKey = JSON.stringify([live, pages, [...tails.keys()].sort()]);
+    if (topicsKey === this.openTopics && this.source) return;
+    this.openTopics = topicsKey;
     this.open();
   }
 
@@ -58,52 +58,52 @@ export class Hub {
     clearTimeout(this.timer);
     if (this.source) this.source.close();
     this.source = null;
-    const { live, pages, tails } = this.wanted();
+    const { live, pages, tails } = this.topics();
     for (const known of [...this.last.keys()]) if (!pages.includes(known)) this.last.delete(known);
     if (!pages.length && !tails.size) return;
-    const words = pages.map((address) => "page=" + encodeURIComponent(address));
+    const parameters = pages.map((address) => "page=" + encodeURIComponent(address));
 
-    for (const [name, after] of tails) words.push("tail=" + encodeURIComponent(`${after}~${name}`));
-    const source = this.makeSource(live + "?" + words.join("&"));
+    for (const [name, after] of tails) parameters.push("tail=" + encodeURIComponent(`${after}~${name}`));
+    const source = this.makeSource(live + "?" + parameters.join("&"));
     this.source = source;
     source.addEventListener("open", () => {
       this.failures = 0;
     });
-    source.addEventListener("connection", (event) => this.tell({ kind: "connection", ...JSON.parse(event.data) }));
+    source.addEventListener("connection", (event) => this.setState({ kind: "connection", ...JSON.parse(event.data) }));
     source.addEventListener("page", (event) => {
-      const told = { kind: "page", ...JSON.parse(event.data) };
-      const known = this.last.get(told.address);
-      this.last.set(told.address, { ...told, parts: { ...known?.parts, ...told.parts } });
-      for (const one of this.pages.values()) {
-        if (one.topics.some((topic) => topic.kind === "page" && topic.address === told.address)) one.deliver(told);
+      const update = { kind: "page", ...JSON.parse(event.data) };
+      const known = this.last.get(update.address);
+      this.last.set(update.address, { ...update, parts: { ...known?.parts, ...update.parts } });
+      for (const page of this.pages.values()) {
+        if (page.topics.some((topic) => topic.kind === "page" && topic.address === update.address)) page.deliver(update);
       }
     });
     source.addEventListener("tail", (event) => this.tail({ kind: "tail", ...JSON.parse(event.data) }));
     source.addEventListener("error", () => this.failed(source));
   }
 
-  tail(told) {
-    for (const one of this.pages.values()) {
-      for (const topic of one.topics) {
-        if (topic.kind === "tail" && topic.name === told.name) {
-          topic.after = told.last;
-          one.deliver(told);
+  tail(event) {
+    for (const page of this.pages.values()) {
+      for (const topic of page.topics) {
+        if (topic.kind === "tail" && topic.name === event.name) {
+          topic.after = event.last;
+          page.deliver(event);
         }
       }
     }
   }
 
-  tell(told) {
-    this.state = told;
-    for (const one of this.pages.values()) one.deliver(told);
+  setState(event) {
+    this.state = event;
+    for (const page of this.pages.values()) page.deliver(event);
   }
 
-  // The browser would try again by itself, but not after an answer such as 401 or 503; so we do, a little later each time.
+  // Reconnects with a growing delay. The browser's own retry stops after a response such as 401 or 503.
   failed(source) {
     if (source !== this.source) return;
     source.close();
     this.source = null;
-    this.tell({ kind: "connection", state: "waiting", text: "no connection to the dashboard; trying again" });
+    this.setState({ kind: "connection", state: "waiting", text: "no connection to the dashboard; reconnecting" });
     const wait = WAIT_MS[Math.min(this.failures++, WAIT_MS.length - 1)];
     this.timer = setTimeout(() => this.open(), wait);
   }

@@ -1,4 +1,4 @@
-// What makes a page live: parts that the server has rendered anew take the place of the old ones.
+// Updates the live parts of a page with new versions that the server has rendered.
 import { Hub } from "./hub.js";
 import { patch } from "./patch.js";
 import { startSearch } from "./search.js";
@@ -30,70 +30,70 @@ function connect(deliver) {
   return { subscribe: () => hub.subscribe("page", { live, topics }, deliver), leave: () => hub.leave("page") };
 }
 
-function deliver(told) {
-  if (told.kind === "connection") show(told.state, told.text);
-  if (told.kind === "tail" && tail) tail.add(told);
-  if (told.kind === "page") {
-    // A page that could not be made at first is asked for again, whole, when it can.
-    if (told.reload && document.body.dataset.failed) location.reload();
-    for (const [id, html] of Object.entries(told.parts || {})) swap(id, html);
+function deliver(event) {
+  if (event.kind === "connection") show(event.state, event.text);
+  if (event.kind === "tail" && tail) tail.add(event);
+  if (event.kind === "page") {
+    // The page could not be rendered when it was opened, and can be rendered now.
+    if (event.reload && document.body.dataset.failed) location.reload();
+    for (const [id, html] of Object.entries(event.parts || {})) swap(id, html);
   }
 }
 
 function show(state, text) {
   connection.dataset.state = state;
-  const words = { live: "live", waiting: "waiting", away: "no answer", hidden: "paused" };
-  if (connection.textContent !== words[state]) connection.textContent = words[state] || state;
+  const labels = { live: "live", waiting: "waiting", away: "no answer", hidden: "paused" };
+  if (connection.textContent !== labels[state]) connection.textContent = labels[state] || state;
   connection.title = text || "";
-  const sentence = state === "away" ? text || "The server does not answer." : "";
+  const message = state === "away" ? text || "The server does not answer." : "";
   whenStill("banner", () => {
     const banner = document.getElementById("banner");
     banner.hidden = state !== "away";
-    if (banner.firstElementChild.textContent !== sentence) banner.firstElementChild.textContent = sentence;
+    if (banner.firstElementChild.textContent !== message) banner.firstElementChild.textContent = message;
   });
 }
 
 function swap(id, html) {
-  const place = document.getElementById(id);
-  if (!place || place.wanted === html) return;
-  place.wanted = html;
-  place.dataset.waiting = "";
-  whenStill(id, () => renew(place));
+  const part = document.getElementById(id);
+  if (!part || part.newHtml === html) return;
+  part.newHtml = html;
+  part.dataset.waiting = "";
+  whenStill(id, () => update(part));
 }
 
-function renew(place) {
-  if (busy(place)) return; // it is asked again when the selection changes
-  delete place.dataset.waiting;
-  patch(place, place.wanted);
+function update(part) {
+  if (isInUse(part)) return; // tried again when the selection changes
+  delete part.dataset.waiting;
+  patch(part, part.newHtml);
 }
 
-// Whoever reads a selection aloud or fills in a field must not have it pulled away.
-function busy(place) {
+// A part is not replaced while the user has selected text in it or fills in one of its fields.
+function isInUse(part) {
   const selection = getSelection();
-  if (selection && !selection.isCollapsed && place.contains(selection.anchorNode)) return true;
-  return place.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
+  if (selection && !selection.isCollapsed && part.contains(selection.anchorNode)) return true;
+  return part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
 }
 
 document.addEventListener("selectionchange", () => {
-  for (const place of document.querySelectorAll("[data-waiting]")) whenStill(place.id, () => renew(place));
+  for (const part of document.querySelectorAll("[data-waiting]")) whenStill(part.id, () => update(part));
 });
 
 if (live && topics.length) {
   const hub = connect(deliver);
-  const turn = () => {
+  const updateSubscription = () => {
     if (document.visibilityState === "hidden") {
       hub.leave();
-      show("hidden", "this tab is hidden; it catches up when it is seen again");
+      show("hidden", "updates are paused while this tab is hidden");
     } else hub.subscribe();
   };
-  document.addEventListener("visibilitychange", turn);
+  document.addEventListener("visibilitychange", updateSubscription);
   addEventListener("pagehide", () => hub.leave());
-  addEventListener("pageshow", (event) => event.persisted && turn());
-  turn();
+  addEventListener("pageshow", (event) => event.persisted && updateSubscription());
+  updateSubscription();
 }
 
 for (const box of document.querySelectorAll("[data-checks]")) {
   box.addEventListener("change", () => {
-    for (const one of document.querySelectorAll(`input[name="${box.dataset.checks}"]`)) one.checked = box.checked;
+    for (const checkbox of document.querySelectorAll(`input[name="${box.dataset.checks}"]`)) checkbox.checked = box.checked;
   });
 }

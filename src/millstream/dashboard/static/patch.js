@@ -1,32 +1,32 @@
-// Makes an element look like new markup with as few changes as that takes. What is still there stays the same node: so do
-// the focus, a selection, what was unfolded, the hand on a button, and the place that a screen reader has come to.
+// Changes an element to new markup and keeps existing nodes where possible. Kept nodes preserve the focus, a selection,
+// open details, a pressed button and the position of a screen reader.
 
-export function patch(place, html) {
+export function patch(element, html) {
   const wanted = document.createElement("template");
-  wanted.innerHTML = html; // rendered by our own templates, in which every foreign text is escaped
-  const focused = place.contains(document.activeElement) ? document.activeElement : null;
-  children(place, wanted.content);
-  // A row that was moved takes its nodes along, and loses the focus on the way.
-  if (focused && focused !== document.activeElement && place.contains(focused)) focused.focus({ preventScroll: true });
+  wanted.innerHTML = html; // safe: rendered by the dashboard's templates, which escape all values
+  const focused = element.contains(document.activeElement) ? document.activeElement : null;
+  children(element, wanted.content);
+  // Moving a row in the document removes the focus from it.
+  if (focused && focused !== document.activeElement && element.contains(focused)) focused.focus({ preventScroll: true });
 }
 
-// Rows change places: they are told apart by `data-key`; everything else by where it stands.
-function children(place, wanted) {
+// Rows can move, so they are matched by `data-key`. Other nodes are matched by position.
+function children(element, wanted) {
   const known = new Map();
-  for (const one of place.children) if (one.dataset.key) known.set(one.dataset.key, one);
-  let at = place.firstChild;
+  for (const child of element.children) if (child.dataset.key) known.set(child.dataset.key, child);
+  let at = element.firstChild;
   for (const want of [...wanted.childNodes]) {
-    const found = known.get(want.dataset?.key);
-    if (found) {
+    const row = known.get(want.dataset?.key);
+    if (row) {
       known.delete(want.dataset.key);
-      if (found === at) at = at.nextSibling;
-      else place.insertBefore(found, at);
-      node(found, want);
-    } else if (at && alike(at, want)) {
+      if (row === at) at = at.nextSibling;
+      else element.insertBefore(row, at);
+      node(row, want);
+    } else if (at && canReuse(at, want)) {
       const next = at.nextSibling;
       node(at, want);
       at = next;
-    } else place.insertBefore(want, at);
+    } else element.insertBefore(want, at);
   }
   while (at) {
     const next = at.nextSibling;
@@ -35,17 +35,17 @@ function children(place, wanted) {
   }
 }
 
-const alike = (one, other) => one.nodeName === other.nodeName && !one.dataset?.key && !other.dataset?.key;
+const canReuse = (current, next) => current.nodeName === next.nodeName && !current.dataset?.key && !next.dataset?.key;
 
-function node(one, wanted) {
-  if (one.nodeType !== Node.ELEMENT_NODE) {
-    if (one.data !== wanted.data) one.data = wanted.data;
+function node(current, wanted) {
+  if (current.nodeType !== Node.ELEMENT_NODE) {
+    if (current.data !== wanted.data) current.data = wanted.data;
     return;
   }
-  for (const { name } of [...one.attributes]) {
-    const folded = name === "open" && one.nodeName === "DETAILS"; // the reader's, not ours
-    if (!folded && !wanted.hasAttribute(name)) one.removeAttribute(name);
+  for (const { name } of [...current.attributes]) {
+    const folded = name === "open" && current.nodeName === "DETAILS"; // opened or closed by the user
+    if (!folded && !wanted.hasAttribute(name)) current.removeAttribute(name);
   }
-  for (const { name, value } of wanted.attributes) if (one.getAttribute(name) !== value) one.setAttribute(name, value);
-  children(one, wanted);
+  for (const { name, value } of wanted.attributes) if (current.getAttribute(name) !== value) current.setAttribute(name, value);
+  children(current, wanted);
 }

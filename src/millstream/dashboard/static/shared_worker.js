@@ -1,25 +1,25 @@
-// The one worker of all tabs. A tab that closes says nothing: one that has been silent for long is forgotten.
+// The worker that all tabs share. A closed tab sends no message, so a tab that has been silent for long is removed.
 import { Hub } from "./hub.js";
 
-const SILENT_MS = 20000;
+const TAB_TIMEOUT_MS = 20000;
 const hub = new Hub();
-const heard = new Map();
+const lastMessageAt = new Map();
 
 self.addEventListener("connect", (event) => {
   const port = event.ports[0];
   port.addEventListener("message", ({ data }) => {
-    heard.set(port, Date.now());
-    if (data.kind === "subscribe") hub.subscribe(port, data, (told) => port.postMessage(told));
-    if (data.kind === "leave") forget(port);
+    lastMessageAt.set(port, Date.now());
+    if (data.kind === "subscribe") hub.subscribe(port, data, (event) => port.postMessage(event));
+    if (data.kind === "leave") remove(port);
   });
   port.start();
 });
 
-function forget(port) {
-  heard.delete(port);
+function remove(port) {
+  lastMessageAt.delete(port);
   hub.leave(port);
 }
 
 setInterval(() => {
-  for (const [port, at] of heard) if (Date.now() - at > SILENT_MS) forget(port);
+  for (const [port, at] of lastMessageAt) if (Date.now() - at > TAB_TIMEOUT_MS) remove(port);
 }, 5000);

@@ -1,42 +1,42 @@
-// New entries on top of the list as they arrive; paused, they are counted, and shown on resuming.
+// Adds new entries at the top of the list as they arrive. While paused, they are counted, and added on resuming.
 import { whenStill } from "./stillness.js";
 
-const MOST = 200;
+const MAX_ENTRIES = 200;
 
 export function startTail() {
   const list = document.querySelector("[data-tail]");
   if (!list) return null;
   const button = document.getElementById("tail-pause");
-  const told = document.getElementById("tail-told");
+  const status = document.getElementById("tail-status");
   const topic = { kind: "tail", name: list.dataset.tail, after: list.dataset.after };
   let paused = false;
-  let held = []; // while it is paused, or somebody is about to click
+  let queued = []; // while paused, or while the user is about to click
   let skipped = 0;
   let shown = 0;
 
-  const say = () => {
-    const lost = skipped ? `, at least ${skipped.toLocaleString("en")} more passed by unseen` : "";
-    told.textContent = paused
-      ? `paused, ${held.length.toLocaleString("en")} waiting${lost}`
+  const report = () => {
+    const lost = skipped ? `, at least ${skipped.toLocaleString("en")} more were skipped` : "";
+    status.textContent = paused
+      ? `paused, ${queued.length.toLocaleString("en")} waiting${lost}`
       : `following, ${shown.toLocaleString("en")} new${lost}`;
   };
-  const put = (entries) => {
+  const insert = (entries) => {
     for (const entry of entries) {
       const item = document.createElement("li");
       item.className = "new";
-      item.innerHTML = entry.html; // rendered by our own templates
+      item.innerHTML = entry.html; // safe: rendered by the dashboard's templates
       list.prepend(item);
       shown += 1;
     }
-    while (list.children.length > MOST) list.lastElementChild.remove();
+    while (list.children.length > MAX_ENTRIES) list.lastElementChild.remove();
     document.getElementById("entries-empty")?.remove();
   };
   const show = () => {
     if (!paused) {
-      put(held);
-      held = [];
+      insert(queued);
+      queued = [];
     }
-    say();
+    report();
   };
   button.hidden = false;
   button.addEventListener("click", () => {
@@ -45,14 +45,14 @@ export function startTail() {
     button.setAttribute("aria-pressed", String(paused));
     show();
   });
-  say();
+  report();
   return {
     topic,
     add(event) {
       list.dataset.after = topic.after = event.last;
       skipped += event.skipped;
-      held.push(...event.entries);
-      if (held.length > MOST) skipped += held.splice(0, held.length - MOST).length;
+      queued.push(...event.entries);
+      if (queued.length > MAX_ENTRIES) skipped += queued.splice(0, queued.length - MAX_ENTRIES).length;
       whenStill("tail", show);
     },
   };
